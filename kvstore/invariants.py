@@ -1,0 +1,99 @@
+"""Recounts the store from scratch and says what does not add up. For tests and for idle moments."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from kvstore.block_table import blocks_for
+from kvstore.radix_tree import Node
+from kvstore.store import KVStore
+from kvstore.tokens import TOKEN_BYTES
+from kvstore.types import BlockId
+
+
+class InvariantError(AssertionError):
+    """The store contradicts itself; the message lists all that was found."""
+
+
+def check(store: KVStore) -> None:
+    """Raise InvariantError unless every count equals what is there to be counted."""
+    problems = [*_references(store), *_free_list(store), *_tree(store), *_leases(store)]
+    if problems:
+        raise InvariantError("; ".join(problems))
+
+
+def check_idle(store: KVStore) -> None:
+    """Raise InvariantError unless, besides, nobody holds anything."""
+    check(store)
+    if store.leases or store.pool.n_held:
+        raise InvariantError(
+            f"idle, but {len(store.leases)} leases hold {store.pool.n_held} blocks"
+        )
+
+
+def _references(store: KVStore) -> Iterator[str]:
+    pool = store.pool
+    holders = Counter(block for lease in store.leases for block in lease.table)
+    kept = Counter(block for _, _, node in store.index.walk() for block in node.blocks)
+    for block in map(BlockId, range(pool.n_blocks)):
+        if pool.holders(block) != holders[block]:
+            yield f"block {block}: {pool.holders(block)} holders, {holders[block]} tables list it"
+        if pool.is_kept(block) != kept[block]:
+            yield f"block {block}: kept is {pool.is_kept(block)}, indexed {kept[block]} times"
+    shared = sum(count > 1 for count in holders.values())
+    if (pool.n_held, pool.n_shared) != (len(holders), shared):
+        yield f"{pool.n_held}/{pool.n_shared} held/shared, recounted {len(holders)}/{shared}"
+    cached = len(kept.keys() - holders.keys())
+    if pool.n_cached != cached or pool.n_free + cached + len(holders) != pool.n_blocks:
+        yield f"free {pool.n_free} + cached {cached} + held {len(holders)} != {pool.n_blocks}"
+
+
+def _free_list(store: KVStore) -> Iterator[str]:
+    free = store.pool.free_blocks()
+    if len(set(free)) != len(free):
+        yield "a block stands in the free list twice"
+    unfree = [block for block in free if store.pool.count(block)]
+    if unfree:
+        yield f"blocks {unfree} are free and referred to"
+
+
+def _tree(store: KVStore) -> Iterator[str]:
+    n_nodes, block_bytes = 0, store.block_size * TOKEN_BYTES
+    for _, path, node in store.index.walk():
+        n_nodes += 1
+        if blocks_for(len(node.packed), block_bytes) != len(node.blocks) or not node.blocks:
+            yield f"edge {node.serial}: {len(node.packed)} bytes in {len(node.blocks)} blocks"
+        if len(path) % block_bytes and node.children:
+            yield f"edge {node.serial}: a tail with something behind it"
+        firsts = [bytes(child.packed[:block_bytes]) for child in node.children]
+        if firsts != sorted(set(firsts)):
+            yield f"edge {node.serial}: children out of order"
+        if any(child.parent is not node for child in node.children):
+            yield f"edge {node.serial}: a child has another parent"
+        if _is_idle_leaf(store, node) and not node.queued:
+            yield f"edge {node.serial}: could be evicted, but is not in the queue"
+    if n_nodes != store.index.n_nodes:
+        yield f"{store.index.n_nodes} nodes, recounted {n_nodes}"
+
+
+def _is_idle_leaf(store: KVStore, node: Node) -> bool:
+    return not node.children and store.pool.holders(node.blocks[-1]) == 0
+
+
+def _leases(store: KVStore) -> Iterator[str]:
+    indexed = {}
+    for namespace, path, node in store.index.walk():
+        start = len(path) - len(node.packed)
+        for i, block in enumerate(node.blocks):
+            indexed[block] = namespace, path[: start + (i + 1) * store.block_size * TOKEN_BYTES]
+    for lease in store.leases:
+        if lease.written_tokens > len(lease.table) * store.block_size:
+            yield f"{lease.written_tokens} tokens written in {len(lease.table)} blocks"
+        for i, block in enumerate(lease.table):
+            written = min((i + 1) * store.block_size, lease.written_tokens)
+            if block not in indexed or written <= i * store.block_size:
+                continue
+            namespace, path = indexed[block]
+            own = lease.tokens.packed(0, written)
+            common = min(len(path), len(own))
+            if namespace != lease.namespace or path[:common] != own[:common]:
+                yield f"block {block} is indexed under tokens that are not its sequence's"

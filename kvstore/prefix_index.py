@@ -1,0 +1,59 @@
+"""What the store asks of a prefix index, and the index that finds nothing."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from kvstore.radix_tree import Match, Node
+from kvstore.types import BlockId, Namespace
+
+
+class PrefixIndex(Protocol):
+    """See RadixTree, whose methods these are."""
+
+    @property
+    def n_nodes(self) -> int: ...
+
+    def match(self, namespace: Namespace, packed: bytes) -> Match: ...
+
+    def touch(self, match: Match) -> None: ...
+
+    def insert(
+        self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
+    ) -> tuple[BlockId, ...]: ...
+
+    def evict(self) -> BlockId | None: ...
+
+    def offer(self, blocks: Sequence[BlockId]) -> None: ...
+
+    def clear(self, namespace: Namespace | None = None) -> int: ...
+
+    def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]: ...
+
+
+class NoIndex:
+    """Shares nothing between requests: what `--no-prefix-cache` puts in the tree's place."""
+
+    n_nodes = 0
+
+    def match(self, namespace: Namespace, packed: bytes) -> Match:
+        return Match(0, (), ())
+
+    def touch(self, match: Match) -> None:
+        """There is nothing that could grow old."""
+
+    def insert(
+        self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
+    ) -> tuple[BlockId, ...]:
+        return ()
+
+    def evict(self) -> BlockId | None:
+        return None
+
+    def offer(self, blocks: Sequence[BlockId]) -> None:
+        """No block is ever indexed, so none is ever left to the index."""
+
+    def clear(self, namespace: Namespace | None = None) -> int:
+        return 0
+
+    def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
+        return iter(())

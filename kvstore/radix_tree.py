@@ -1,0 +1,298 @@
+"""The prefix index: a path-compressed radix tree from token prefixes to blocks.
+
+An edge is a run of blocks and their tokens; it belongs to the node at its lower end. Nodes split at
+block boundaries alone. A leaf's edge may end in a tail, a block that is only partly filled.
+
+    root ── [sys sys sys] ─┬─ [user A | answer | ta]      a leaf with a tail
+                           └─ [user B]
+
+Siblings may begin with the same tokens as long as their first blocks differ. They are ordered by
+the packed tokens of their first block, so the one that shares the most with a given run is a
+neighbour of the place where that run would stand.
+"""
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from kvstore.block_pool import BlockPool
+from kvstore.block_table import blocks_for
+from kvstore.tokens import TOKEN_BYTES, common_tokens
+from kvstore.types import BlockId, Namespace
+
+
+class Node:
+    """One edge of the tree. `packed` are its tokens, `blocks` their blocks, in order."""
+
+    __slots__ = ("blocks", "children", "last_used", "packed", "parent", "queued", "serial")
+
+    def __init__(
+        self, serial: int, parent: "Node | None", packed: bytes | bytearray, last_used: int
+    ) -> None:
+        self.serial = serial
+        self.parent = parent
+        self.packed = bytearray(packed)
+        self.blocks: list[BlockId] = []
+        self.children: list[Node] = []
+        self.last_used = last_used
+        self.queued = False  # has its one entry in the eviction queue
+
+
+class Root(Node):
+    """Where the prefixes of one namespace begin. Has no edge."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, serial: int, namespace: Namespace) -> None:
+        super().__init__(serial, None, b"", 0)
+        self.namespace = namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest indexed prefix of a run of tokens.
+
+    `blocks` hold its `n_tokens` tokens; the last one may hold more, or other tokens behind them.
+    """
+
+    n_tokens: int
+    blocks: tuple[BlockId, ...]
+    path: tuple[Node, ...]
+
+
+class RadixTree:
+    """Indexes blocks of `pool` by the tokens of `block_size` tokens that they hold.
+
+    The tree keeps a reference to each block that it indexes, and evicts from the leaves.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._roots: dict[Namespace, Root] = {}
+        self._node_of: dict[BlockId, Node] = {}
+        self._queue: list[tuple[int, int, Node]] = []  # (last_used, serial, leaf), a heap
+        self._serials = count()
+        self._clock = 0
+        self._n_nodes = 0
+
+    @property
+    def n_nodes(self) -> int:
+        """Nodes below the roots."""
+        return self._n_nodes
+
+    def match(self, namespace: Namespace, packed: bytes) -> Match:
+        """The longest prefix of `packed` that is indexed. Changes nothing, not even recency."""
+        n_tokens, blocks, path = 0, list[BlockId](), list[Node]()
+        node: Node | None = self._roots.get(namespace)
+        while node is not None:
+            node, common = self._closest(node, packed, n_tokens * TOKEN_BYTES)
+            if node is None:
+                break
+            path.append(node)
+            n_tokens += common
+            blocks += node.blocks[: blocks_for(common, self._block_size)]
+            if common * TOKEN_BYTES < len(node.packed):
+                break
+        return Match(n_tokens, tuple(blocks), tuple(path))
+
+    def touch(self, match: Match) -> None:
+        """Make what was matched the most recently used.
+
+        An edge that was matched in part is split, so that the rest of it keeps its own age.
+        """
+        self._clock += 1
+        matched_blocks = len(match.blocks)
+        for node in match.path:
+            if matched_blocks < len(node.blocks):
+                self._split(node, matched_blocks)
+            node.last_used = self._clock
+            matched_blocks -= len(node.blocks)
+
+    def insert(
+        self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
+    ) -> tuple[BlockId, ...]:
+        """Index `blocks` under the tokens that they hold; the last one may be a tail.
+
+        Where an equal whole block is indexed already, that one stays. Returns those equal blocks:
+        a run from the first block on, to be used in place of the caller's own. A tail that an
+        indexed block covers is not indexed; a tail that the new blocks cover is forgotten.
+        """
+        self._clock += 1
+        node: Node = self._root(namespace)
+        equal = list[BlockId]()
+        while len(equal) < len(blocks):
+            start = len(equal) * self._block_bytes
+            child, common = self._closest(node, packed, start)
+            whole = common // self._block_size
+            is_covered = start + common * TOKEN_BYTES == len(packed)
+            if child is None or (whole == 0 and not is_covered):
+                self._drop_covered_tail(child, common)
+                self._grow(node, packed[start:], blocks[len(equal) :])
+                break
+            equal += child.blocks[:whole]
+            if whole < len(child.blocks) and not is_covered:
+                self._split(child, whole)
+            child.last_used = self._clock
+            if is_covered:
+                break
+            node = child
+        return tuple(equal)
+
+    def evict(self) -> BlockId | None:
+        """Forget the last block of the least recently used leaf that no table holds.
+
+        O(log n), amortised: a leaf has one entry in the queue, brought up to date when it comes up.
+        """
+        while self._queue:
+            last_used, _, node = self._queue[0]
+            if not self._is_evictable(node):
+                heapq.heappop(self._queue)
+                node.queued = False
+            elif last_used < node.last_used:
+                heapq.heapreplace(self._queue, (node.last_used, node.serial, node))
+            else:
+                return self._trim(node)
+        return None
+
+    def offer(self, blocks: Sequence[BlockId]) -> None:
+        """Tell the tree that no table holds these indexed blocks any more."""
+        for block in blocks:
+            node = self._node_of[block]
+            if node.blocks[-1] == block:
+                self._enqueue(node)
+
+    def clear(self, namespace: Namespace | None = None) -> int:
+        """Forget the index of one namespace, or all. Returns how many blocks became free."""
+        free_before = self._pool.n_free
+        roots = list(self._roots) if namespace is None else [namespace]
+        for name in roots:
+            root = self._roots.pop(name, None)
+            pending = list(root.children) if root else []
+            while pending:
+                node = pending.pop()
+                pending += node.children
+                self._forget(node)
+        return self._pool.n_free - free_before
+
+    def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
+        """Every node with the packed tokens from the root to its lower end, parents first."""
+        for namespace, root in self._roots.items():
+            pending = [(b"", child) for child in root.children]
+            while pending:
+                prefix, node = pending.pop()
+                path = prefix + node.packed
+                yield namespace, path, node
+                pending += [(path, child) for child in node.children]
+
+    def _root(self, namespace: Namespace) -> Root:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Root(next(self._serials), namespace)
+        return root
+
+    def _first_block(self, node: Node) -> bytes:
+        return bytes(node.packed[: self._block_bytes])
+
+    def _closest(self, node: Node, packed: bytes, start: int) -> tuple[Node | None, int]:
+        """The child whose edge shares most tokens with `packed[start:]`, and how many (over 0)."""
+        children = node.children
+        first = packed[start : start + self._block_bytes]
+        at = bisect_left(children, first, key=self._first_block)
+        if at < len(children) and packed.startswith(children[at].packed, start):
+            return children[at], len(children[at].packed) // TOKEN_BYTES
+        best, most = None, 0
+        for child in children[max(at - 1, 0) : at + 1]:
+            common = common_tokens(packed[start : start + len(child.packed)], bytes(child.packed))
+            if common > most:
+                best, most = child, common
+        return best, most
+
+    def _drop_covered_tail(self, child: Node | None, common: int) -> None:
+        """Forget a child that is no more than a tail of `common` tokens.
+
+        The block that is about to be indexed beside it holds these tokens too, and more.
+        """
+        if child is not None and common * TOKEN_BYTES == len(child.packed):
+            self._unlink(child)
+
+    def _grow(self, node: Node, packed: bytes, blocks: Sequence[BlockId]) -> None:
+        """Index `blocks` below `node`: on its own edge if it is a leaf, else in a new child."""
+        if isinstance(node, Root) or node.children:
+            node = self._add_child(node, packed)
+        else:
+            node.packed += packed
+        node.last_used = self._clock
+        node.blocks += blocks
+        for block in blocks:
+            self._pool.keep(block)
+            self._node_of[block] = node
+
+    def _add_child(self, parent: Node, packed: bytes) -> Node:
+        child = Node(next(self._serials), parent, packed, self._clock)
+        at = bisect_left(parent.children, self._first_block(child), key=self._first_block)
+        parent.children.insert(at, child)
+        self._n_nodes += 1
+        return child
+
+    def _split(self, node: Node, n_blocks: int) -> None:
+        """Cut the edge behind its first `n_blocks` blocks; `node` stays the upper part."""
+        cut = n_blocks * self._block_bytes
+        lower = Node(next(self._serials), node, node.packed[cut:], node.last_used)
+        lower.blocks, lower.children = node.blocks[n_blocks:], node.children
+        for child in lower.children:
+            child.parent = lower
+        for block in lower.blocks:
+            self._node_of[block] = lower
+        node.blocks, node.children = node.blocks[:n_blocks], [lower]
+        del node.packed[cut:]
+        self._n_nodes += 1
+        self._enqueue(lower)
+
+    def _is_evictable(self, node: Node) -> bool:
+        return bool(node.blocks) and not node.children and self._pool.holders(node.blocks[-1]) == 0
+
+    def _enqueue(self, node: Node) -> None:
+        if not node.queued and self._is_evictable(node):
+            node.queued = True
+            heapq.heappush(self._queue, (node.last_used, node.serial, node))
+
+    def _trim(self, leaf: Node) -> BlockId:
+        """Forget a leaf's last block, and with its only one the leaf."""
+        block = leaf.blocks[-1]
+        if len(leaf.blocks) == 1:
+            self._prune(leaf)
+        else:
+            leaf.blocks.pop()
+            del leaf.packed[len(leaf.blocks) * self._block_bytes :]
+            del self._node_of[block]
+            self._pool.forget(block)
+        return block
+
+    def _prune(self, leaf: Node) -> None:
+        """Take a leaf out of the tree, and the root with its only one."""
+        parent = self._unlink(leaf)
+        if not isinstance(parent, Root):
+            self._enqueue(parent)
+        elif not parent.children:
+            del self._roots[parent.namespace]
+
+    def _unlink(self, leaf: Node) -> Node:
+        """Take a leaf from its parent, which is returned."""
+        parent = leaf.parent
+        assert parent is not None, "a root is no leaf"
+        at = bisect_left(parent.children, self._first_block(leaf), key=self._first_block)
+        del parent.children[at]
+        self._forget(leaf)
+        return parent
+
+    def _forget(self, node: Node) -> None:
+        """Drop a node's references. Its entry in the queue, if any, is passed over later."""
+        for block in node.blocks:
+            del self._node_of[block]
+            self._pool.forget(block)
+        node.blocks, node.children = [], []
+        self._n_nodes -= 1

@@ -1,0 +1,245 @@
+"""The KV store: hands sequences the blocks they need and shares equal prefixes among them.
+
+probe  how much of a prompt is here?          changes nothing
+admit  adopt what is here, allocate the rest  a Lease, or a Refusal and no trace
+extend room for the next tokens               copy orders where a block is shared, or a Refusal
+publish these tokens' KV has been written     whole blocks become visible to all
+donate / release  the sequence has ended      its blocks go to the index / are let go
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.actions import CopyBlock
+from kvstore.block_pool import BlockPool
+from kvstore.block_table import BlockTable, blocks_for
+from kvstore.lease import Lease, Refusal
+from kvstore.prefix_index import PrefixIndex
+from kvstore.radix_tree import Match
+from kvstore.tokens import Tokens
+from kvstore.types import BlockId, Namespace
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Counted since start; they only grow. Prefix tokens are counted once per admission."""
+
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    evictions: int = 0
+    cow_copies: int = 0
+
+
+class KVStore:
+    """Leases of `pool`'s blocks, shared through `index`. Belongs to the engine thread."""
+
+    def __init__(self, pool: BlockPool, index: PrefixIndex, block_size: int) -> None:
+        self._pool = pool
+        self._index = index
+        self._block_size = block_size
+        self._leases: set[Lease] = set()
+        self.counters = StoreCounters()
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self._block_size
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._pool
+
+    @property
+    def index(self) -> PrefixIndex:
+        return self._index
+
+    @property
+    def leases(self) -> frozenset[Lease]:
+        """The leases that have not been released."""
+        return frozenset(self._leases)
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that could be handed out now, if need be by eviction."""
+        return self._pool.n_free + self._pool.n_cached
+
+    def probe(self, namespace: Namespace, tokens: Tokens) -> int:
+        """How many tokens of a prompt `admit` would adopt now. Changes nothing, not recency."""
+        return self._match(namespace, tokens).n_tokens
+
+    def admit(
+        self, namespace: Namespace, tokens: Tokens, reserve_tokens: int = 0, spare_blocks: int = 0
+    ) -> Lease | Refusal:
+        """Adopt the longest indexed prefix and allocate blocks for the rest, all or nothing.
+
+        The last token of a prompt is never adopted: one must be computed to get logits. There is
+        room for `reserve_tokens` behind the prompt, and `spare_blocks` remain available to others.
+        """
+        match = self._match(namespace, tokens)
+        lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
+        if isinstance(lease, Lease):
+            self._index.touch(match)
+            self.counters.queried_tokens += len(tokens)
+            self.counters.hit_tokens += match.n_tokens
+        return lease
+
+    def admit_cold(
+        self, namespace: Namespace, tokens: Tokens, reserve_tokens: int = 0, spare_blocks: int = 0
+    ) -> Lease | Refusal:
+        """The same, adopting nothing: for a prompt of which every token must be computed."""
+        return self._admit(namespace, tokens, Match(0, (), ()), reserve_tokens, spare_blocks)
+
+    def fork(self, lease: Lease, tokens: Tokens, n_tokens: int) -> Lease | Refusal:
+        """A second lease of the first `n_tokens` positions that `lease` has written.
+
+        `tokens` begin with the same `n_tokens` tokens. Nothing is copied before somebody writes.
+        Raises ValueError for positions that have not been written.
+        """
+        if n_tokens > lease.written_tokens:
+            raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
+        shared = tuple(lease.table[: blocks_for(n_tokens, self._block_size)])
+        fresh_blocks = blocks_for(len(tokens), self._block_size) - len(shared)
+        needed = fresh_blocks + (1 if n_tokens % self._block_size else 0)
+        if needed > self.available_blocks:
+            return Refusal(needed, self.available_blocks)
+        return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
+
+    def adopt_more(self, lease: Lease) -> int:
+        """Adopt whole blocks that others have published beyond what the lease has written.
+
+        Returns by how many tokens that moved the lease forward.
+        """
+        match = self._match(lease.namespace, lease.tokens)
+        whole = match.n_tokens // self._block_size
+        gained = whole * self._block_size - lease.written_tokens
+        if gained <= 0:
+            return 0
+        self._index.touch(match)
+        self._repoint(lease, match.blocks[:whole])
+        lease.written_tokens += gained
+        lease.cached_tokens += gained
+        self.counters.hit_tokens += gained
+        return gained
+
+    def extend(self, lease: Lease, n_tokens: int) -> tuple[CopyBlock, ...] | Refusal:
+        """Make the next `n_tokens` positions writable, all or nothing.
+
+        No block that is written has another holder: a shared one is replaced by a copy.
+        """
+        first = lease.written_tokens // self._block_size
+        end = blocks_for(lease.written_tokens + n_tokens, self._block_size)
+        shared = [i for i in range(first, min(end, len(lease.table))) if self._is_shared(lease, i)]
+        fresh_blocks = max(end - len(lease.table), 0)
+        blocks = self._take(len(shared) + fresh_blocks)
+        if isinstance(blocks, Refusal):
+            return blocks
+        lease.table.append(blocks[len(shared) :])
+        copies = []
+        for i, target in zip(shared, blocks, strict=False):
+            source = lease.table.repoint(i, target)
+            copies.append(CopyBlock(source, target))
+        self._drop([copy.source for copy in copies])
+        self.counters.cow_copies += len(copies)
+        return tuple(copies)
+
+    def publish(self, lease: Lease, n_tokens: int) -> None:
+        """The KV of the lease's first `n_tokens` tokens has been written: index whole blocks.
+
+        Where an equal block is indexed already the table is repointed to it.
+        """
+        lease.written_tokens = n_tokens
+        whole = n_tokens // self._block_size
+        if whole > lease.published_blocks:
+            self._insert(lease, whole * self._block_size)
+            lease.published_blocks = whole
+
+    def donate(self, lease: Lease) -> None:
+        """Release the lease, leaving all that it has written to the index, the tail too.
+
+        Raises ValueError when the lease has been released before.
+        """
+        if lease in self._leases and lease.written_tokens:
+            self._insert(lease, lease.written_tokens)
+        self.release(lease)
+
+    def release(self, lease: Lease) -> None:
+        """Drop the lease's references. Raises ValueError when that has been done before."""
+        if lease not in self._leases:
+            raise ValueError("the lease has been released before")
+        self._leases.remove(lease)
+        self._drop(lease.table[:])
+
+    def clear(self, namespace: Namespace | None = None) -> int:
+        """Forget the index of one namespace, or all. Returns how many blocks became free.
+
+        Blocks that live sequences hold stay theirs, and are indexed again with the next whole
+        block that these publish.
+        """
+        return self._index.clear(namespace)
+
+    def _match(self, namespace: Namespace, tokens: Tokens) -> Match:
+        return self._index.match(namespace, tokens.packed(0, len(tokens) - 1))
+
+    def _admit(
+        self,
+        namespace: Namespace,
+        tokens: Tokens,
+        match: Match,
+        reserve_tokens: int,
+        spare_blocks: int,
+    ) -> Lease | Refusal:
+        table_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size)
+        fresh_blocks = table_blocks - len(match.blocks)
+        forked_blocks = 1 if match.n_tokens % self._block_size else 0
+        idle_blocks = sum(self._pool.holders(block) == 0 for block in match.blocks)
+        needed = fresh_blocks + forked_blocks + spare_blocks
+        if needed > self.available_blocks - idle_blocks:
+            return Refusal(needed, self.available_blocks - idle_blocks)
+        return self._lease(namespace, tokens, match.blocks, match.n_tokens, fresh_blocks)
+
+    def _lease(
+        self,
+        namespace: Namespace,
+        tokens: Tokens,
+        adopted: Sequence[BlockId],
+        adopted_tokens: int,
+        fresh_blocks: int,
+    ) -> Lease | Refusal:
+        """Hold `adopted` and allocate the rest, or leave everything as it was."""
+        self._pool.hold(adopted)  # before anything is evicted, lest it be these
+        fresh = self._take(fresh_blocks)
+        if isinstance(fresh, Refusal):
+            self._drop(adopted)
+            return fresh
+        table = BlockTable(self._block_size, (*adopted, *fresh))
+        lease = Lease(namespace, tokens, table, adopted_tokens, adopted_tokens)
+        self._leases.add(lease)
+        return lease
+
+    def _take(self, n_blocks: int) -> list[BlockId] | Refusal:
+        """Free blocks, evicting as many as it takes."""
+        if n_blocks > self.available_blocks:
+            return Refusal(n_blocks, self.available_blocks)
+        while self._pool.n_free < n_blocks:
+            if self._index.evict() is None:  # what is cached has a descendant that is held
+                return Refusal(n_blocks, self._pool.n_free)
+            self.counters.evictions += 1
+        return self._pool.allocate(n_blocks)
+
+    def _drop(self, blocks: Sequence[BlockId]) -> None:
+        self._index.offer(self._pool.drop(blocks))
+
+    def _is_shared(self, lease: Lease, index: int) -> bool:
+        return self._pool.count(lease.table[index]) > 1
+
+    def _insert(self, lease: Lease, n_tokens: int) -> None:
+        blocks = lease.table[: blocks_for(n_tokens, self._block_size)]
+        equal = self._index.insert(lease.namespace, lease.tokens.packed(0, n_tokens), blocks)
+        self._repoint(lease, equal)
+
+    def _repoint(self, lease: Lease, blocks: Sequence[BlockId]) -> None:
+        """Let the table begin with `blocks`, which hold the same tokens as its own."""
+        for i, block in enumerate(blocks):
+            if lease.table[i] != block:
+                self._pool.hold((block,))
+                self._drop((lease.table.repoint(i, block),))

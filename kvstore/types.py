@@ -1,0 +1,17 @@
+"""The few types that everything in kvstore/ shares."""
+
+from dataclasses import dataclass
+from typing import NewType
+
+BlockId = NewType("BlockId", int)
+"""Index of a block in the arena, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The root that a prefix hangs from: KV is shared only between equal namespaces."""
+
+    model: str = ""
+    adapter: str = ""
+    kv_format: str = ""
+    cache_salt: str = ""
