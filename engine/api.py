@@ -1,0 +1,91 @@
+"""The server's only door to the engine."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from engine.types import (
+    Cleared,
+    EngineStats,
+    ModelCard,
+    OutputEvent,
+    Probed,
+    Request,
+    RequestInfo,
+    Tokenizer,
+)
+
+
+class EngineError(Exception):
+    """Base of everything the engine tells a caller."""
+
+
+class InvalidRequest(EngineError):
+    """The request can never be served as it stands. `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFull(EngineError):
+    """No room to wait in; try again after `retry_after_seconds`."""
+
+    def __init__(self, message: str, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class EngineStopped(EngineError):
+    """The engine is draining or its loop has died; the request was not, or is no longer, served."""
+
+
+class Telemetry(Protocol):
+    """Durations as they happen, in seconds. Called on the engine thread: must not block."""
+
+    def step(self, seconds: float) -> None: ...
+
+    def queue_wait(self, seconds: float) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def token_gap(self, seconds: float) -> None: ...
+
+    def finished(self, seconds: float) -> None: ...
+
+
+class Engine(Protocol):
+    """What a running engine answers. Every coroutine may be awaited on any one event loop."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+        """Submit, and yield the events of all n sequences until each has finished.
+
+        Closing the iterator (or cancelling the task that reads it) aborts the request: within a
+        step no block is held for it, also when it was still queued.
+
+        Raises InvalidRequest, QueueFull or EngineStopped at the first `__anext__`.
+        """
+        ...
+
+    async def stats(self) -> EngineStats: ...
+
+    async def clear_cache(self) -> Cleared: ...
+
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+        """What a request with this prompt would find cached now. Changes nothing."""
+        ...
+
+    async def requests(self) -> tuple[RequestInfo, ...]: ...
+
+    def is_alive(self) -> bool:
+        """Whether the loop's thread runs and turns."""
+        ...
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Refuse new requests, let running ones finish, abort what is left, stop the thread."""
+        ...

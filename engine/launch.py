@@ -1,0 +1,68 @@
+"""Puts an engine together: backend, arena, store, scheduler, loop, thread."""
+
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+
+from engine.api import Engine, Telemetry
+from engine.detokenizer import detokenizer_factory
+from engine.inbox import Inbox
+from engine.loop import Deliver, EngineLoop
+from engine.mlx_backend.backend import load_backend
+from engine.output import OutputFactory
+from engine.scheduler import Scheduler
+from engine.sharing import NoSharing, WaitForTwins
+from engine.threaded import EngineParts, ThreadedEngine
+from engine.timing import Timing
+from engine.types import EngineConfig
+from engine.validation import Limits
+from kvstore.block_pool import BlockPool
+from kvstore.prefix_index import NoIndex
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+
+Report = Callable[[str], None]
+"""Takes a line on how loading goes."""
+
+
+def launch(config: EngineConfig, telemetry: Telemetry, report: Report) -> Engine:
+    """Load the model on a thread of its own and start to serve it. Returns when it is ready.
+
+    Raises whatever loading raises, with a message for the user.
+    """
+    return ThreadedEngine.start(partial(_build, config, telemetry, report))
+
+
+def _build(
+    config: EngineConfig, telemetry: Telemetry, report: Report, inbox: Inbox, deliver: Deliver
+) -> EngineParts:
+    backend = load_backend(config, report)
+    pool = BlockPool(backend.n_blocks)
+    if config.prefix_cache:
+        store = KVStore(pool, RadixTree(pool, config.block_size), config.block_size)
+        sharing: NoSharing | WaitForTwins = WaitForTwins(config.block_size)
+    else:
+        store = KVStore(pool, NoIndex(), config.block_size)
+        sharing = NoSharing()
+    limits = Limits(
+        vocab_size=backend.card.vocab_size,
+        max_context_tokens=backend.card.max_context_tokens,
+        arena_tokens=backend.card.arena_tokens,
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+        step_tokens=config.step_tokens,
+    )
+    outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
+    scheduler = Scheduler(
+        store,
+        sharing,
+        outputs,
+        limits,
+        draw_seed=partial(secrets.randbits, 63),
+        model=backend.card.fingerprint,
+    )
+    timing = Timing(time.monotonic, telemetry)
+    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing)
+    block_bytes = backend.arena_bytes // backend.n_blocks
+    return EngineParts(loop, backend.card, backend.tokenizer, block_bytes)

@@ -1,0 +1,97 @@
+"""The engine's loop: inbox -> plan -> run -> commit -> emit. Everything here is one thread's."""
+
+import logging
+from collections.abc import Callable
+
+from engine.inbox import Inbox
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.timing import Timing
+from engine.types import OutputEvent, Request
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[list[OutputEvent]], None]
+"""Takes the events of one step to whoever waits for them. Must not block."""
+
+
+class EngineLoop:
+    """Turns until it is stopped, sleeping in the inbox while there is nothing to compute."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        inbox: Inbox,
+        deliver: Deliver,
+        timing: Timing,
+    ) -> None:
+        self.scheduler = scheduler
+        self.timing = timing
+        self._runner = runner
+        self._inbox = inbox
+        self._deliver = deliver
+        self._stopping = False
+        self._when_idle: list[Callable[[], None]] = []
+        self.last_turn_seconds = timing.now()
+
+    def submit(self, request: Request, arrived_seconds: float) -> None:
+        """Raises InvalidRequest or QueueFull."""
+        self.scheduler.add(request)
+        self.timing.arrived(request, arrived_seconds)
+
+    def abort(self, request_id: str) -> None:
+        """Does nothing when the request has ended, or never was."""
+        self._emit(self.scheduler.abort(request_id))
+
+    def abort_all(self) -> None:
+        for request_id in {s.request.id for s in self.live()}:
+            self.abort(request_id)
+
+    def when_idle(self, notify: Callable[[], None]) -> None:
+        """Call `notify` as soon as no sequence is live."""
+        self._when_idle.append(notify)
+
+    def stop(self) -> None:
+        """Turn no more after this turn."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Turn until stopped. Raises only what is a fault of the loop itself."""
+        while not self._stopping:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take in what has arrived, then compute one step if there is one."""
+        self.last_turn_seconds = self.timing.now()
+        if not self.scheduler.has_work:
+            self._inbox.wait()
+        self._inbox.handle_all()
+        if self.scheduler.has_work:
+            self._step()
+        if not self.scheduler.has_work:
+            waiters, self._when_idle = self._when_idle, []
+            for notify in waiters:
+                notify()
+
+    def _step(self) -> None:
+        started = self.timing.now()
+        plan = self.scheduler.plan()
+        self.timing.scheduled(self.scheduler.running)
+        try:
+            result = self._runner.run(plan)
+        except Exception as error:
+            logger.exception("a step of %d sequences failed", len(plan.rows))
+            events = self.scheduler.fail(plan, f"the step failed: {type(error).__name__}: {error}")
+        else:
+            events = self.scheduler.commit(plan, result)
+        self.timing.stepped(started)
+        self._emit(events)
+
+    def _emit(self, events: list[OutputEvent]) -> None:
+        self.timing.emitted(events)
+        self._deliver(events)
+
+    def live(self) -> tuple[Sequence, ...]:
+        return self.scheduler.running + self.scheduler.waiting

@@ -1,0 +1,68 @@
+"""From sampled tokens to text, and to the reason why a sequence ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.detokenizer import Detokenizer
+from engine.stop import StopChecker
+from engine.types import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that became safe to show, and why the sequence ends with it, if it does."""
+
+    text: str
+    finish_reason: FinishReason | None = None
+
+
+class Output:
+    """The output side of one sequence. `add` is told every token that is sampled, in order."""
+
+    __slots__ = ("_detokenizer", "_n_tokens", "_request", "_stop", "_stop_token_ids")
+
+    def __init__(
+        self, request: Request, stop_token_ids: frozenset[int], detokenizer: Detokenizer
+    ) -> None:
+        self._request = request
+        self._stop_token_ids = stop_token_ids
+        self._detokenizer = detokenizer
+        self._stop = StopChecker(request.stop)
+        self._n_tokens = 0
+
+    def add(self, token_id: int) -> Piece:
+        """The text that the token completes. A stop token has none."""
+        self._n_tokens += 1
+        if token_id in self._stop_token_ids:
+            return self._end("", FinishReason.STOP)
+        checked = self._stop.add(self._detokenizer.add(token_id))
+        if checked.stopped_by is not None:
+            return Piece(checked.text, FinishReason.STOP)
+        if self._n_tokens < self._request.max_tokens:
+            return Piece(checked.text)
+        return self._end(checked.text, FinishReason.LENGTH)
+
+    def _end(self, text: str, reason: FinishReason) -> Piece:
+        """`text` and all that is still held back, unless a stop string is in it."""
+        rest = self._stop.add(self._detokenizer.finish())
+        if rest.stopped_by is not None:
+            return Piece(text + rest.text, FinishReason.STOP)
+        return Piece(text + rest.text + self._stop.finish(), reason)
+
+
+class OutputFactory:
+    """Makes the Output of each new sequence."""
+
+    def __init__(
+        self, eos_token_ids: frozenset[int], new_detokenizer: Callable[[], Detokenizer]
+    ) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._new_detokenizer = new_detokenizer
+
+    def stop_token_ids(self, request: Request) -> frozenset[int]:
+        """The tokens that end this request."""
+        eos = frozenset[int]() if request.ignore_eos else self._eos_token_ids
+        return eos | request.stop_token_ids
+
+    def new(self, request: Request) -> Output:
+        return Output(request, self.stop_token_ids(request), self._new_detokenizer())

@@ -1,0 +1,18 @@
+"""Who goes first and who gives way. Pure functions."""
+
+from collections.abc import Iterable
+
+from engine.sequence import Sequence
+
+
+def admission_key(sequence: Sequence) -> tuple[int, int]:
+    """Sort key of the queue and of a step: by priority, then by arrival.
+
+    A preempted sequence keeps its arrival, so it comes back before those that came after it.
+    """
+    return sequence.request.priority, sequence.serial
+
+
+def victim(candidates: Iterable[Sequence]) -> Sequence:
+    """Who is preempted: the lowest priority, then the least progress lost, then the latest."""
+    return max(candidates, key=lambda s: (s.request.priority, -s.computed_tokens, s.serial))

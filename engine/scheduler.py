@@ -1,0 +1,335 @@
+"""Decides what each step computes, and takes in what it has computed.
+
+    add / abort ─► plan() ─► StepPlan ─► (runner) ─► StepResult ─► commit() ─► OutputEvents
+
+A machine without a clock, threads or tensors. Each sequence has one progress counter: a step
+computes some of the tokens it lacks. Running sequences come first, those that lack a single token
+before those with more, so a long prompt is computed in chunks beside the others' decodes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from engine import policy
+from engine.api import InvalidRequest, QueueFull
+from engine.output import OutputFactory
+from engine.rows import next_row
+from engine.sequence import Sequence, Status, held_lease
+from engine.sharing import Sharing
+from engine.step import Row, SequenceId, StepPlan, StepResult
+from engine.types import FinishReason, OutputEvent, Request, TokenLogprob
+from engine.validation import Limits, validate
+from engine.waiting import WaitingQueue
+from kvstore.actions import CopyBlock
+from kvstore.lease import Lease, Refusal
+from kvstore.store import KVStore
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Counted since start; they only grow."""
+
+    finished: dict[FinishReason, int] = field(
+        default_factory=lambda: dict.fromkeys(FinishReason, 0)
+    )
+    computed_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The step that is being planned."""
+
+    budget_tokens: int
+    rows: dict[SequenceId, Row] = field(default_factory=dict)
+    copies: list[CopyBlock] = field(default_factory=list)
+
+    def add(self, row: Row, copies: tuple[CopyBlock, ...]) -> None:
+        self.rows[row.sequence_id] = row
+        self.copies += copies
+        self.budget_tokens -= len(row.tokens)
+
+
+class Scheduler:
+    """Continuous batching over one KVStore. `model` names the model in every namespace."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        sharing: Sharing,
+        outputs: OutputFactory,
+        limits: Limits,
+        draw_seed: Callable[[], int],
+        model: str = "",
+    ) -> None:
+        self._store = store
+        self._sharing = sharing
+        self._outputs = outputs
+        self._limits = limits
+        self._draw_seed = draw_seed
+        self._model = model
+        self._serials = count()
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []
+        self._requests: dict[str, list[Sequence]] = {}
+        self._live: dict[SequenceId, Sequence] = {}
+        self.counters = SchedulerCounters()
+
+    @property
+    def store(self) -> KVStore:
+        return self._store
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def namespace(self, cache_salt: str) -> Namespace:
+        return Namespace(model=self._model, cache_salt=cache_salt)
+
+    def add(self, request: Request) -> None:
+        """Queue the request's n sequences. Raises InvalidRequest or QueueFull."""
+        validate(request, self._limits)
+        if request.id in self._requests:
+            raise InvalidRequest(f"a request with id {request.id} is being served", "id")
+        if len(self._waiting) + request.n > self._limits.max_waiting:
+            raise QueueFull(
+                f"{len(self._waiting)} sequences wait, {self._limits.max_waiting} may", 1
+            )
+        seed = request.sampling.seed
+        base_seed = self._draw_seed() if seed is None else seed
+        first: Sequence | None = None
+        self._requests[request.id] = []
+        for index in range(request.n):
+            sequence = self._new_sequence(request, index, base_seed + index, first)
+            first = first or sequence
+            self._requests[request.id].append(sequence)
+            self._live[sequence.id] = sequence
+            self._waiting.add(sequence)
+
+    def abort(self, request_id: str) -> list[OutputEvent]:
+        """End what is left of a request. What it has computed stays in the cache."""
+        sequences = self._requests.get(request_id, ())
+        return [self._end(s, FinishReason.ABORT) for s in tuple(sequences)]
+
+    def plan(self) -> StepPlan:
+        """The next step. Takes the blocks for it, preempting where there are too few."""
+        draft = _Draft(self._limits.step_tokens)
+        preemptions = self.counters.preemptions
+        self._schedule_running(draft)
+        if self.counters.preemptions == preemptions:  # else who gave way would be back at once
+            self._schedule_waiting(draft)
+        return StepPlan(tuple(draft.copies), tuple(draft.rows.values()))
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
+        """The step has been computed: publish its blocks, append its tokens, say what is new."""
+        self.counters.steps += 1
+        events = []
+        for row in plan.rows:
+            sequence = self._live[row.sequence_id]
+            if message := result.failed.get(sequence.id):
+                events.append(self._fail(sequence, message))
+                continue
+            self._progress(sequence, row)
+            sequence.prompt_scores += result.scored.get(sequence.id, ())
+            sampled = result.sampled.get(sequence.id)
+            if sampled is not None:
+                events.append(self._append(sequence, sampled))
+            elif sequence.remaining_tokens == 0:
+                events.append(self._end(sequence, FinishReason.LENGTH))
+        return events
+
+    def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
+        """The step has raised: its sequences end, and nothing of it is published."""
+        return [self._fail(self._live[row.sequence_id], message) for row in plan.rows]
+
+    def _new_sequence(
+        self, request: Request, index: int, seed: int, first: Sequence | None
+    ) -> Sequence:
+        serial = next(self._serials)
+        return Sequence(
+            id=SequenceId(serial),
+            serial=serial,
+            index=index,
+            request=request,
+            namespace=self.namespace(request.cache_salt),
+            tokens=Tokens(request.prompt),
+            output=self._outputs.new(request),
+            seed=seed,
+            stop_token_ids=self._outputs.stop_token_ids(request),
+            first=first,
+        )
+
+    def _schedule_running(self, draft: _Draft) -> None:
+        def order(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
+            return sequence.remaining_tokens > 1, policy.admission_key(sequence)
+
+        for sequence in sorted(self._running, key=order):
+            if draft.budget_tokens == 0:
+                return
+            if sequence.status is Status.RUNNING:  # not preempted by one before it
+                if sequence.remaining_tokens > 1:
+                    self._adopt_more(sequence)
+                self._schedule(sequence, draft)
+
+    def _schedule_waiting(self, draft: _Draft) -> None:
+        for sequence in self._waiting:
+            if draft.budget_tokens == 0 or len(self._running) == self._limits.max_running:
+                return
+            if self._must_wait(sequence):
+                continue
+            lease = self._admit(sequence)
+            if isinstance(lease, Refusal):
+                return  # nobody overtakes, or a long prompt might starve
+            self._waiting.remove(sequence)
+            self._sharing.forget(sequence)
+            sequence.run_with(lease)
+            if sequence.admissions == 1:
+                self.counters.cached_prompt_tokens += sequence.cached_tokens
+            self._running.append(sequence)
+            self._sharing.joined(sequence)
+            self._schedule(sequence, draft)
+
+    def _must_wait(self, sequence: Sequence) -> bool:
+        first = sequence.first
+        if first is not None and first.is_live and first.output_tokens == 0:
+            return True
+        return _adopts(sequence) and self._sharing.must_wait(sequence)
+
+    def _admit(self, sequence: Sequence) -> Lease | Refusal:
+        tokens, namespace = sequence.tokens, sequence.namespace
+        spare_blocks = len(self._running)  # room for everybody's next decode
+        reserve_tokens = 1 if sequence.lacks_tokens > 1 else 0  # the last one's KV is never needed
+        if not _adopts(sequence):
+            return self._store.admit_cold(namespace, tokens, reserve_tokens, spare_blocks)
+        first = sequence.first
+        forked_tokens = sequence.prompt_tokens - 1
+        if (
+            sequence.admissions == 0
+            and first is not None
+            and first.lease is not None
+            and first.computed_tokens > forked_tokens
+        ):
+            return self._store.fork(first.lease, tokens, forked_tokens)
+        return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks)
+
+    def _adopt_more(self, sequence: Sequence) -> None:
+        if not _adopts(sequence):
+            return
+        gained_tokens = self._store.adopt_more(held_lease(sequence))
+        if sequence.admissions == 1:
+            sequence.cached_tokens += gained_tokens
+            self.counters.cached_prompt_tokens += gained_tokens
+
+    def _schedule(self, sequence: Sequence, draft: _Draft) -> None:
+        """Put as much of the sequence into the step as the budget allows."""
+        n_tokens = min(sequence.remaining_tokens, draft.budget_tokens)
+        while isinstance(room := self._store.extend(held_lease(sequence), n_tokens), Refusal):
+            candidates = [s for s in self._running if s.id not in draft.rows]
+            victim = policy.victim(candidates)
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        draft.add(next_row(sequence, n_tokens), room)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Its blocks go to the cache, where it will find most of them when it comes back."""
+        self._store.donate(sequence.preempt())
+        self._running.remove(sequence)
+        self._sharing.left(sequence)
+        self._waiting.add(sequence)
+        self.counters.preemptions += 1
+
+    def _progress(self, sequence: Sequence, row: Row) -> None:
+        end = row.start + len(row.tokens)
+        self._store.publish(held_lease(sequence), end)
+        self.counters.computed_prompt_tokens += max(min(end, sequence.prompt_tokens) - row.start, 0)
+
+    def _append(self, sequence: Sequence, sampled: TokenLogprob) -> OutputEvent:
+        is_first = sequence.output_tokens == 0
+        sequence.tokens.append(sampled.token_id)
+        self.counters.generated_tokens += 1
+        piece = sequence.output.add(sampled.token_id)
+        wants_logprobs = sequence.request.sampling.top_logprobs is not None
+        event = OutputEvent(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            text=piece.text,
+            token_ids=(sampled.token_id,),
+            logprobs=(sampled,) if wants_logprobs else (),
+            prompt_logprobs=_prompt_logprobs(sequence) if is_first else None,
+            finish_reason=piece.finish_reason,
+            usage=sequence.usage if piece.finish_reason else None,
+        )
+        if piece.finish_reason:
+            self._retire(sequence, piece.finish_reason)
+        return event
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> OutputEvent:
+        """The sequence ends without another token."""
+        self._retire(sequence, reason)
+        return OutputEvent(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            prompt_logprobs=_prompt_logprobs(sequence) if reason is FinishReason.LENGTH else None,
+            finish_reason=reason,
+            usage=sequence.usage,
+        )
+
+    def _fail(self, sequence: Sequence, message: str) -> OutputEvent:
+        """Its blocks may hold anything: they are let go, not donated."""
+        lease = self._leave(sequence, FinishReason.ERROR)
+        if lease is not None:
+            self._store.release(lease)
+        return OutputEvent(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            finish_reason=FinishReason.ERROR,
+            usage=sequence.usage,
+            error=message,
+        )
+
+    def _retire(self, sequence: Sequence, reason: FinishReason) -> None:
+        lease = self._leave(sequence, reason)
+        if lease is not None:
+            self._store.donate(lease)
+
+    def _leave(self, sequence: Sequence, reason: FinishReason) -> Lease | None:
+        """Out of every list; hands over the lease, if there is one."""
+        if sequence.status is Status.RUNNING:
+            self._running.remove(sequence)
+            self._sharing.left(sequence)
+        else:
+            self._waiting.remove(sequence)
+            self._sharing.forget(sequence)
+        del self._live[sequence.id]
+        siblings = self._requests[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._requests[sequence.request.id]
+        self.counters.finished[reason] += 1
+        return sequence.finish(reason)
+
+
+def _adopts(sequence: Sequence) -> bool:
+    """Scoring a prompt takes the logits of every token, which a cache does not have."""
+    return sequence.request.prompt_logprobs is None
+
+
+def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob | None, ...] | None:
+    if sequence.request.prompt_logprobs is None:
+        return None
+    return (None, *sequence.prompt_scores)

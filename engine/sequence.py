@@ -1,0 +1,125 @@
+"""One output being generated: its tokens, its lease, its place in life. Engine thread only."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.output import Output
+from engine.step import SequenceId
+from engine.types import FinishReason, Request, TokenLogprob, Usage
+from kvstore.lease import Lease
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+
+
+class Status(Enum):
+    WAITING = auto()  # never scheduled yet
+    RUNNING = auto()  # has a lease
+    PREEMPTED = auto()  # lost its lease, waits to come back
+    FINISHED = auto()
+
+
+LEGAL_TRANSITIONS = {
+    Status.WAITING: {Status.RUNNING, Status.FINISHED},
+    Status.RUNNING: {Status.PREEMPTED, Status.FINISHED},
+    Status.PREEMPTED: {Status.RUNNING, Status.FINISHED},
+    Status.FINISHED: set[Status](),
+}
+
+
+class IllegalTransitionError(RuntimeError):
+    """A sequence was told to do what its status does not allow."""
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """The `index`-th of a request's n outputs. `serial` tells the order of arrival.
+
+    `tokens` are prompt and output. Progress is one number, `computed_tokens`: how many of them
+    have KV. A decode is a sequence that lacks one.
+    """
+
+    id: SequenceId
+    serial: int
+    index: int
+    request: Request
+    namespace: Namespace
+    tokens: Tokens
+    output: Output
+    seed: int
+    stop_token_ids: frozenset[int]
+    first: "Sequence | None" = None  # of the same request; computes the prompt for the others
+    status: Status = Status.WAITING
+    lease: Lease | None = None
+    cached_tokens: int = 0  # of the prompt, adopted at the first admission
+    admissions: int = 0
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.lease.written_tokens if self.lease else 0
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that have no KV yet."""
+        return len(self.tokens) - self.computed_tokens
+
+    @property
+    def lacks_tokens(self) -> int:
+        """Tokens that it may still generate."""
+        return self.request.max_tokens - self.output_tokens
+
+    @property
+    def is_live(self) -> bool:
+        return self.status is not Status.FINISHED
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, self.cached_tokens, self.output_tokens)
+
+    def run_with(self, lease: Lease) -> None:
+        """It has been admitted."""
+        self._move(Status.RUNNING)
+        self.lease = lease
+        if self.admissions == 0:
+            self.cached_tokens = lease.cached_tokens
+        self.admissions += 1
+
+    def preempt(self) -> Lease:
+        """It must wait again. Hands over the lease."""
+        lease = self._give_lease()
+        self._move(Status.PREEMPTED)
+        self.prompt_scores.clear()
+        return lease
+
+    def finish(self, reason: FinishReason) -> Lease | None:
+        """It is over. Hands over the lease, if there is one."""
+        lease = self._give_lease() if self.lease else None
+        self._move(Status.FINISHED)
+        self.finish_reason = reason
+        return lease
+
+    def _give_lease(self) -> Lease:
+        lease, self.lease = self.lease, None
+        if lease is None:
+            raise IllegalTransitionError(f"sequence {self.id} is {self.status.name}: no lease")
+        return lease
+
+    def _move(self, status: Status) -> None:
+        if status not in LEGAL_TRANSITIONS[self.status]:
+            raise IllegalTransitionError(f"sequence {self.id}: {self.status.name} -> {status.name}")
+        self.status = status
+
+
+def held_lease(sequence: Sequence) -> Lease:
+    """The lease of a running sequence."""
+    assert sequence.lease is not None, f"sequence {sequence.id} is {sequence.status.name}"
+    return sequence.lease

@@ -1,0 +1,106 @@
+"""Which waiting sequences had better wait for what a running one is computing right now."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.sequence import Sequence, Status
+from kvstore.tokens import common_tokens
+
+
+class Sharing(Protocol):
+    def joined(self, sequence: Sequence) -> None:
+        """The sequence runs from now on."""
+        ...
+
+    def left(self, sequence: Sequence) -> None:
+        """It runs no more."""
+        ...
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether a running sequence is about to publish blocks that this one would compute."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence waits no more."""
+        ...
+
+
+@dataclass(slots=True)
+class _Wait:
+    """`sequence` waits until `leader` has computed `until_tokens`.
+
+    Leaders up to the `compared`-th have been compared with it.
+    """
+
+    leader: Sequence | None = None
+    until_tokens: int = 0
+    compared: int = 0
+
+
+class WaitForTwins:
+    """A prompt whose next whole blocks are being computed waits for them.
+
+    Each waiting sequence is compared with each running one at most once.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._leaders: dict[Sequence, int] = {}  # running, with the order in which they joined
+        self._joined = 0
+        self._waits: dict[Sequence, _Wait] = {}
+
+    def joined(self, sequence: Sequence) -> None:
+        self._joined += 1
+        self._leaders[sequence] = self._joined
+
+    def left(self, sequence: Sequence) -> None:
+        self._leaders.pop(sequence, None)
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        wait = self._waits.setdefault(sequence, _Wait())
+        if self._is_computing(wait):
+            return True
+        for leader, order in reversed(self._leaders.items()):
+            if order <= wait.compared:
+                break
+            shared_tokens = self._shared_tokens(leader, sequence)
+            if shared_tokens > leader.computed_tokens and shared_tokens > wait.until_tokens:
+                wait.leader, wait.until_tokens = leader, shared_tokens
+        wait.compared = self._joined
+        return self._is_computing(wait)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._waits.pop(sequence, None)
+
+    def _is_computing(self, wait: _Wait) -> bool:
+        leader = wait.leader
+        if leader is None:
+            return False
+        if leader.status is Status.RUNNING and leader.computed_tokens < wait.until_tokens:
+            return True
+        wait.leader, wait.until_tokens = None, 0
+        return False
+
+    def _shared_tokens(self, leader: Sequence, follower: Sequence) -> int:
+        """Tokens in the whole blocks that both begin with, less the follower's last token."""
+        if leader.namespace != follower.namespace:
+            return 0
+        end = min(len(leader.tokens), len(follower.tokens) - 1)
+        shared = common_tokens(leader.tokens.packed(0, end), follower.tokens.packed(0, end))
+        return shared - shared % self._block_size
+
+
+class NoSharing:
+    """Nobody waits for anybody: there is no index to find the blocks in."""
+
+    def joined(self, sequence: Sequence) -> None:
+        """Nothing to note."""
+
+    def left(self, sequence: Sequence) -> None:
+        """Nothing to note."""
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        return False
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing to forget."""

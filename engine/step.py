@@ -1,0 +1,58 @@
+"""What goes down to the runner and what comes back. Frozen; plain Python values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NewType
+
+from engine.types import SamplingParams, TokenLogprob
+from kvstore.actions import CopyBlock
+from kvstore.types import BlockId
+
+SequenceId = NewType("SequenceId", int)
+"""Names a sequence for as long as the engine runs; never used twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """Sample one token after the row's last token.
+
+    The draw depends on (seed, output_index) and on the row's own logits alone, so a preempted
+    sequence that comes back draws what it would have drawn.
+    """
+
+    params: SamplingParams
+    seed: int
+    output_index: int  # how many tokens the sequence has generated before this one
+    prompt_tokens: Sequence[int] = ()  # for repetition_penalty; empty when it is off
+    output_tokens: Sequence[int] = ()  # for penalties; empty when all are off
+    banned_tokens: Sequence[int] = ()  # must not be sampled (stop tokens before min_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens of one sequence to compute in this step: positions [start, start + len(tokens))."""
+
+    sequence_id: SequenceId
+    start: int
+    tokens: Sequence[int]  # at least one
+    blocks: Sequence[BlockId]  # table; covers all positions up to start + len(tokens)
+    sample: SampleOrder | None = None  # None: more of the prompt is still to come
+    prompt_logprobs: int | None = None  # score each token after `tokens[i]` (see `next_tokens`)
+    next_tokens: Sequence[int] = ()  # with prompt_logprobs: the token that follows tokens[i]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. `copies` are carried out in order, before anything is written."""
+
+    copies: tuple[CopyBlock, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the runner computed, by sequence."""
+
+    sampled: Mapping[SequenceId, TokenLogprob]  # for each row with a SampleOrder
+    scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
+    failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone

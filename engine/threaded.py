@@ -1,0 +1,221 @@
+"""The Engine that the server talks to: a thread with a loop in it, and the ways in and out."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from engine.api import EngineStopped
+from engine.inbox import Inbox
+from engine.loop import Deliver, EngineLoop
+from engine.stats import engine_stats, request_infos
+from engine.types import (
+    Cleared,
+    EngineStats,
+    FinishReason,
+    ModelCard,
+    OutputEvent,
+    Probed,
+    Request,
+    RequestInfo,
+    Tokenizer,
+)
+from kvstore.digest import block_digests
+from kvstore.tokens import Tokens
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STALL_SECONDS = 600.0
+"""A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What is made on the engine thread, because MLX arrays belong to the thread that made them."""
+
+    loop: EngineLoop
+    card: ModelCard
+    tokenizer: Tokenizer
+    block_bytes: int
+
+
+Build = Callable[[Inbox, Deliver], EngineParts]
+
+
+class _Subscribers:
+    """Takes events to the event loops of those that wait for them: one wake-up a step for each."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[OutputEvent]]] = {}
+
+    def add(self, request_id: str) -> "asyncio.Queue[OutputEvent]":
+        queue: asyncio.Queue[OutputEvent] = asyncio.Queue()
+        self._queues[request_id] = asyncio.get_running_loop(), queue
+        return queue
+
+    def remove(self, request_id: str) -> None:
+        self._queues.pop(request_id, None)
+
+    def deliver(self, events: list[OutputEvent]) -> None:
+        batches = defaultdict(list)
+        for event in events:
+            loop, queue = self._queues.get(event.request_id, (None, None))
+            if loop is not None and queue is not None:
+                batches[loop].append((queue, event))
+        for loop, batch in batches.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, batch)
+            except RuntimeError:  # the event loop has been closed: nobody waits any more
+                logger.debug("dropped %d events of a closed event loop", len(batch))
+
+
+def _put_all(batch: list[tuple["asyncio.Queue[OutputEvent]", OutputEvent]]) -> None:
+    for queue, event in batch:
+        queue.put_nowait(event)
+
+
+class ThreadedEngine:
+    """Implements `engine.api.Engine`. Make it with `start`."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+        self._subscribers = _Subscribers()
+        self._draining = False
+        self._parts: EngineParts
+        self._thread: threading.Thread
+
+    @classmethod
+    def start(cls, build: Build) -> "ThreadedEngine":
+        """Start the thread; returns when `build` has run on it, and raises what that raises."""
+        engine = cls()
+        built: Future[EngineParts] = Future()
+        engine._thread = threading.Thread(
+            target=engine._main, args=(build, built), name="engine", daemon=True
+        )
+        engine._thread.start()
+        engine._parts = built.result()
+        return engine
+
+    @property
+    def card(self) -> ModelCard:
+        return self._parts.card
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._parts.tokenizer
+
+    async def generate(self, request: Request) -> AsyncIterator[OutputEvent]:
+        if self._draining:
+            raise EngineStopped("the daemon is shutting down and takes no new requests")
+        live = request.n
+        queue = self._subscribers.add(request.id)
+        try:
+            await self._ask(partial(self._loop.submit, request, time.monotonic()))
+            while live:
+                event = await queue.get()
+                live -= event.finish_reason is not None
+                yield event
+        finally:
+            self._subscribers.remove(request.id)
+            if live:
+                self._tell(partial(self._loop.abort, request.id))
+
+    async def stats(self) -> EngineStats:
+        return await self._ask(partial(engine_stats, self._loop.scheduler, self._block_bytes))
+
+    async def clear_cache(self) -> Cleared:
+        blocks = await self._ask(self._loop.scheduler.store.clear)
+        return Cleared(blocks, blocks * self._block_bytes)
+
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+        return await self._ask(partial(self._probe, prompt, cache_salt))
+
+    async def requests(self) -> tuple[RequestInfo, ...]:
+        return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.timing))
+
+    def is_alive(self) -> bool:
+        idle_seconds = time.monotonic() - self._loop.last_turn_seconds
+        stalled = self._loop.scheduler.has_work and idle_seconds > STALL_SECONDS
+        return self._thread.is_alive() and not self._inbox.is_closed and not stalled
+
+    async def drain(self, timeout_seconds: float) -> None:
+        self._draining = True
+        idle = Future[None]()
+        try:
+            await self._ask(partial(self._loop.when_idle, partial(_resolve, idle)))
+            await asyncio.wait_for(asyncio.wrap_future(idle), timeout_seconds)
+        except TimeoutError:
+            logger.warning("aborting what is left after %g seconds", timeout_seconds)
+        except EngineStopped:
+            logger.warning("the engine had stopped before")
+        self._tell(self._loop.abort_all)
+        self._tell(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+
+    @property
+    def _loop(self) -> EngineLoop:
+        return self._parts.loop
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._parts.block_bytes
+
+    async def _ask(self, function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._inbox.post(function))
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        """The same without an answer. A stopped engine need not be told anything."""
+        with suppress(EngineStopped):
+            self._inbox.post(function)
+
+    def _probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+        scheduler = self._loop.scheduler
+        namespace, block_size = scheduler.namespace(cache_salt), scheduler.store.block_size
+        cached_tokens = scheduler.store.probe(namespace, Tokens(prompt))
+        digests = block_digests(namespace, prompt[:cached_tokens], block_size)
+        return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
+
+    def _main(self, build: Build, built: "Future[EngineParts]") -> None:
+        """The engine thread, from loading the model to the last turn."""
+        try:
+            parts = build(self._inbox, self._subscribers.deliver)
+        except BaseException as error:
+            self._inbox.close()
+            built.set_exception(error)
+            return
+        built.set_result(parts)
+        try:
+            parts.loop.run()
+        except Exception:
+            logger.critical("the engine loop has died", exc_info=True)
+        finally:
+            self._inbox.close()
+            self._subscribers.deliver(_last_events(parts.loop))
+
+
+def _resolve(future: "Future[None]") -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(None)
+
+
+def _last_events(loop: EngineLoop) -> list[OutputEvent]:
+    """So that nobody hangs: one terminal event for each sequence that a dead loop leaves behind."""
+    return [
+        OutputEvent(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            finish_reason=FinishReason.ERROR,
+            usage=sequence.usage,
+            error="the engine has stopped",
+        )
+        for sequence in loop.live()
+    ]

@@ -1,0 +1,70 @@
+"""How long things took, told to a Telemetry. The loop's clock is the only one in the engine."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from engine.api import Telemetry
+from engine.sequence import Sequence
+from engine.types import OutputEvent, Request
+
+
+@dataclass(slots=True)
+class _Life:
+    """When one sequence arrived and last produced a token, in seconds of the loop's clock."""
+
+    arrived: float
+    last_token: float | None = None
+
+
+class Timing:
+    """Follows each sequence from its arrival to its last event."""
+
+    def __init__(self, clock: Callable[[], float], telemetry: Telemetry) -> None:
+        self._clock = clock
+        self._telemetry = telemetry
+        self._lives: dict[tuple[str, int], _Life] = {}
+        self._unscheduled: set[tuple[str, int]] = set()
+
+    def now(self) -> float:
+        return self._clock()
+
+    def arrived(self, request: Request, seconds: float) -> None:
+        for index in range(request.n):
+            self._lives[request.id, index] = _Life(seconds)
+            self._unscheduled.add((request.id, index))
+
+    def age_seconds(self, sequence: Sequence) -> float:
+        return self._clock() - self._lives[sequence.request.id, sequence.index].arrived
+
+    def scheduled(self, running: Iterable[Sequence]) -> None:
+        """These are in the step that is about to begin."""
+        if not self._unscheduled:
+            return
+        now = self._clock()
+        for sequence in running:
+            key = sequence.request.id, sequence.index
+            if key in self._unscheduled:
+                self._unscheduled.remove(key)
+                self._telemetry.queue_wait(now - self._lives[key].arrived)
+
+    def stepped(self, started: float) -> None:
+        self._telemetry.step(self._clock() - started)
+
+    def emitted(self, events: Iterable[OutputEvent]) -> None:
+        now = self._clock()
+        for event in events:
+            key = event.request_id, event.index
+            life = self._lives[key]
+            if event.token_ids:
+                self._token(life, now)
+            if event.finish_reason is not None:
+                self._telemetry.finished(now - life.arrived)
+                self._unscheduled.discard(key)
+                del self._lives[key]
+
+    def _token(self, life: _Life, now: float) -> None:
+        if life.last_token is None:
+            self._telemetry.first_token(now - life.arrived)
+        else:
+            self._telemetry.token_gap(now - life.last_token)
+        life.last_token = now

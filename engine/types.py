@@ -1,0 +1,209 @@
+"""What the server and the engine say to each other. Frozen values, no behaviour, no MLX."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Protocol
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end-of-sequence token or a stop string
+    LENGTH = "length"  # max_tokens or the context length
+    ABORT = "abort"  # the client left, or the daemon stopped
+    ERROR = "error"  # the step that computed it raised
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. The defaults change nothing about the model's distribution.
+
+    Order of application: logit_bias and penalties on the logits, then temperature, top_k, top_p,
+    min_p. Log-probabilities that are reported come from the logits before any of these.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None  # None: the engine draws one
+    top_logprobs: int | None = None  # None: none; 0: the chosen token's alone
+    min_tokens: int = 0  # no stop token is sampled before
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One validated request. `id` is the server's own and unique for the life of the daemon."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int  # 0: score the prompt only
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's own
+    ignore_eos: bool = False
+    n: int = 1
+    priority: int = 0  # lower is served first
+    cache_salt: str = ""
+    prompt_logprobs: int | None = None  # top alternatives for every prompt token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its log-probability (natural logarithm) and the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens counted for one sequence."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEvent:
+    """News of one sequence: the tokens of a step, the text they complete, or its end.
+
+    `text` may be empty while a character or a possible stop string is incomplete. Exactly one
+    event of each sequence has a `finish_reason`; it is the last.
+    """
+
+    request_id: str
+    index: int  # which of the request's n sequences
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry None; sent once
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None  # with finish_reason
+    error: str | None = None  # with FinishReason.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """The store at one moment. A block is free, cached (only the tree holds it) or held."""
+
+    block_size: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    blocks_shared: int  # in two tables or more; counted in blocks_held too
+    arena_bytes: int
+    nodes: int
+    queried_tokens: int
+    hit_tokens: int
+    evictions: int
+    cow_copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges and monotonic counters of the engine."""
+
+    running: int
+    waiting: int
+    finished: Mapping[FinishReason, int]
+    computed_prompt_tokens: int
+    cached_prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+    steps: int
+    cache: CacheStats
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What a cache clear gave back."""
+
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a prompt would find in the cache: tokens, and the names of the whole blocks."""
+
+    cached_tokens: int
+    block_digests: tuple[str, ...]  # hexadecimal; see kvstore/digest.py
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """One live sequence, for the admin's eyes."""
+
+    request_id: str
+    index: int
+    status: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    blocks: int
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the server needs to know about the loaded model."""
+
+    name: str  # directory or repository it came from
+    fingerprint: str  # short digest of config and weights' identity: system_fingerprint
+    vocab_size: int
+    max_context_tokens: int
+    eos_token_ids: frozenset[int]
+    kv_bytes_per_token: int
+    arena_tokens: int  # what the whole arena holds
+    block_size: int
+    device: str  # "cpu" or "gpu", with its name
+    dtype: str
+    blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Safe to call from several threads."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens, special tokens included."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token, half characters included."""
+        ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, object]], **template_arguments: object
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn.
+
+        Raises ValueError when the model has no template or the template refuses the messages.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine is told at start. Validated by the server's settings."""
+
+    model: str  # a directory, a Hugging Face repository, or "" for the embedded default
+    kv_cache_bytes: int | None = None  # None: a share of what the machine has left
+    block_size: int = 32  # tokens
+    max_running: int = 32  # sequences computed in one step
+    max_waiting: int = 1024  # requests queued before new ones are refused
+    step_tokens: int = 512  # tokens computed in one step
+    prefix_cache: bool = True
+    attention: str = "auto"  # "auto", "gather" or "cascade"
