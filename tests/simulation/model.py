@@ -1,0 +1,67 @@
+"""A language model made of hashes, so that a wrong KV value anywhere changes every later token.
+
+The KV of a position is `chain(KV of the position before, its token)`; the next token is a function
+of the last KV and of the sample order. What a request must generate follows from its prompt alone.
+"""
+
+from dataclasses import dataclass
+
+from engine.types import FinishReason, Request
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+ROOT = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def chain(previous: int, token_id: int) -> int:
+    """The KV behind `previous`: splitmix64 of both."""
+    z = (previous + 0x9E3779B97F4A7C15 * (token_id + 1)) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def next_token(kv: int, seed: int, output_index: int, vocab_size: int) -> int:
+    return chain(chain(kv, seed & _MASK), output_index) % vocab_size
+
+
+def text_of(token_ids: list[int]) -> str:
+    return "".join(ALPHABET[token_id % len(ALPHABET)] for token_id in token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one sequence must say when nothing goes wrong."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+
+
+def expected(
+    request: Request, seed: int, vocab_size: int, stop_token_ids: frozenset[int]
+) -> Expected:
+    """Generate without a cache, without neighbours, one token after another."""
+    kv, generated = ROOT, list[int]()
+    for token_id in request.prompt:
+        kv = chain(kv, token_id)
+    while len(generated) < request.max_tokens:
+        banned = stop_token_ids if len(generated) < request.sampling.min_tokens else frozenset()
+        token_id = sample(kv, seed, len(generated), vocab_size, banned)
+        generated.append(token_id)
+        kv = chain(kv, token_id)
+        if token_id in stop_token_ids:
+            return Expected(generated, text_of(generated[:-1]), FinishReason.STOP)
+        text = text_of(generated)
+        cuts = [text.find(stop) for stop in request.stop if stop in text]
+        if cuts:
+            return Expected(generated, text[: min(cuts)], FinishReason.STOP)
+    return Expected(generated, text_of(generated), FinishReason.LENGTH)
+
+
+def sample(kv: int, seed: int, output_index: int, vocab_size: int, banned: frozenset[int]) -> int:
+    """The first token, counting up from `next_token`, that is not banned."""
+    token_id = next_token(kv, seed, output_index, vocab_size)
+    while token_id in banned:
+        token_id = (token_id + 1) % vocab_size
+    return token_id

@@ -1,0 +1,259 @@
+"""The real scheduler, store and loop under random load, with everything recounted at each step.
+
+One seed decides all: the sizes, the arrivals, the aborts, the clears, the faults.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from random import Random
+
+from engine.api import InvalidRequest, QueueFull
+from engine.inbox import Inbox
+from engine.loop import EngineLoop
+from engine.output import OutputFactory
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.sharing import NoSharing, Sharing, WaitForTwins
+from engine.step import Row
+from engine.timing import Timing
+from engine.types import FinishReason, OutputEvent, Request, SamplingParams
+from engine.validation import Limits
+from kvstore import invariants
+from kvstore.block_pool import BlockPool
+from kvstore.prefix_index import NoIndex, PrefixIndex
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from tests.simulation.fake_runner import FakeRunner, InjectedError
+from tests.simulation.model import Expected, expected, text_of
+
+EOS = 0
+
+
+class LetterDetokenizer:
+    """One token, one letter."""
+
+    def add(self, token_id: int) -> str:
+        return text_of([token_id])
+
+    def finish(self) -> str:
+        return ""
+
+
+class SilentTelemetry:
+    """Nobody watches."""
+
+    def step(self, seconds: float) -> None: ...
+
+    def queue_wait(self, seconds: float) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def token_gap(self, seconds: float) -> None: ...
+
+    def finished(self, seconds: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Client:
+    """What somebody who sent a request has received so far, by index."""
+
+    request: Request
+    sequences: list[Sequence]
+    expected: list[Expected]
+    token_ids: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    text: dict[int, str] = field(default_factory=lambda: defaultdict(str))
+    ends: dict[int, OutputEvent] = field(default_factory=dict)
+
+    def receive(self, event: OutputEvent) -> None:
+        assert event.index not in self.ends, "an event after the terminal one"
+        self.token_ids[event.index] += event.token_ids
+        self.text[event.index] += event.text
+        if event.finish_reason is not None:
+            self.ends[event.index] = event
+            self._check_end(event)
+
+    def _check_end(self, event: OutputEvent) -> None:
+        expected = self.expected[event.index]
+        token_ids, text = self.token_ids[event.index], self.text[event.index]
+        assert token_ids == expected.token_ids[: len(token_ids)], "other tokens than when alone"
+        assert expected.text.startswith(text), "other text than when alone"
+        usage = event.usage
+        assert usage is not None
+        assert usage.prompt_tokens == len(self.request.prompt)
+        assert usage.completion_tokens == len(token_ids)
+        assert 0 <= usage.cached_tokens < usage.prompt_tokens
+        if event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
+            assert event.finish_reason is expected.finish_reason
+            assert (token_ids, text) == (expected.token_ids, expected.text), "cut short"
+
+
+class Simulation:
+    """One daemon's life. `step` is one turn of the loop, with whatever happens around it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        self.clients: dict[str, Client] = {}
+        self._fault_rate = self.random.choice([0.0, 0.0, 0.01, 0.1])
+        self._abort_rate = self.random.choice([0.0, 0.02, 0.1])
+        self._arrival_rate = self.random.choice([0.1, 0.3, 0.8])
+        self._max_tokens = self.random.choice([[0, 1, 2, 5], [5, 20], [30, 60]])
+        self._clear_rate = self.random.choice([0.0, 0.01])
+        self._build()
+        self._prefixes = [self._tokens(1, 5 * self.block_size) for _ in range(4)]
+
+    def _build(self) -> None:
+        random = self.random
+        self.block_size = random.choice([1, 2, 3, 4, 8])
+        n_blocks = random.choice([6, 12, 24, 48])
+        self.limits = Limits(
+            vocab_size=random.choice([3, 5, 30]),
+            max_context_tokens=random.choice([24, 60, 200]),
+            arena_tokens=(n_blocks - 1) * self.block_size,
+            max_running=random.choice([1, 3, 8]),
+            max_waiting=random.choice([4, 16]),
+            step_tokens=random.choice([8, 9, 16, 64]),
+        )
+        self.pool = BlockPool(n_blocks)
+        index: PrefixIndex = RadixTree(self.pool, self.block_size)
+        sharing: Sharing = WaitForTwins(self.block_size)
+        if random.random() < 0.1:
+            index, sharing = NoIndex(), NoSharing()
+        self.store = KVStore(self.pool, index, self.block_size)
+        self.runner = FakeRunner(
+            self.pool, self.block_size, self.limits.vocab_size, self._fault, self._row_fault
+        )
+        self.outputs = OutputFactory(frozenset({EOS}), LetterDetokenizer)
+        self.scheduler = Scheduler(
+            self.store, sharing, self.outputs, self.limits, lambda: random.getrandbits(32)
+        )
+        timing = Timing(lambda: self.now, SilentTelemetry())
+        self.inbox = Inbox()
+        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self._deliver, timing)
+
+    def step(self) -> None:
+        """Let something happen, then turn the loop once and recount everything."""
+        random = self.random
+        if random.random() < self._arrival_rate:
+            self.submit()
+        if self.clients and random.random() < self._abort_rate:
+            self.loop.abort(random.choice(list(self.clients)))
+        if random.random() < self._clear_rate:
+            self.store.clear(random.choice([None, self.scheduler.namespace("salt")]))
+        self.turn()
+
+    def turn(self) -> None:
+        self.now += 1.0
+        if self.scheduler.has_work:
+            steps_before = self.scheduler.counters.steps
+            self.inbox.post(lambda: None)
+            self.loop.turn()
+            self.steps += 1
+            assert self.scheduler.counters.steps >= steps_before
+        invariants.check(self.store)
+        if not self.scheduler.has_work:
+            invariants.check_idle(self.store)
+
+    def settle(self) -> None:
+        """No more arrivals: everybody must come to an end, and leave nothing held."""
+        self._fault_rate = 0.0
+        turns_left = 200 + 40 * sum(s.request.max_tokens + 60 for s in self.loop.live())
+        while self.scheduler.has_work:
+            self.turn()
+            turns_left -= 1
+            assert turns_left > 0, "the sequences that are left make no progress"
+        assert not self.clients, "a client never got its terminal events"
+        self.store.clear()
+        assert self.pool.n_free == self.pool.n_blocks
+
+    def submit(self) -> None:
+        request = self._request()
+        try:
+            self.loop.submit(request, self.now)
+        except (InvalidRequest, QueueFull):
+            return
+        sequences = [s for s in self.loop.live() if s.request is request]
+        self.clients[request.id] = Client(
+            request, sequences, [self._expected(sequence) for sequence in sequences]
+        )
+
+    def _expected(self, sequence: Sequence) -> Expected:
+        stop_token_ids = self.outputs.stop_token_ids(sequence.request)
+        return expected(sequence.request, sequence.seed, self.limits.vocab_size, stop_token_ids)
+
+    def _request(self) -> Request:
+        random = self.random
+        max_tokens = random.choice(self._max_tokens)
+        return Request(
+            id=str(random.getrandbits(64)),
+            prompt=tuple(self._prompt()),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(
+                seed=random.choice([None, 1]),
+                min_tokens=min(random.choice([0, 0, 3]), max_tokens),
+            ),
+            stop=random.choice([(), (), ("ab",), ("ca", "b")]),
+            ignore_eos=random.random() < 0.5,
+            n=random.choice([1, 1, 1, 2, 4]),
+            priority=random.choice([0, 0, 0, -1, 1]),
+            cache_salt=random.choice(["", "", "", "salt"]),
+            prompt_logprobs=random.choice([None] * 9 + [1]),
+        )
+
+    def _prompt(self) -> list[int]:
+        """Often the beginning of something seen before, so that prefixes meet and diverge."""
+        random = self.random
+        prompt = list(random.choice(self._prefixes))
+        cut = random.randint(1, len(prompt))
+        prompt = prompt[:cut] + self._tokens(0, 2 * self.block_size)
+        if random.random() < 0.3:
+            self._prefixes[random.randrange(len(self._prefixes))] = prompt
+        return prompt
+
+    def _tokens(self, least: int, most: int) -> list[int]:
+        vocab_size = self.limits.vocab_size
+        count = self.random.randint(least, max(least, most))
+        return [self.random.randrange(vocab_size) for _ in range(count)]
+
+    def _deliver(self, events: list[OutputEvent]) -> None:
+        for event in events:
+            assert event.error is None or "injected" in event.error, event.error
+            client = self.clients[event.request_id]
+            client.receive(event)
+            if event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
+                self._check_cached_tokens(client.sequences[event.index])
+            if event.prompt_logprobs is not None:
+                assert len(event.prompt_logprobs) == len(client.request.prompt)
+            if len(client.ends) == client.request.n:
+                del self.clients[event.request_id]
+
+    def _check_cached_tokens(self, sequence: Sequence) -> None:
+        """What was not reported as cached has been computed, each token once."""
+        uncomputed = 1 if sequence.output_tokens else 0  # the last sampled token needs no KV
+        computed = self.runner.computed_tokens.pop(sequence.id)
+        if sequence.admissions == 1:
+            assert sequence.cached_tokens + computed == len(sequence.tokens) - uncomputed
+
+    def _fault(self) -> None:
+        if self.random.random() < self._fault_rate:
+            raise InjectedError("injected")
+
+    def _row_fault(self, row: Row) -> bool:
+        return self.random.random() < self._fault_rate / 4
+
+
+def run(seed: int, steps: int) -> int:
+    """Simulate for about `steps` steps of one daemon; returns how many there were.
+
+    Raises AssertionError with the seed in its notes when anything does not hold.
+    """
+    try:
+        simulation = Simulation(seed)
+        for _ in range(steps):
+            simulation.step()
+        simulation.settle()
+    except BaseException as error:
+        error.add_note(f"simulation seed {seed}, {steps} steps")
+        raise
+    return simulation.steps
