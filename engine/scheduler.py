@@ -177,12 +177,8 @@ class Scheduler:
         def order(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
             return sequence.remaining_tokens > 1, policy.admission_key(sequence)
 
-        for sequence in sorted(self._running, key=order):
-            if draft.budget_tokens == 0:
-                return
+        for sequence in sorted(self._running, key=order):  # Limits leave each of them a token
             if sequence.status is Status.RUNNING:  # not preempted by one before it
-                if sequence.remaining_tokens > 1:
-                    self._adopt_more(sequence)
                 self._schedule(sequence, draft)
 
     def _schedule_waiting(self, draft: _Draft) -> None:
@@ -225,14 +221,6 @@ class Scheduler:
         ):
             return self._store.fork(first.lease, tokens, forked_tokens)
         return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks)
-
-    def _adopt_more(self, sequence: Sequence) -> None:
-        if not _adopts(sequence):
-            return
-        gained_tokens = self._store.adopt_more(held_lease(sequence))
-        if sequence.admissions == 1:
-            sequence.cached_tokens += gained_tokens
-            self.counters.cached_prompt_tokens += gained_tokens
 
     def _schedule(self, sequence: Sequence, draft: _Draft) -> None:
         """Put as much of the sequence into the step as the budget allows."""
@@ -291,9 +279,9 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence, message: str) -> OutputEvent:
         """Its blocks may hold anything: they are let go, not donated."""
-        lease = self._leave(sequence, FinishReason.ERROR)
-        if lease is not None:
-            self._store.release(lease)
+        lease = held_lease(sequence)
+        self._leave(sequence, FinishReason.ERROR)
+        self._store.release(lease)
         return OutputEvent(
             request_id=sequence.request.id,
             index=sequence.index,

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -113,7 +113,7 @@ class ThreadedEngine:
     def tokenizer(self) -> Tokenizer:
         return self._parts.tokenizer
 
-    async def generate(self, request: Request) -> AsyncIterator[OutputEvent]:
+    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         if self._draining:
             raise EngineStopped("the daemon is shutting down and takes no new requests")
         live = request.n

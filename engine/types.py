@@ -207,3 +207,20 @@ class EngineConfig:
     step_tokens: int = 512  # tokens computed in one step
     prefix_cache: bool = True
     attention: str = "auto"  # "auto", "gather" or "cascade"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """What the machine offers the configured model; the answer of `rootstock doctor`."""
+
+    device: str  # "cpu" or "gpu", with its name
+    memory_bytes: int
+    left_bytes: int  # not in use now
+    blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
+    advice: str  # what to install for a faster one; "" when nothing
+    mlx_version: str
+    mlx_lm_version: str
+    model: str
+    arena_tokens: int  # what the KV budget comes to for this model; 0 with a problem
+    arena_bytes: int
+    problem: str  # why the model cannot be served here; "" when it can

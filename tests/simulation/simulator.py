@@ -184,14 +184,18 @@ class Simulation:
 
     def _request(self) -> Request:
         random = self.random
+        most = min(self.limits.max_context_tokens, self.limits.arena_tokens)
+        prompt = self._prompt()[: most if random.random() < 0.9 else None]
         max_tokens = random.choice(self._max_tokens)
+        if random.random() < 0.9:
+            max_tokens = min(max_tokens, most - len(prompt))
         return Request(
             id=str(random.getrandbits(64)),
-            prompt=tuple(self._prompt()),
+            prompt=tuple(prompt),
             max_tokens=max_tokens,
             sampling=SamplingParams(
                 seed=random.choice([None, 1]),
-                min_tokens=min(random.choice([0, 0, 3]), max_tokens),
+                min_tokens=max(min(random.choice([0, 0, 3]), max_tokens), 0),
             ),
             stop=random.choice([(), (), ("ab",), ("ca", "b")]),
             ignore_eos=random.random() < 0.5,

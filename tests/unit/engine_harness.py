@@ -1,0 +1,151 @@
+"""A scheduler over a real store and the hash model, driven step by step."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
+
+from engine.output import OutputFactory
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.sharing import NoSharing, WaitForTwins
+from engine.step import Row, StepPlan
+from engine.types import FinishReason, OutputEvent, Request, SamplingParams, Usage
+from engine.validation import Limits
+from kvstore import invariants
+from kvstore.block_pool import BlockPool
+from kvstore.prefix_index import NoIndex
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from tests.simulation.fake_runner import FakeRunner
+from tests.simulation.simulator import LetterDetokenizer
+
+VOCAB_SIZE = 50
+NEVER_EOS = VOCAB_SIZE - 1
+
+
+class Harness:
+    """Steps are taken with `step`; what came of each request is in `events` and `usage`."""
+
+    def __init__(
+        self,
+        n_blocks: int = 64,
+        block_size: int = 4,
+        step_tokens: int = 32,
+        max_running: int = 16,
+        max_waiting: int = 64,
+        eos_token_ids: frozenset[int] = frozenset(),
+        row_fault: Callable[[Row], bool] = lambda row: False,
+    ) -> None:
+        self.pool = BlockPool(n_blocks)
+        self.store = KVStore(self.pool, RadixTree(self.pool, block_size), block_size)
+        self.fault: Callable[[], None] = lambda: None
+        self.runner = FakeRunner(self.pool, block_size, VOCAB_SIZE, self._raise_fault, row_fault)
+        self.limits = Limits(
+            vocab_size=VOCAB_SIZE,
+            max_context_tokens=200,
+            arena_tokens=(n_blocks - 1) * block_size,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            step_tokens=step_tokens,
+        )
+        self.outputs = OutputFactory(eos_token_ids, LetterDetokenizer)
+        self.scheduler = Scheduler(
+            self.store, WaitForTwins(block_size), self.outputs, self.limits, lambda: 7
+        )
+        self.events: dict[str, list[OutputEvent]] = defaultdict(list)
+        self.plans: list[StepPlan] = []
+        self._ids = count()
+
+    def _raise_fault(self) -> None:
+        self.fault()
+
+    def without_prefix_cache(self) -> "Harness":
+        block_size = self.store.block_size
+        self.store = KVStore(self.pool, NoIndex(), block_size)
+        self.scheduler = Scheduler(self.store, NoSharing(), self.outputs, self.limits, lambda: 7)
+        return self
+
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        *,
+        sampling: SamplingParams | None = None,
+        stop: tuple[str, ...] = (),
+        n: int = 1,
+        priority: int = 0,
+        cache_salt: str = "",
+        prompt_logprobs: int | None = None,
+    ) -> str:
+        request = Request(
+            id=f"request-{next(self._ids)}",
+            prompt=tuple(prompt),
+            max_tokens=max_tokens,
+            sampling=sampling or SamplingParams(seed=3),
+            stop=stop,
+            n=n,
+            priority=priority,
+            cache_salt=cache_salt,
+            prompt_logprobs=prompt_logprobs,
+        )
+        self.scheduler.add(request)
+        return request.id
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        self.plans.append(plan)
+        try:
+            result = self.runner.run(plan)
+        except RuntimeError as error:
+            events = self.scheduler.fail(plan, str(error))
+        else:
+            events = self.scheduler.commit(plan, result)
+        self.take(events)
+        invariants.check(self.store)
+        return plan
+
+    def take(self, events: list[OutputEvent]) -> None:
+        for event in events:
+            self.events[event.request_id].append(event)
+
+    def finish(self) -> None:
+        """Step until everybody has ended."""
+        for _ in range(1000):
+            if not self.scheduler.has_work:
+                invariants.check_idle(self.store)
+                return
+            self.step()
+        raise AssertionError("no end after 1000 steps")
+
+    def serve(self, prompt: list[int], max_tokens: int = 4, **options: object) -> str:
+        request_id = self.add(prompt, max_tokens, **options)  # type: ignore[arg-type]
+        self.finish()
+        return request_id
+
+    def usage(self, request_id: str, index: int = 0) -> Usage:
+        usage = self.end(request_id, index).usage
+        assert usage is not None
+        return usage
+
+    def end(self, request_id: str, index: int = 0) -> OutputEvent:
+        ends = [e for e in self.events[request_id] if e.index == index and e.finish_reason]
+        assert len(ends) == 1
+        return ends[0]
+
+    def reason(self, request_id: str, index: int = 0) -> FinishReason | None:
+        return self.end(request_id, index).finish_reason
+
+    def output(self, request_id: str, index: int = 0) -> list[int]:
+        return [t for e in self.events[request_id] if e.index == index for t in e.token_ids]
+
+    def text(self, request_id: str, index: int = 0) -> str:
+        return "".join(e.text for e in self.events[request_id] if e.index == index)
+
+    def sequence(self, request_id: str) -> Sequence:
+        everyone = self.scheduler.running + self.scheduler.waiting
+        return next(s for s in everyone if s.request.id == request_id)
+
+
+def prompt(start: int, n_tokens: int) -> list[int]:
+    """Tokens that differ from those of any other start."""
+    return [(start * 7 + i * i + i * start) % (VOCAB_SIZE - 1) for i in range(n_tokens)]

@@ -1,0 +1,370 @@
+"""What the scheduler promises, one promise a test. The simulation covers their mixtures."""
+
+from itertools import pairwise
+
+import pytest
+
+from engine.api import InvalidRequest, QueueFull
+from engine.types import FinishReason, Request, SamplingParams
+from tests.simulation.fake_runner import InjectedError
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+
+
+def raise_injected() -> None:
+    raise InjectedError("injected")
+
+
+def test_a_resent_prompt_hits_all_but_its_last_token() -> None:
+    harness = Harness()
+    cold = harness.serve(prompt(1, 19))
+    warm = harness.serve(prompt(1, 19))
+    assert harness.usage(cold).cached_tokens == 0
+    assert harness.usage(warm).cached_tokens == 18
+    assert harness.output(warm) == harness.output(cold)
+
+
+def test_the_next_turn_hits_the_previous_answer_up_to_its_last_computed_token() -> None:
+    harness = Harness()
+    first = harness.serve(prompt(1, 10), max_tokens=6)
+    history = prompt(1, 10) + harness.output(first)
+    second = harness.serve(history + prompt(2, 5))
+    assert harness.usage(second).cached_tokens == len(history) - 1
+
+
+def test_a_prompt_hits_up_to_the_very_token_where_it_diverges() -> None:
+    harness = Harness(block_size=8)
+    harness.serve(prompt(1, 20))
+    other = [*prompt(1, 13), VOCAB_SIZE - 1, *prompt(3, 6)]
+    assert harness.usage(harness.serve(other)).cached_tokens == 13
+
+
+def test_sixteen_cold_twins_prefill_their_system_prompt_once() -> None:
+    harness = Harness(n_blocks=200, step_tokens=16)
+    system = prompt(1, 40)
+    twins = [harness.add([*system, i, i + 1, i + 2]) for i in range(16)]
+    harness.finish()
+    cached = sum(harness.usage(twin).cached_tokens for twin in twins)
+    assert cached == 15 * 40
+    prompt_tokens = 16 * 43
+    assert harness.scheduler.counters.computed_prompt_tokens == prompt_tokens - cached
+
+
+def test_while_twins_run_their_prefix_is_held_by_all_and_stored_once() -> None:
+    harness = Harness(n_blocks=200, step_tokens=64)
+    for i in range(5):
+        harness.add([*prompt(1, 40), i], max_tokens=50)
+    while len(harness.scheduler.running) < 5:
+        harness.step()
+    tables = [s.lease.table[:10] for s in harness.scheduler.running if s.lease]
+    assert all(table == tables[0] for table in tables)
+    assert {harness.pool.count(block) for block in tables[0]} == {5 + 1}
+
+
+def test_without_a_prefix_cache_nothing_is_shared_and_nothing_changes() -> None:
+    shared, alone = Harness(), Harness().without_prefix_cache()
+    for harness in (shared, alone):
+        harness.serve(prompt(1, 19))
+        harness.serve(prompt(1, 19))
+    outputs = [[harness.output(r) for r in harness.events] for harness in (shared, alone)]
+    assert outputs[0] == outputs[1]
+    assert [alone.usage(request).cached_tokens for request in alone.events] == [0, 0]
+    assert alone.pool.n_free == alone.pool.n_blocks
+
+
+def test_a_long_prompt_never_keeps_a_decode_from_its_step() -> None:
+    harness = Harness(step_tokens=16)
+    decode = harness.add(prompt(1, 4), max_tokens=30)
+    harness.step()
+    harness.add(prompt(2, 100))
+    for _ in range(7):
+        before = len(harness.output(decode))
+        harness.step()
+        assert len(harness.output(decode)) == before + 1
+    chunks = [len(plan.rows[-1].tokens) for plan in harness.plans[1:]]
+    assert chunks == [15] * 6 + [10]
+
+
+def test_a_step_never_exceeds_its_token_budget() -> None:
+    harness = Harness(n_blocks=200, step_tokens=16, max_running=16)
+    for i in range(20):
+        harness.add(prompt(i, 5 + i))
+    harness.finish()
+    assert max(sum(len(r.tokens) for r in plan.rows) for plan in harness.plans) <= 16
+
+
+def test_lower_priority_numbers_go_first_then_the_earlier() -> None:
+    harness = Harness(max_running=1)
+    late, early, urgent = (
+        harness.add(prompt(1, 5)),
+        harness.add(prompt(2, 5)),
+        harness.add(prompt(3, 5), priority=-1),
+    )
+    harness.finish()
+    ends = [r for r in harness.events if harness.end(r)]
+    assert ends == [urgent, late, early]
+
+
+def test_preempted_sequences_say_what_they_would_have_said() -> None:
+    prompts = [prompt(i, 10) for i in range(4)]
+    roomy, tight = Harness(n_blocks=64), Harness(n_blocks=12)
+    outputs = []
+    for harness in (roomy, tight):
+        requests = [harness.add(p, max_tokens=16) for p in prompts]
+        harness.finish()
+        outputs.append([harness.output(request) for request in requests])
+    assert roomy.scheduler.counters.preemptions == 0
+    assert tight.scheduler.counters.preemptions > 0
+    assert outputs[0] == outputs[1]
+
+
+def test_the_lowest_priority_gives_way() -> None:
+    harness = Harness(n_blocks=9, block_size=4)
+    low = harness.add(prompt(1, 11), max_tokens=12, priority=5)
+    high = harness.add(prompt(2, 11), max_tokens=12)
+    while harness.scheduler.counters.preemptions == 0:
+        harness.step()
+    assert harness.sequence(low) in harness.scheduler.waiting
+    assert harness.sequence(high) in harness.scheduler.running
+    harness.finish()
+    assert len(harness.output(low)) == len(harness.output(high)) == 12
+
+
+def test_a_sequence_with_nobody_below_it_gives_way_itself() -> None:
+    harness = Harness(n_blocks=9, block_size=4)
+    high = harness.add(prompt(2, 11), max_tokens=12)
+    low = harness.add(prompt(1, 12), max_tokens=12, priority=5)
+    while harness.scheduler.counters.preemptions == 0:
+        plan = harness.step()
+    assert [row.sequence_id for row in plan.rows] == [harness.sequence(high).id]
+    harness.finish()
+    assert len(harness.output(low)) == 12
+
+
+def test_n_outputs_share_one_prompt_and_copy_only_its_tail() -> None:
+    harness = Harness(block_size=8)
+    request = harness.add(prompt(1, 21), max_tokens=5, n=4)
+    harness.finish()
+    assert [harness.usage(request, i).cached_tokens for i in range(4)] == [0, 20, 20, 20]
+    assert harness.scheduler.counters.computed_prompt_tokens == 21 + 3
+    assert len({tuple(harness.output(request, i)) for i in range(4)}) == 4
+    alone = Harness(block_size=8)
+    for index in range(4):
+        single = alone.serve(prompt(1, 21), 5, sampling=SamplingParams(seed=3 + index))
+        assert alone.output(single) == harness.output(request, index)
+
+
+def test_n_outputs_are_computed_without_a_prefix_cache_too() -> None:
+    harness = Harness(block_size=8).without_prefix_cache()
+    request = harness.add(prompt(1, 21), max_tokens=5, n=3)
+    harness.finish()
+    assert [len(harness.output(request, i)) for i in range(3)] == [5, 5, 5]
+
+
+def test_siblings_go_on_when_the_first_is_gone() -> None:
+    harness = Harness()
+    request = harness.add(prompt(1, 10), max_tokens=0, n=2)
+    harness.finish()
+    assert [harness.reason(request, i) for i in range(2)] == [FinishReason.LENGTH] * 2
+
+
+def test_siblings_of_a_first_that_came_back_are_admitted_through_the_tree() -> None:
+    harness = Harness(n_blocks=10, block_size=4, max_running=2)
+    request = harness.add(prompt(1, 12), max_tokens=16, n=3, priority=1)
+    harness.step()
+    harness.add(prompt(2, 12), max_tokens=16)
+    harness.finish()
+    assert harness.scheduler.counters.preemptions > 0
+    assert [len(harness.output(request, i)) for i in range(3)] == [16] * 3
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_abort_gives_everything_back_in_every_state(steps: int) -> None:
+    harness = Harness(step_tokens=16)
+    request = harness.add(prompt(1, 40), n=2)
+    for _ in range(steps):
+        harness.step()
+    harness.take(harness.scheduler.abort(request))
+    assert [harness.reason(request, i) for i in range(2)] == [FinishReason.ABORT] * 2
+    assert not harness.scheduler.has_work
+    assert harness.pool.n_held == 0
+    assert harness.scheduler.abort(request) == []
+
+
+def test_what_an_aborted_request_has_computed_stays_in_the_cache() -> None:
+    harness = Harness(step_tokens=16)
+    aborted = harness.add(prompt(1, 40))
+    harness.step()
+    harness.take(harness.scheduler.abort(aborted))
+    assert harness.usage(harness.serve(prompt(1, 40))).cached_tokens == 16
+
+
+def test_a_step_that_raises_fails_its_requests_publishes_nothing_and_spares_the_rest() -> None:
+    harness = Harness(max_running=1)
+    doomed, spared = harness.add(prompt(1, 10)), harness.add(prompt(2, 10))
+    harness.fault = raise_injected
+    harness.step()
+    harness.fault = lambda: None
+    harness.finish()
+    assert harness.end(doomed).error == "injected"
+    assert harness.reason(doomed) is FinishReason.ERROR
+    assert harness.reason(spared) is FinishReason.LENGTH
+    assert harness.usage(harness.serve(prompt(1, 10))).cached_tokens == 0
+
+
+def test_a_row_that_fails_alone_harms_no_other() -> None:
+    doomed_start: list[int] = []
+    harness = Harness(row_fault=lambda row: row.sequence_id in doomed_start)
+    doomed, spared = harness.add(prompt(1, 10)), harness.add(prompt(2, 10))
+    doomed_start.append(harness.sequence(doomed).id)
+    harness.finish()
+    assert harness.reason(doomed) is FinishReason.ERROR
+    assert harness.reason(spared) is FinishReason.LENGTH
+
+
+def test_a_clear_under_load_changes_nobody_s_output() -> None:
+    undisturbed, disturbed = Harness(), Harness()
+    requests = []
+    for harness in (undisturbed, disturbed):
+        requests = [harness.add([*prompt(1, 21), i], max_tokens=9) for i in range(3)]
+        while harness.scheduler.has_work:
+            harness.step()
+            if harness is disturbed:
+                harness.store.clear()
+    for request in requests:
+        assert undisturbed.output(request) == disturbed.output(request)
+
+
+def test_a_scored_prompt_is_waited_for_and_waits_for_nobody() -> None:
+    harness = Harness(step_tokens=16)
+    scored = harness.add(prompt(1, 60), prompt_logprobs=0)
+    twin = harness.add(prompt(1, 60))
+    harness.finish()
+    assert harness.usage(scored).cached_tokens == 0
+    assert harness.usage(twin).cached_tokens == 59
+
+
+def test_two_long_prompts_share_the_budget_in_order_of_arrival() -> None:
+    harness = Harness(step_tokens=16)
+    first, second = harness.add(prompt(1, 24)), harness.add(prompt(2, 24))
+    plans = [harness.step() for _ in range(3)]
+    first_id, second_id = 0, 1
+    lengths = [{r.sequence_id: len(r.tokens) for r in plan.rows} for plan in plans]
+    assert lengths == [{first_id: 16}, {first_id: 8, second_id: 8}, {first_id: 1, second_id: 15}]
+    harness.finish()
+    assert len(harness.output(first)) == len(harness.output(second))
+
+
+def test_scoring_computes_every_token_even_of_a_cached_prompt() -> None:
+    harness = Harness(step_tokens=16)
+    harness.serve(prompt(1, 30))
+    scored = harness.serve(prompt(1, 30), 2, prompt_logprobs=1)
+    logprobs = next(e.prompt_logprobs for e in harness.events[scored] if e.prompt_logprobs)
+    assert harness.usage(scored).cached_tokens == 0
+    assert logprobs[0] is None
+    assert [entry.token_id for entry in logprobs[1:] if entry] == prompt(1, 30)[1:]
+
+
+def test_a_prompt_can_be_scored_without_generating() -> None:
+    harness = Harness(step_tokens=16)
+    request = harness.serve(prompt(1, 30), 0, prompt_logprobs=0)
+    assert harness.reason(request) is FinishReason.LENGTH
+    assert harness.output(request) == []
+    assert len(harness.end(request).prompt_logprobs or ()) == 30
+
+
+def test_a_scored_prompt_survives_preemption() -> None:
+    harness = Harness(n_blocks=9, block_size=4, step_tokens=16)
+    scored = harness.add(prompt(1, 12), max_tokens=12, prompt_logprobs=1, priority=3)
+    harness.step()
+    harness.add(prompt(2, 12), max_tokens=12)
+    harness.finish()
+    assert harness.scheduler.counters.preemptions > 0
+    assert len(harness.output(scored)) == 12
+
+
+def test_generation_ends_at_an_eos_token_or_a_stop_string() -> None:
+    free = Harness()
+    output = free.output(free.serve(prompt(1, 5), max_tokens=8))
+    eos = Harness(eos_token_ids=frozenset({output[3]}))
+    request = eos.serve(prompt(1, 5), max_tokens=8)
+    assert eos.output(request) == output[:4]
+    assert eos.text(request) == free.text(next(iter(free.events)))[:3]
+    assert eos.reason(request) is FinishReason.STOP
+    stop = free.text(next(iter(free.events)))[4:6]
+    stopped = Harness()
+    request = stopped.serve(prompt(1, 5), 8, stop=(stop,))
+    assert stopped.text(request) == free.text(next(iter(free.events)))[:4]
+
+
+def test_no_eos_before_min_tokens() -> None:
+    free = Harness()
+    output = free.output(free.serve(prompt(1, 5), max_tokens=8))
+    sampling = SamplingParams(seed=3, min_tokens=3)
+    harness = Harness(eos_token_ids=frozenset({output[0]}))
+    request = harness.serve(prompt(1, 5), 8, sampling=sampling)
+    assert len(harness.output(request)) >= 4 or harness.reason(request) is FinishReason.LENGTH
+    assert output[0] not in harness.output(request)[:3]
+
+
+def test_penalties_are_given_the_tokens_they_punish() -> None:
+    harness = Harness()
+    sampling = SamplingParams(seed=3, repetition_penalty=1.2)
+    harness.serve(prompt(1, 5), 3, sampling=sampling)
+    orders = [row.sample for plan in harness.plans for row in plan.rows if row.sample]
+    assert [list(order.prompt_tokens) for order in orders] == [prompt(1, 5)] * 3
+    assert all(
+        list(after.output_tokens)[:-1] == list(before.output_tokens)
+        for before, after in pairwise(orders)
+    )
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    harness = Harness(max_waiting=2)
+    harness.add(prompt(1, 4), n=2)
+    with pytest.raises(QueueFull) as refusal:
+        harness.add(prompt(2, 4))
+    assert refusal.value.retry_after_seconds >= 1
+    harness.finish()
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (Request("a", (), 4), "prompt"),
+        (Request("a", (1, VOCAB_SIZE), 4), "prompt"),
+        (Request("a", (1, -1), 4), "prompt"),
+        (Request("a", (1,) * 201, 4), "prompt"),
+        (Request("a", (1,), 300), "max_tokens"),
+        (Request("a", (1,), -1), "max_tokens"),
+        (Request("a", (1,), 4, n=0), "n"),
+        (Request("a", (1,), 4, SamplingParams(min_tokens=5)), "min_tokens"),
+        (Request("a", (1,), 4, SamplingParams(top_k=-1)), "top_k"),
+        (Request("a", (1,), 4, SamplingParams(logit_bias={VOCAB_SIZE: 1.0})), "logit_bias"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_once(request_: Request, param: str) -> None:
+    harness = Harness()
+    with pytest.raises(InvalidRequest) as refusal:
+        harness.scheduler.add(request_)
+    assert refusal.value.param == param
+    assert not harness.scheduler.has_work
+
+
+def test_an_id_in_use_is_refused() -> None:
+    harness = Harness()
+    harness.scheduler.add(Request("a", (1,), 4))
+    with pytest.raises(InvalidRequest, match="id a"):
+        harness.scheduler.add(Request("a", (1,), 4))
+
+
+def test_a_prompt_that_fills_the_arena_is_served_and_one_token_more_is_not() -> None:
+    harness = Harness(n_blocks=5, block_size=4)
+    for _ in range(2):
+        assert harness.reason(harness.serve(prompt(1, 12), 4)) is FinishReason.LENGTH
+    with pytest.raises(InvalidRequest, match="KV cache"):
+        harness.add(prompt(1, 12), 5)
+
+
+def test_a_step_budget_below_the_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="step_tokens"):
+        Harness(step_tokens=4, max_running=8)

@@ -1,0 +1,37 @@
+"""A sequence refuses what its status does not allow."""
+
+import pytest
+
+from engine.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
+from engine.types import FinishReason
+from tests.unit.engine_harness import Harness, prompt
+
+
+def test_a_waiting_sequence_has_nothing_to_give_up() -> None:
+    harness = Harness()
+    sequence = harness.sequence(harness.add(prompt(1, 5)))
+    with pytest.raises(IllegalTransitionError, match="WAITING"):
+        sequence.preempt()
+
+
+def test_nothing_follows_the_end() -> None:
+    harness = Harness()
+    sequence = harness.sequence(harness.add(prompt(1, 5)))
+    sequence.finish(FinishReason.ABORT)
+    with pytest.raises(IllegalTransitionError, match="FINISHED -> FINISHED"):
+        sequence.finish(FinishReason.ABORT)
+
+
+def test_every_status_but_the_last_can_end() -> None:
+    for status, followers in LEGAL_TRANSITIONS.items():
+        assert (Status.FINISHED in followers) == (status is not Status.FINISHED)
+
+
+def test_the_queue_gives_back_only_what_waits() -> None:
+    harness = Harness()
+    request = harness.add(prompt(1, 5))
+    sequence = harness.sequence(request)
+    harness.step()
+    queue = type(harness.scheduler._waiting)()
+    with pytest.raises(ValueError, match="does not wait"):
+        queue.remove(sequence)
