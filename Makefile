@@ -1,0 +1,54 @@
+# Two targets are all a newcomer needs: `make serve` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := kvstore engine server load_tests tests
+ARGS ?=
+
+.PHONY: help serve test check format simulate bench doctor clean
+
+help:  ## what there is to make
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
+
+serve: $(VENV)/.runtime  ## run the daemon; options in ARGS, e.g. make serve ARGS="--port 9000"
+	$(BIN)/rootstock serve $(ARGS)
+
+doctor: $(VENV)/.runtime  ## what this machine offers
+	$(BIN)/rootstock doctor $(ARGS)
+
+test: check  ## everything that must pass: style, types, imports, tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## style, types and the direction of imports
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## let ruff lay the code out
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+simulate: $(VENV)/.dev  ## a million simulated steps, every count recounted after each
+	$(BIN)/python -m tests.simulation $(ARGS)
+
+bench: $(VENV)/.dev  ## this daemon and mlx_lm.server side by side; takes many minutes
+	$(BIN)/python -m load_tests compare $(ARGS)
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@ $(VENV)/.runtime
