@@ -1,0 +1,130 @@
+"""Pieces of text, put together, are the text of the tokens."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from engine.detokenizer import REPLACEMENT, detokenizer_factory
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. don't, isn't, (well) -- 3.14\n\n\tindented",
+    "naïve café, cafe\u0301, Ångström, Việt Nam, 你好，世界。日本語のテキスト 한국어",
+    "emoji 😀😁🎉 👩‍👩‍👧‍👦 🇨🇭 👍🏽 and some more words to merge",
+]
+TEXTS = st.text(st.sampled_from(sorted(set("".join(CORPUS)) | set("🦊𝔘ßж\u0300"))), max_size=40)
+SPECIAL = "<|end|>"
+
+
+@cache
+def byte_level() -> PreTrainedTokenizerFast:
+    """As in GPT-2, Llama 3 and Qwen: bytes, merged within words, so characters may be split."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[SPECIAL],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@cache
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """As in Llama 2 and Gemma: words with a leading mark, bytes for characters not known."""
+    pieces = ["<unk>", SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz.,é世", "▁t", "▁th", "▁the", "an", "and"]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("a", "n"), ("an", "d")]
+    vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<unk>", SPECIAL])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@cache
+def plain_bytes() -> ByT5Tokenizer:
+    """A tokenizer without a Rust half."""
+    return ByT5Tokenizer()
+
+
+def pieces_of(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
+    """What each token gave, and last what the end gave."""
+    detokenizer = detokenizer_factory(tokenizer)()
+    return [*(detokenizer.add(token_id) for token_id in token_ids), detokenizer.finish()]
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    token_ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return token_ids
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
+    return text
+
+
+@given(st.lists(st.integers(0, 399), max_size=80))
+def test_any_byte_level_tokens_give_their_text(token_ids: list[int]) -> None:
+    assert "".join(pieces_of(byte_level(), token_ids)) == decoded(byte_level(), token_ids)
+
+
+@given(st.lists(st.integers(0, 383), max_size=80))
+def test_any_tokens_of_a_slow_tokenizer_give_their_text(token_ids: list[int]) -> None:
+    assert "".join(pieces_of(plain_bytes(), token_ids)) == decoded(plain_bytes(), token_ids)
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, plain_bytes])
+@given(text=TEXTS)
+def test_text_is_given_as_soon_as_its_characters_are_complete(
+    make: Callable[[], PreTrainedTokenizerBase], text: str
+) -> None:
+    tokenizer = make()
+    token_ids = encoded(tokenizer, text)
+    pieces = pieces_of(tokenizer, token_ids)
+    assert "".join(pieces) == decoded(tokenizer, token_ids) == text
+    so_far = ""
+    for count, piece in enumerate(pieces[:-1], start=1):
+        so_far += piece
+        assert text.startswith(so_far)
+        assert len(so_far) >= len(decoded(tokenizer, token_ids[:count]).rstrip(REPLACEMENT))
+
+
+@given(before=st.lists(st.integers(0, 290), max_size=80), text=TEXTS)
+def test_invalid_bytes_do_not_spoil_the_text_after_them(before: list[int], text: str) -> None:
+    """Byte fallback rewrites a run of bytes as soon as one of them is invalid."""
+    word = "the " + text
+    token_ids = before + encoded(byte_fallback(), word)
+    assert "".join(pieces_of(byte_fallback(), token_ids)).endswith(word)
+
+
+@given(
+    words=st.lists(st.sampled_from(["the", "and", "🦊🦊🦊", "\u0300"]), min_size=1),
+    repeats=st.integers(1, 100),
+)
+def test_special_tokens_between_words_leave_the_text_as_it_is(
+    words: list[str], repeats: int
+) -> None:
+    tokenizer = byte_fallback()
+    ends = [tokenizer.convert_tokens_to_ids(SPECIAL)] * repeats
+    mixed = [token_id for word in words for token_id in [*ends, *encoded(tokenizer, word)]]
+    assert "".join(pieces_of(tokenizer, mixed)) == " ".join(words)

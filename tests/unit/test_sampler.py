@@ -1,0 +1,306 @@
+"""What the sampler chooses, and that nothing but a row's own order and logits decides it."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from engine.mlx_backend.sampler import Sampler, UnusableLogits
+from engine.step import SampleOrder
+from engine.types import SamplingParams
+
+VOCAB = 12
+GREEDY = SamplingParams(temperature=0)
+EVERYTHING = SamplingParams(
+    temperature=0.7,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.02,
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=0.25,
+    logit_bias={3: 2.0, 5: -1.5},
+    top_logprobs=3,
+)
+
+
+def order(params: SamplingParams, seed: int = 0, output_index: int = 0) -> SampleOrder:
+    return SampleOrder(params, seed, output_index)
+
+
+def choose(row: list[float], params: SamplingParams, **order_fields: object) -> int:
+    sample = replace(order(params), **order_fields)  # type: ignore[arg-type]
+    return Sampler(len(row)).sample(mx.array([row]), [sample])[0].token_id
+
+
+def drawn(row: list[float], params: SamplingParams, draws: int) -> Counter[int]:
+    """How often each token comes out of so many draws of one sequence."""
+    logits = mx.broadcast_to(mx.array(row), (draws, len(row)))
+    orders = [order(params, seed=7, output_index=index) for index in range(draws)]
+    return Counter(token.token_id for token in Sampler(len(row)).sample(logits, orders))
+
+
+def log(*probabilities: float) -> list[float]:
+    return [math.log(p) if p else -math.inf for p in probabilities]
+
+
+def test_greedy_takes_the_largest_and_of_equals_the_first() -> None:
+    assert choose([0.0, 2.0, 1.0, 2.0], GREEDY) == 1
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
+def test_any_float_type_will_do(dtype: mx.Dtype) -> None:
+    logits = mx.array([[0.0, 3.0, 1.0]], dtype=dtype)
+    [token] = Sampler(3).sample(logits, [order(replace(GREEDY, top_logprobs=0))])
+    assert token.token_id == 1
+    assert token.logprob == pytest.approx(3 - math.log(1 + math.e**3 + math.e), abs=1e-6)
+
+
+def test_the_callers_logits_stay_as_they_are() -> None:
+    logits = mx.random.normal((2, VOCAB), key=mx.random.key(0))
+    before = logits.tolist()
+    bans = replace(order(EVERYTHING), output_tokens=[1, 2], banned_tokens=[0])
+    Sampler(VOCAB).sample(logits, [bans, order(GREEDY)])
+    assert logits.tolist() == before
+
+
+# Distribution
+
+
+def test_draws_follow_the_softmax_of_the_logits() -> None:
+    probabilities = [0.5, 0.25, 0.125, 0.1, 0.025]
+    counts = drawn(log(*probabilities), SamplingParams(), draws=20_000)
+    assert chi_square(counts, probabilities) < 18.5  # 99.9th percentile, 4 degrees of freedom
+
+
+def test_temperature_sharpens() -> None:
+    weights = [p**2 for p in (0.5, 0.3, 0.2)]
+    expected = [weight / sum(weights) for weight in weights]
+    counts = drawn(log(0.5, 0.3, 0.2), SamplingParams(temperature=0.5), draws=20_000)
+    assert chi_square(counts, expected) < 13.8
+
+
+def test_what_top_p_leaves_keeps_its_proportions() -> None:
+    counts = drawn(log(0.4, 0.1, 0.3, 0.2), SamplingParams(top_p=0.6), draws=20_000)
+    assert set(counts) == {0, 2}
+    assert chi_square(counts, [4 / 7, 0, 3 / 7]) < 10.8
+
+
+def chi_square(counts: Counter[int], probabilities: list[float]) -> float:
+    draws = counts.total()
+    return sum(
+        (counts[token] - draws * p) ** 2 / (draws * p) for token, p in enumerate(probabilities) if p
+    )
+
+
+def test_draws_of_different_seeds_are_independent() -> None:
+    """Two sequences with a seed each: every pair of tokens comes as often as every other."""
+    logits = mx.zeros((8000, 2))
+    orders = [order(SamplingParams(), seed, index) for index in range(4000) for seed in (1, 2)]
+    tokens = [token.token_id for token in Sampler(2).sample(logits, orders)]
+    pairs = Counter(2 * a + b for a, b in zip(tokens[::2], tokens[1::2], strict=True))
+    assert chi_square(pairs, [0.25] * 4) < 16.3
+
+
+# Filters
+
+
+def survivors(row: list[float], params: SamplingParams) -> set[int]:
+    return set(drawn(row, params, draws=400))
+
+
+def test_top_k_keeps_exactly_k_of_equals_the_first() -> None:
+    assert survivors([1.0, 2.0, 1.0, 1.0, 1.0], SamplingParams(top_k=3)) == {0, 1, 2}
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
+    assert survivors([0.0] * 4, SamplingParams(top_k=1000)) == {0, 1, 2, 3}
+    assert survivors([0.0] * 4, SamplingParams(top_k=10_000)) == {0, 1, 2, 3}
+
+
+def test_top_k_larger_than_the_short_list() -> None:
+    row = [float(token % 1500) for token in range(3000)]
+    logits = mx.array([row]) * 1e-6  # nearly flat: whatever survives is drawn
+    orders = [order(SamplingParams(top_k=1100), output_index=index) for index in range(1000)]
+    tokens = Sampler(3000).sample(mx.broadcast_to(logits, (1000, 3000)), orders)
+    assert 950 <= min(token.token_id % 1500 for token in tokens) < 960
+
+
+def test_top_p_is_the_smallest_set_that_reaches_it() -> None:
+    row = log(0.25, 0.5, 0.125, 0.125)
+    assert survivors(row, SamplingParams(top_p=0.5)) == {1}
+    assert survivors(row, SamplingParams(top_p=0.51)) == {0, 1}
+    assert survivors(row, SamplingParams(top_p=0.8)) == {0, 1, 2}  # of equals the first
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-12])
+def test_the_likeliest_survives_any_top_p(top_p: float) -> None:
+    assert survivors(log(0.2, 0.8), SamplingParams(top_p=top_p)) == {1}
+
+
+def test_top_p_counts_the_mass_that_top_k_left() -> None:
+    row = log(0.4, 0.3, 0.2, 0.1)
+    assert survivors(row, SamplingParams(top_k=2, top_p=0.55)) == {0}
+    assert survivors(row, SamplingParams(top_k=2, top_p=0.58)) == {0, 1}
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    row = log(0.1, 0.6, 0.29, 0.01)
+    assert survivors(row, SamplingParams(min_p=0.15)) == {0, 1, 2}
+    assert survivors(row, SamplingParams(min_p=0.2)) == {1, 2}
+    assert survivors(row, SamplingParams(min_p=1.0)) == {1}
+
+
+def test_tokens_the_model_ruled_out_are_never_drawn() -> None:
+    row = log(0.5, 0, 0.5, 0)
+    for params in (SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.999)):
+        assert survivors(row, params) == {0, 2}
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-5, 1e-3])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    row = [80.0, 100.0, -100.0, 99.0]
+    assert survivors(row, SamplingParams(temperature=temperature, top_p=0.9)) == {1}
+
+
+# Edits of single tokens
+
+
+def test_a_bias_decides_and_ids_beyond_the_vocabulary_are_passed_over() -> None:
+    assert choose([1.0, 2.0, 3.0], replace(GREEDY, logit_bias={0: 2.5, 3: 9.0})) == 0
+
+
+def test_repetition_penalty_counts_prompt_and_output_but_once() -> None:
+    params = replace(GREEDY, repetition_penalty=2.0)
+    assert choose([3.0, 2.0, 1.6], params, prompt_tokens=[0, 0], output_tokens=[0]) == 1
+    assert choose([3.0, 2.0, 1.6], params, prompt_tokens=[0], output_tokens=[1]) == 2
+    assert choose([-1.0, -1.5], params, prompt_tokens=[0]) == 1  # negative logits sink too
+
+
+def test_presence_counts_once_and_frequency_every_time() -> None:
+    row, output = [3.0, 2.1], [0, 0, 0]
+    assert choose(row, replace(GREEDY, presence_penalty=0.5), output_tokens=output) == 0
+    assert choose(row, replace(GREEDY, frequency_penalty=0.5), output_tokens=output) == 1
+
+
+def test_presence_and_frequency_leave_the_prompt_alone() -> None:
+    params = replace(GREEDY, presence_penalty=2.0, frequency_penalty=2.0)
+    assert choose([1.0, 0.0], params, prompt_tokens=[0, 0]) == 0
+
+
+def test_banned_tokens_are_not_sampled_whatever_their_bias() -> None:
+    params = replace(GREEDY, logit_bias={2: 100.0})
+    assert choose([1.0, 2.0, 3.0], params, banned_tokens=[2, 1, 77]) == 0
+
+
+# Independence of the batch
+
+
+def test_a_row_draws_the_same_alone_and_in_a_batch_of_sixteen() -> None:
+    vocab_size = 5000
+    mixed = [
+        SamplingParams(),
+        GREEDY,
+        SamplingParams(top_p=0.8, top_logprobs=5),
+        SamplingParams(top_k=50, top_logprobs=0),
+        SamplingParams(min_p=0.1, temperature=1.7),
+        SamplingParams(top_k=2000, top_p=0.95),
+        replace(EVERYTHING, top_logprobs=20),
+        replace(GREEDY, frequency_penalty=1.0, top_logprobs=2),
+    ]
+    orders = [
+        SampleOrder(
+            mixed[i % 8], seed=i // 2, output_index=i, prompt_tokens=range(i), output_tokens=[i] * 3
+        )
+        for i in range(16)
+    ]
+    logits = 4 * mx.random.normal((16, vocab_size), key=mx.random.key(3))
+    sampler = Sampler(vocab_size)
+    together = sampler.sample(logits, orders)
+    alone = [sampler.sample(logits[i : i + 1], [orders[i]])[0] for i in range(16)]
+    assert list(map(repr, together)) == list(map(repr, alone))  # repr: exact, and NaN is NaN
+
+
+def test_equal_orders_draw_equal_tokens_in_every_row_and_others_do_not() -> None:
+    logits = mx.zeros((64, 1000))
+    same = Sampler(1000).sample(logits, [order(SamplingParams(), 5, 9)] * 64)
+    assert len({token.token_id for token in same}) == 1
+    by_index = Sampler(1000).sample(logits, [order(SamplingParams(), 5, i) for i in range(64)])
+    by_seed = Sampler(1000).sample(logits, [order(SamplingParams(), i, 9) for i in range(64)])
+    assert len({token.token_id for token in by_index}) > 55
+    assert len({token.token_id for token in by_seed}) > 55
+
+
+def test_any_integer_is_a_seed() -> None:
+    orders = [order(SamplingParams(), seed) for seed in (-1, 0, 2**63, 2**64 - 1)]
+    tokens = Sampler(1000).sample(mx.zeros((4, 1000)), orders)
+    assert tokens[0] == replace(tokens[3], logprob=tokens[0].logprob)  # modulo 2^64
+    assert len({token.token_id for token in tokens}) == 3
+
+
+# Log-probabilities
+
+
+def test_logprobs_are_those_of_the_models_own_distribution() -> None:
+    params = SamplingParams(temperature=0.1, top_k=1, logit_bias={2: 50.0}, top_logprobs=2)
+    [token] = Sampler(3).sample(mx.array([log(0.5, 0.3, 0.2)]), [order(params)])
+    assert token.token_id == 2
+    assert token.logprob == pytest.approx(math.log(0.2))
+    assert [token_id for token_id, _ in token.top] == [0, 1]
+    assert [math.exp(logprob) for _, logprob in token.top] == pytest.approx([0.5, 0.3])
+
+
+def test_each_row_gets_as_many_alternatives_as_it_asks_for() -> None:
+    asked = [None, 0, 1, 3, 50]
+    orders = [order(SamplingParams(top_logprobs=top)) for top in asked]
+    tokens = Sampler(4).sample(mx.zeros((5, 4)), orders)
+    assert [len(token.top) for token in tokens] == [0, 0, 1, 3, 4]
+    assert [math.isnan(token.logprob) for token in tokens] == [True, False, False, False, False]
+    assert [token_id for token_id, _ in tokens[3].top] == [0, 1, 2]  # of equals the first
+
+
+def test_scoring_given_tokens() -> None:
+    logits = mx.array([log(0.5, 0.3, 0.2), log(0.1, 0.1, 0.8)])
+    first, second = Sampler(3).score(logits, [1, 0], top=1)
+    assert (first.token_id, first.top[0][0]) == (1, 0)
+    assert math.exp(first.logprob) == pytest.approx(0.3)
+    assert (second.token_id, second.top[0][0]) == (0, 2)
+    assert math.exp(second.logprob) == pytest.approx(0.1)
+    assert math.exp(second.top[0][1]) == pytest.approx(0.8)
+
+
+def test_nothing_to_do() -> None:
+    assert Sampler(3).sample(mx.zeros((0, 3)), []) == []
+    assert Sampler(3).score(mx.zeros((0, 3)), [], top=2) == []
+
+
+# Failure
+
+
+@pytest.mark.parametrize("bad", [[math.nan, 1.0, 2.0], [-math.inf] * 3, [math.inf, 0.0, 0.0]])
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(top_p=0.9, top_logprobs=1)])
+def test_a_row_without_a_distribution_is_named_and_the_others_can_go_on(
+    bad: list[float], params: SamplingParams
+) -> None:
+    logits = mx.array([[0.0, 1.0, 2.0], bad, [3.0, 1.0, 2.0]])
+    with pytest.raises(UnusableLogits, match=r"rows \[1\]") as raised:
+        Sampler(3).sample(logits, [order(params)] * 3)
+    assert raised.value.rows == (1,)
+    with pytest.raises(UnusableLogits) as raised:
+        Sampler(3).score(logits, [0, 0, 0], top=0)
+    assert raised.value.rows == (1,)
+
+
+def test_banning_every_token_that_is_left_is_an_error_of_that_row() -> None:
+    nothing = replace(order(GREEDY), banned_tokens=[0, 1])
+    with pytest.raises(UnusableLogits, match=r"rows \[0\]"):
+        Sampler(3).sample(mx.array([[1.0, 2.0, -math.inf]]), [nothing])
+
+
+def test_a_wrong_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="logits"):
+        Sampler(4).sample(mx.zeros((1, 3)), [order(GREEDY)])
+    with pytest.raises(ValueError, match="logits"):
+        Sampler(3).score(mx.zeros((2, 3)), [1], top=0)
