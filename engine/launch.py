@@ -9,7 +9,7 @@ from engine.api import Engine, Telemetry
 from engine.detokenizer import detokenizer_factory
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
-from engine.mlx_backend.backend import load_backend
+from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sharing import NoSharing, WaitForTwins
@@ -21,6 +21,8 @@ from kvstore.block_pool import BlockPool
 from kvstore.prefix_index import NoIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
+
+__all__ = ["describe_machine", "launch"]
 
 Report = Callable[[str], None]
 """Takes a line on how loading goes."""
