@@ -1,0 +1,63 @@
+"""The HTTP application around one engine."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from engine.api import Engine, EngineError
+from server.errors import ApiError, ClientLeft, handle, handle_client_left
+from server.metrics import EngineTelemetry, Metrics
+from server.middleware import BearerAuth, BodyLimit, LoopbackHost, RequestLog, SameOrigin
+from server.routes import admin, chat, completions, health, metrics, models
+from server.service import create_service
+from server.settings import Settings, is_loopback
+from server.vllm_metrics import vllm_families
+
+ROUTERS = (chat, completions, models, health, metrics, admin)
+
+
+def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -> FastAPI:
+    """The application. Whoever runs it drains the engine; `telemetry` is what that reports to."""
+    aliases = (vllm_families,) if settings.vllm_metric_names else ()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.service = create_service(engine, settings, Metrics(telemetry, aliases))
+        yield
+
+    app = FastAPI(
+        title="Rootstock",
+        lifespan=lifespan,
+        docs_url=None,  # the page loads scripts from elsewhere
+        redoc_url=None,
+        middleware=_middleware(settings),
+        redirect_slashes=False,
+    )
+    for error in (ApiError, EngineError, RequestValidationError, HTTPException):
+        app.add_exception_handler(error, handle)
+    app.add_exception_handler(ClientLeft, handle_client_left)
+    for module in ROUTERS:
+        app.include_router(module.router)
+    return app
+
+
+def _middleware(settings: Settings) -> list[Middleware]:
+    """Outermost first."""
+    return [
+        Middleware(RequestLog),
+        *_access_control(settings),
+        Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes),
+    ]
+
+
+def _access_control(settings: Settings) -> list[Middleware]:
+    """A key, or where there is none, what keeps a browser from being used against the daemon."""
+    if settings.api_key is not None:
+        return [Middleware(BearerAuth, api_key=settings.api_key.get_secret_value())]
+    if is_loopback(settings.host):
+        return [Middleware(SameOrigin), Middleware(LoopbackHost)]
+    return [Middleware(SameOrigin)]

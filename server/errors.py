@@ -1,0 +1,131 @@
+"""Whatever goes wrong, as OpenAI's error object and an HTTP status."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.api import EngineError, InvalidRequest, QueueFull
+from server.schemas.errors import UNSUPPORTED, ErrorBody, ErrorResponse
+
+STOPPED_RETRY_AFTER_SECONDS = 5
+CLIENT_LEFT_STATUS = 499  # nginx's number; nobody is there to read it, but the access log is
+MAX_PARAM_CHARACTERS = 128  # a client's own keys can be in it
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+
+class ApiError(Exception):
+    """An error that a client is told. `headers` go out with it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+        self.content = ErrorResponse(
+            error=ErrorBody(message=message, type=type, param=param, code=code)
+        )
+
+    def response(self) -> Response:
+        return Response(
+            self.content.model_dump_json(),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/json",
+        )
+
+
+class ClientLeft(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
+    """400: the request cannot be served as it stands."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """The error as a client may see it. What is not known here says nothing of the inside."""
+    match error:
+        case ApiError():
+            return error
+        case EngineError():
+            return _refusal(error)
+        case RequestValidationError():
+            return _invalid_body(error.errors())
+        case HTTPException():
+            return _http_error(error)
+        case _:
+            return ApiError(
+                500, "The server had an internal error.", type=SERVER, code="internal_error"
+            )
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    """Exception handler for all that `to_api_error` tells apart."""
+    return to_api_error(error).response()
+
+
+async def handle_client_left(request: Request, error: Exception) -> Response:
+    """Ends the request for the access log's sake."""
+    return Response(status_code=CLIENT_LEFT_STATUS)
+
+
+def _refusal(error: EngineError) -> ApiError:
+    match error:
+        case InvalidRequest():
+            return invalid(str(error), error.param)
+        case QueueFull():
+            return _busy(429, str(error), "rate_limit_exceeded", error.retry_after_seconds)
+        case _:
+            return _busy(503, str(error), "engine_stopped", STOPPED_RETRY_AFTER_SECONDS)
+
+
+def _busy(status: int, message: str, code: str, retry_after_seconds: int) -> ApiError:
+    kind = "rate_limit_error" if status == 429 else SERVER
+    headers = {"Retry-After": str(retry_after_seconds)}
+    return ApiError(status, message, type=kind, code=code, headers=headers)
+
+
+def _http_error(error: HTTPException) -> ApiError:
+    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
+    headers = dict(error.headers or {})
+    code = codes.get(error.status_code)
+    return ApiError(error.status_code, error.detail, code=code, headers=headers)
+
+
+def _invalid_body(errors: Sequence[Any]) -> ApiError:
+    """The first of pydantic's findings; the others are mostly its consequences."""
+    first = errors[0]
+    param = _param(first["loc"])
+    if first["type"] == "json_invalid":
+        return invalid(f"The body is not valid JSON: {first['ctx']['error']}.", None)
+    if first["type"] in {"missing", "model_attributes_type"} and not param:
+        return invalid("The body must be a JSON object, sent as application/json.", None)
+    if not param:
+        return invalid(first["msg"], None)
+    code = UNSUPPORTED if first["type"] == UNSUPPORTED else None
+    return invalid(f"{param}: {first['msg']}", param, code)
+
+
+def _param(location: Sequence[str | int]) -> str:
+    """`("body", "messages", 0, "content")` as `messages[0].content`."""
+    path = ""
+    for part in location:
+        if part in {"body", "[key]"} and isinstance(part, str):
+            continue
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.lstrip(".")[:MAX_PARAM_CHARACTERS]

@@ -1,0 +1,160 @@
+"""Engine events of one HTTP request, bound to the client that waits for them.
+
+Leaving `generating`, by whatever way, closes the engine's iterators and so aborts what still runs.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from math import inf
+
+from anyio import EndOfStream, create_memory_object_stream, create_task_group
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from starlette.types import Receive
+
+from engine.api import Engine, EngineStopped
+from engine.types import FinishReason, OutputEvent, Request, TokenLogprob, Usage
+from server.errors import SERVER, ApiError, ClientLeft
+
+ChoiceEvent = tuple[int, OutputEvent]
+"""A choice's index in the whole answer, and its news."""
+
+
+class UsageMeter:
+    """Adds up what a request used: each prompt once, every sequence's tokens."""
+
+    def __init__(self, sequences_per_prompt: int) -> None:
+        self._sequences_per_prompt = sequences_per_prompt
+        self.total = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+
+    def add(self, choice: int, usage: Usage | None) -> None:
+        if usage is None:
+            return
+        total = self.total
+        first = choice % self._sequences_per_prompt == 0
+        self.total = Usage(
+            prompt_tokens=total.prompt_tokens + first * usage.prompt_tokens,
+            cached_tokens=total.cached_tokens + first * usage.cached_tokens,
+            completion_tokens=total.completion_tokens + usage.completion_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Generated:
+    """Everything one sequence said."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: FinishReason = FinishReason.LENGTH
+
+    def add(self, event: OutputEvent) -> None:
+        self.text += event.text
+        self.logprobs += event.logprobs
+        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+        self.finish_reason = event.finish_reason or self.finish_reason
+
+
+class Events:
+    """The merged events of several engine requests. Raises what any of them raised."""
+
+    def __init__(self, source: MemoryObjectReceiveStream[ChoiceEvent | Exception]) -> None:
+        self._source = source
+
+    def __aiter__(self) -> "Events":
+        return self
+
+    async def __anext__(self) -> ChoiceEvent:
+        try:
+            item = await self._source.receive()
+        except EndOfStream:
+            raise StopAsyncIteration from None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+@asynccontextmanager
+async def generating(engine: Engine, requests: Sequence[Request]) -> AsyncIterator[Events]:
+    """Submit the requests and give their events, choices numbered through all of them.
+
+    The buffer has no bound of its own: `max_tokens` bounds what a slow client leaves in it.
+    """
+    sink, source = create_memory_object_stream[ChoiceEvent | Exception](inf)
+    async with task_scope() as tasks, source:
+        with sink:
+            for index, request in enumerate(requests):
+                tasks.start_soon(_pump, engine, request, index * request.n, sink.clone())
+        yield Events(source)
+
+
+async def _pump(
+    engine: Engine,
+    request: Request,
+    first_choice: int,
+    sink: MemoryObjectSendStream[ChoiceEvent | Exception],
+) -> None:
+    with sink:
+        try:
+            async with aclosing(engine.generate(request)) as events:
+                async for event in events:
+                    _raise_failure(event)
+                    sink.send_nowait((first_choice + event.index, event))
+        except Exception as error:
+            sink.send_nowait(error)
+
+
+def _raise_failure(event: OutputEvent) -> None:
+    if event.finish_reason is FinishReason.ABORT:
+        raise EngineStopped("The server is stopping; the request was not completed.")
+    if event.finish_reason is FinishReason.ERROR:
+        message = event.error or "The request failed while it was computed."
+        raise ApiError(500, message, type=SERVER, code="generation_failed")
+
+
+@asynccontextmanager
+async def client_waiting(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the body as soon as the client disconnects, and raise ClientLeft."""
+    client_left = False
+
+    async def watch(tasks: TaskGroup) -> None:
+        nonlocal client_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        client_left = True
+        tasks.cancel_scope.cancel()
+
+    async with task_scope() as tasks:
+        tasks.start_soon(watch, tasks)
+        yield
+    if client_left:
+        raise ClientLeft
+
+
+@asynccontextmanager
+async def task_scope() -> AsyncIterator[TaskGroup]:
+    """A task group that ends with its body, and lets the body's exception out as it is.
+
+    For tasks that raise nothing themselves: a plain group would wrap the body's exception.
+    """
+    try:
+        async with create_task_group() as tasks:
+            yield tasks
+            tasks.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None
+
+
+async def generate_all(
+    engine: Engine, requests: Sequence[Request], meter: UsageMeter, receive: Receive
+) -> list[Generated]:
+    """Every sequence complete, in the order of choices. Raises ClientLeft when nobody waits."""
+    choices = [Generated() for request in requests for _ in range(request.n)]
+    async with client_waiting(receive), generating(engine, requests) as events:
+        async for choice, event in events:
+            choices[choice].add(event)
+            meter.add(choice, event.usage)
+    return choices

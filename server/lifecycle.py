@@ -1,0 +1,80 @@
+"""Listening, and stopping in two stages: the first signal drains, a second one kills."""
+
+import logging
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+from anyio import create_task_group
+from fastapi import FastAPI
+
+from engine.api import Engine
+from server.settings import Settings
+
+LAST_BYTES_SECONDS = 5  # for clients to read what a drained engine still had to say
+
+log = logging.getLogger("rootstock")
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Take the address without listening yet, so that a busy port is known before loading.
+
+    Raises OSError.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def url(bound: socket.socket) -> str:
+    """The OpenAI base URL of a bound socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal closes the door and drains the engine: requests finish, or are told that
+    the daemon stops when `drain_timeout_seconds` have passed.
+
+    The first signal also puts the system's own handlers back: a second one ends the process at
+    once, whatever it is doing. uvicorn forces an end on a second SIGINT alone.
+    """
+
+    def __init__(self, app: FastAPI, engine: Engine, settings: Settings) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.drain_timeout_seconds + LAST_BYTES_SECONDS,
+        )
+        super().__init__(config)
+        self._engine = engine
+        self._drain_timeout_seconds = settings.drain_timeout_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or []:
+            log.info("ready on %s", url(bound))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        async with create_task_group() as tasks:
+            tasks.start_soon(self._engine.drain, self._drain_timeout_seconds)
+            await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        for handled in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(handled, signal.SIG_DFL)
+        log.info(
+            "draining for up to %d s; a second signal stops at once", self._drain_timeout_seconds
+        )
+        self.should_exit = True

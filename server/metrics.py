@@ -1,0 +1,217 @@
+"""Prometheus metrics: histograms fed by the engine's thread, and its counters at each scrape."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from anyio import move_on_after
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from engine.api import Engine, EngineError
+from engine.types import CacheStats, EngineStats, ModelCard
+
+STATS_TIMEOUT_SECONDS = 2.0
+
+REQUEST_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+Alias = Callable[[Iterable[Metric], EngineStats | None, str], Iterable[Metric]]
+"""Other names for the same figures: from histograms, the engine's stats and the model's name."""
+
+log = logging.getLogger("rootstock.metrics")
+
+
+class EngineTelemetry:
+    """The engine's Telemetry: each duration goes into one histogram. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self.first_token_seconds = Histogram(
+            "rootstock_time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            buckets=REQUEST_BUCKETS,
+            registry=None,
+        )
+        self.token_gap_seconds = Histogram(
+            "rootstock_time_between_tokens_seconds",
+            "Between two consecutive tokens of a sequence.",
+            buckets=STEP_BUCKETS,
+            registry=None,
+        )
+        self.request_seconds = Histogram(
+            "rootstock_request_seconds",
+            "From a request's arrival to its end.",
+            buckets=REQUEST_BUCKETS,
+            registry=None,
+        )
+        self.queue_wait_seconds = Histogram(
+            "rootstock_queue_wait_seconds",
+            "From a request's arrival to its admission.",
+            buckets=REQUEST_BUCKETS,
+            registry=None,
+        )
+        self.step_seconds = Histogram(
+            "rootstock_step_seconds",
+            "One step of the engine's loop.",
+            buckets=STEP_BUCKETS,
+            registry=None,
+        )
+
+    def step(self, seconds: float) -> None:
+        self.step_seconds.observe(seconds)
+
+    def queue_wait(self, seconds: float) -> None:
+        self.queue_wait_seconds.observe(seconds)
+
+    def first_token(self, seconds: float) -> None:
+        self.first_token_seconds.observe(seconds)
+
+    def token_gap(self, seconds: float) -> None:
+        self.token_gap_seconds.observe(seconds)
+
+    def finished(self, seconds: float) -> None:
+        self.request_seconds.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """The histograms without their `_created` samples, which few scrapers understand."""
+        for histogram in (
+            self.first_token_seconds,
+            self.token_gap_seconds,
+            self.request_seconds,
+            self.queue_wait_seconds,
+            self.step_seconds,
+        ):
+            for metric in histogram.collect():
+                metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+                yield metric
+
+
+class Metrics:
+    """Everything `/metrics` shows. Outlives the engine, so that a dead one can be seen."""
+
+    def __init__(self, telemetry: EngineTelemetry, aliases: Sequence[Alias]) -> None:
+        self._telemetry = telemetry
+        self._aliases = aliases
+        self._latest: EngineStats | None = None
+
+    async def render(self, engine: Engine, model: str) -> bytes:
+        """The text format. Where the engine does not answer, its last known counters stand."""
+        alive = engine.is_alive()
+        if alive:
+            await self._ask(engine)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Fixed(self._families(alive, engine.card, model)))
+        return generate_latest(registry)
+
+    async def _ask(self, engine: Engine) -> None:
+        try:
+            with move_on_after(STATS_TIMEOUT_SECONDS):
+                self._latest = await engine.stats()
+        except EngineError as error:
+            log.warning("the engine gives no statistics: %s", error)
+
+    def _families(self, alive: bool, card: ModelCard, model: str) -> Iterator[Metric]:
+        yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", float(alive))
+        yield _model_info(card, model)
+        yield from self._telemetry.collect()
+        if self._latest is not None:
+            yield from engine_families(self._latest)
+            yield from cache_families(self._latest.cache)
+        for alias in self._aliases:
+            yield from alias(self._telemetry.collect(), self._latest, model)
+
+
+class _Fixed(Collector):
+    """Hands a registry what has been collected already."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def engine_families(stats: EngineStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "rootstock_requests_running", "Sequences that are computed.", stats.running
+    )
+    yield GaugeMetricFamily(
+        "rootstock_requests_waiting", "Sequences that wait for admission.", stats.waiting
+    )
+    finished = CounterMetricFamily(
+        "rootstock_requests_finished", "Sequences that ended, by reason.", labels=["reason"]
+    )
+    for reason, count in stats.finished.items():
+        finished.add_metric([reason.value], count)
+    yield finished
+    prompt = CounterMetricFamily(
+        "rootstock_prompt_tokens",
+        "Prompt tokens, computed or adopted from the cache.",
+        labels=["source"],
+    )
+    prompt.add_metric(["computed"], stats.computed_prompt_tokens)
+    prompt.add_metric(["cached"], stats.cached_prompt_tokens)
+    yield prompt
+    yield CounterMetricFamily(
+        "rootstock_generated_tokens", "Tokens sampled.", stats.generated_tokens
+    )
+    yield CounterMetricFamily(
+        "rootstock_preemptions",
+        "Sequences sent back to the queue for lack of blocks.",
+        stats.preemptions,
+    )
+    yield CounterMetricFamily("rootstock_steps", "Steps of the engine's loop.", stats.steps)
+
+
+def cache_families(cache: CacheStats) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily(
+        "rootstock_kv_blocks",
+        "Blocks by state: free, cached (only the tree holds them), held (by sequences).",
+        labels=["state"],
+    )
+    blocks.add_metric(["free"], cache.blocks_free)
+    blocks.add_metric(["cached"], cache.blocks_cached)
+    blocks.add_metric(["held"], cache.blocks_held)
+    yield blocks
+    yield GaugeMetricFamily(
+        "rootstock_kv_shared_blocks", "Blocks in two tables or more.", cache.blocks_shared
+    )
+    yield GaugeMetricFamily("rootstock_kv_arena_bytes", "Size of the arena.", cache.arena_bytes)
+    yield GaugeMetricFamily("rootstock_kv_tree_nodes", "Nodes of the prefix tree.", cache.nodes)
+    yield CounterMetricFamily(
+        "rootstock_prefix_queried_tokens",
+        "Prompt tokens looked up, counted once per admission.",
+        cache.queried_tokens,
+    )
+    yield CounterMetricFamily(
+        "rootstock_prefix_hit_tokens",
+        "Prompt tokens found, counted once per admission.",
+        cache.hit_tokens,
+    )
+    yield CounterMetricFamily(
+        "rootstock_kv_evicted_blocks", "Blocks taken back from the tree.", cache.evictions
+    )
+    yield CounterMetricFamily(
+        "rootstock_kv_copied_blocks", "Blocks forked by copy-on-write.", cache.cow_copies
+    )
+
+
+def _model_info(card: ModelCard, model: str) -> Metric:
+    return InfoMetricFamily(
+        "rootstock_model",
+        "The model that is served.",
+        {
+            "model_name": model,
+            "fingerprint": card.fingerprint,
+            "device": card.device,
+            "dtype": card.dtype,
+        },
+    )

@@ -1,0 +1,180 @@
+"""What every HTTP request passes on its way in: plain ASGI, so that streams are not buffered."""
+
+import hmac
+import logging
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.types import Usage
+from server.errors import ApiError, to_api_error
+from server.settings import is_loopback
+
+PROTECTED_PREFIXES = ("/v1", "/admin")
+
+log = logging.getLogger("rootstock.access")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one HTTP request: its id, and what the access log shall say of it."""
+
+    id: str
+    usage: Usage | None = None
+    status: int = 0
+    client_left: bool = False
+
+
+def request_record(scope: Scope) -> RequestRecord:
+    """The record that RequestLog made for this request."""
+    return cast(RequestRecord, scope["state"]["record"])
+
+
+class HttpMiddleware(ABC):
+    """Passes on what is not an HTTP request: the application's start and end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        passes = self.handle if scope["type"] == "http" else self.app
+        await passes(scope, receive, send)
+
+    @abstractmethod
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class RequestLog(HttpMiddleware):
+    """Names each request, writes its access line, and turns a crash into a plain 500.
+
+    The id is always the server's own: one chosen by a client could collide with another's.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = RequestRecord(uuid4().hex)
+        scope.setdefault("state", {})["record"] = record
+        started = time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = record.id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except Exception as error:
+            log.exception("request %s failed", record.id)
+            if record.status == 0:
+                await to_api_error(error).response()(scope, receive, send_with_id)
+        finally:
+            log.info("%s", _access_line(scope, record, time.monotonic() - started))
+
+
+def _access_line(scope: Scope, record: RequestRecord, seconds: float) -> str:
+    """The path goes in as it was sent, percent-encoded, so that it cannot forge a line."""
+    path = scope["raw_path"].decode("ascii", "backslashreplace")
+    parts = [scope["method"], path, str(record.status), f"{seconds:.3f}s"]
+    if record.usage is not None:
+        parts.append(f"prompt={record.usage.prompt_tokens}")
+        parts.append(f"cached={record.usage.cached_tokens}")
+        parts.append(f"completion={record.usage.completion_tokens}")
+    if record.client_left:
+        parts.append("client-left")
+    return " ".join([*parts, f"id={record.id}"])
+
+
+class BearerAuth(HttpMiddleware):
+    """Asks for the API key under /v1 and /admin. Health and metrics stay open."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        super().__init__(app)
+        self.expected = b"Bearer " + api_key.encode()
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith(PROTECTED_PREFIXES):
+            await self.app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if hmac.compare_digest(given, self.expected):
+            await self.app(scope, receive, send)
+            return
+        error = ApiError(
+            401,
+            "A valid API key is needed: send it as 'Authorization: Bearer KEY'.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await error.response()(scope, receive, send)
+
+
+class SameOrigin(HttpMiddleware):
+    """Refuses what a browser sends on behalf of another site, when no API key stands guard.
+
+    A web page may post to localhost without asking; its browser then says where it comes from.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is None or urlsplit(origin).netloc == headers.get("host"):
+            await self.app(scope, receive, send)
+            return
+        message = "Requests from other web sites are refused."
+        await ApiError(403, message, code="foreign_origin").response()(scope, receive, send)
+
+
+class LoopbackHost(HttpMiddleware):
+    """Refuses names that are not this machine's own, when bound to loopback with no API key.
+
+    A foreign name that resolves to 127.0.0.1 is how DNS rebinding gets past the browser.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "")
+        if is_loopback(_without_port(host)):
+            await self.app(scope, receive, send)
+            return
+        message = "The Host header must be localhost or a loopback address while no API key is set."
+        await ApiError(403, message, code="foreign_host").response()(scope, receive, send)
+
+
+def _without_port(host: str) -> str:
+    """`[::1]:8000` as `[::1]`, `localhost:8000` as `localhost`."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+class BodyLimit(HttpMiddleware):
+    """413 for bodies that say they are too large, and for those that turn out to be."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        super().__init__(app)
+        self.max_body_bytes = max_body_bytes
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        declared = Headers(scope=scope).get("content-length", "0")
+        if declared.isdigit() and int(declared) > self.max_body_bytes:
+            await to_api_error(self._too_large()).response()(scope, receive, send)
+            return
+        received_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal received_bytes
+            message = await receive()
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self.max_body_bytes:
+                raise self._too_large()
+            return message
+
+        await self.app(scope, limited, send)
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"The body is larger than {self.max_body_bytes} bytes.")

@@ -1,0 +1,63 @@
+"""Chat template and tokenization, off the event loop."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from anyio import CapacityLimiter, to_thread
+
+from engine.types import Tokenizer
+from server.errors import invalid
+from server.schemas.chat import Message
+from server.schemas.completions import Prompt
+
+TOKENIZER_THREADS = 4
+
+
+class PromptEncoder:
+    """Turns what clients send into token ids. Belongs to one event loop."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._limiter = CapacityLimiter(TOKENIZER_THREADS)
+
+    async def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The conversation, ready for the assistant's turn.
+
+        Raises ApiError (400) with the template's words when it refuses the messages.
+        """
+        conversation = [template_message(message) for message in messages]
+        return await self._encode(
+            lambda: self._tokenizer.apply_chat_template(conversation), "messages"
+        )
+
+    async def text(self, prompt: Prompt) -> tuple[int, ...]:
+        """A bare prompt; token ids are taken as they are."""
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        return await self._encode(
+            lambda: self._tokenizer.encode(prompt, add_special_tokens=True), "prompt"
+        )
+
+    async def _encode(self, encode: Callable[[], list[int]], param: str) -> tuple[int, ...]:
+        try:
+            return tuple(await to_thread.run_sync(encode, limiter=self._limiter))
+        except ValueError as error:
+            raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
+
+
+def template_message(message: Message) -> Mapping[str, object]:
+    """A message as chat templates know it: one string, and no `developer`.
+
+    A template that has never heard of `developer` renders it as it stands, a role that its model
+    never saw; one that has takes `system` for the same. So `system` is right for both.
+    """
+    fields: dict[str, object] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": "\n".join(part.text for part in message.content or ()),
+    }
+    if message.name is not None:
+        fields["name"] = message.name
+    if message.tool_calls is not None:
+        fields["tool_calls"] = message.tool_calls
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    return fields

@@ -1,0 +1,53 @@
+"""`/admin`: what the cache holds, what it would find, and a way to empty it."""
+
+from fastapi import APIRouter
+
+from server.schemas.admin import (
+    CacheStatsResponse,
+    ClearResponse,
+    LiveRequest,
+    LiveRequests,
+    ProbeRequest,
+    ProbeResponse,
+)
+from server.service import Service, ServiceDependency
+from server.translate import check_prompt
+
+router = APIRouter(prefix="/admin")
+
+
+@router.post("/cache/clear")
+async def clear_cache(service: ServiceDependency) -> ClearResponse:
+    """Blocks that live sequences hold stay with them; only their index is forgotten."""
+    cleared = await service.engine.clear_cache()
+    return ClearResponse(blocks_freed=cleared.blocks, bytes_freed=cleared.bytes)
+
+
+@router.get("/cache/stats")
+async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
+    stats = await service.engine.stats()
+    return CacheStatsResponse.model_validate(stats.cache)
+
+
+@router.post("/cache/probe")
+async def probe_cache(body: ProbeRequest, service: ServiceDependency) -> ProbeResponse:
+    prompt = await _prompt(body, service)
+    check_prompt(prompt, service.engine.card, "prompt" if body.prompt is not None else "messages")
+    probed = await service.engine.probe(prompt, body.cache_salt)
+    return ProbeResponse(
+        prompt_tokens=len(prompt),
+        cached_tokens=probed.cached_tokens,
+        block_digests=list(probed.block_digests),
+    )
+
+
+@router.get("/requests")
+async def live_requests(service: ServiceDependency) -> LiveRequests:
+    live = await service.engine.requests()
+    return LiveRequests(requests=[LiveRequest.model_validate(info) for info in live])
+
+
+async def _prompt(body: ProbeRequest, service: Service) -> tuple[int, ...]:
+    if body.prompt is None:
+        return await service.prompts.chat(body.messages)
+    return await service.prompts.text(body.prompt)

@@ -1,0 +1,38 @@
+"""`POST /v1/chat/completions`."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.generation import UsageMeter, generate_all
+from server.logprobs import chat_logprobs
+from server.render import ChatChunks, chat_completion, no_logprobs
+from server.routes.respond import json_response
+from server.schemas.chat import ChatCompletion, ChatRequest
+from server.service import RecordDependency, ServiceDependency
+from server.sse import EventStreamResponse
+from server.translate import chat_request
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion)
+async def create_chat_completion(
+    body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    service.check_model(body.model)
+    engine = service.engine
+    prompt = await service.prompts.chat(body.messages)
+    request = chat_request(body, prompt, engine.card, record.id)
+    envelope = service.envelope(f"chatcmpl-{record.id}")
+    meter = UsageMeter(request.n)
+    logprobs = partial(chat_logprobs, engine.tokenizer) if body.logprobs else no_logprobs
+    if body.stream:
+        chunks = ChatChunks(envelope, logprobs, meter if body.include_usage else None)
+        return EventStreamResponse(
+            engine, [request], chunks, meter, service.settings.keepalive_seconds
+        )
+    choices = await generate_all(engine, [request], meter, http.receive)
+    record.usage = meter.total
+    return json_response(chat_completion(envelope, choices, meter.total, logprobs))

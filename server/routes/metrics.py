@@ -1,0 +1,15 @@
+"""`GET /metrics`, in Prometheus' text format."""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
+
+from server.service import ServiceDependency
+
+router = APIRouter()
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(service: ServiceDependency) -> Response:
+    text = await service.metrics.render(service.engine, service.model)
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,0 +1,23 @@
+"""`GET /v1/models`, `GET /v1/models/{id}`."""
+
+from fastapi import APIRouter
+
+from server.schemas.models import Model, ModelList
+from server.service import Service, ServiceDependency
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(service: ServiceDependency) -> ModelList:
+    return ModelList(object="list", data=[_model(service)])
+
+
+@router.get("/v1/models/{id:path}")
+async def get_model(id: str, service: ServiceDependency) -> Model:
+    service.check_model(id)
+    return _model(service)
+
+
+def _model(service: Service) -> Model:
+    return Model(id=service.model, object="model", created=service.created, owned_by="rootstock")

@@ -1,0 +1,94 @@
+"""`POST /v1/completions`."""
+
+from typing import Annotated, Any, Literal, TypeGuard
+
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from server.schemas.common import GenerationRequest, UsageBody, WireFinishReason, encodable
+from server.schemas.errors import UNSUPPORTED
+
+MAX_PROMPTS = 256
+
+Prompt = str | list[int]
+
+
+def parse_prompts(value: object) -> list[Prompt]:
+    """The four shapes of a prompt - text, token ids, and lists of either - as a list of prompts."""
+    if not isinstance(value, list) or _is_token_ids(value):
+        return [_parse(value)]
+    if len(value) > MAX_PROMPTS:
+        message = "at most {limit} prompts in one request"
+        raise PydanticCustomError("prompt", message, {"limit": MAX_PROMPTS})
+    return [_parse(prompt) for prompt in value]
+
+
+def _parse(value: object) -> Prompt:
+    if isinstance(value, str):
+        return encodable(value)
+    if _is_token_ids(value):
+        return value
+    raise PydanticCustomError(
+        "prompt", "must be a string, a list of strings, token ids, or a list of those"
+    )
+
+
+def _is_token_ids(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=Any)]
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: Prompts
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, le=20)
+    suffix: str = ""
+
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_at_least_n(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        n, stream = info.data.get("n", 1), info.data.get("stream", False)
+        if best_of is not None and best_of < n:
+            raise PydanticCustomError("best_of", "must be at least n ({n})", {"n": n})
+        if best_of is not None and best_of > n and stream:
+            raise PydanticCustomError("best_of", "cannot be above n with stream")
+        return best_of
+
+    @field_validator("suffix")
+    @classmethod
+    def _no_suffix(cls, suffix: str) -> str:
+        if suffix:
+            raise PydanticCustomError(UNSUPPORTED, "inserting text is not supported")
+        return suffix
+
+
+class CompletionLogprobs(BaseModel):
+    """Parallel lists, one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: WireFinishReason | None  # null in chunks before the last
+
+
+class Completion(BaseModel):
+    """The answer, or one chunk of it: OpenAI gives both the same shape."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | None = None  # chunks: set, to null or not, only with include_usage

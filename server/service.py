@@ -1,0 +1,64 @@
+"""What the routes work with. One per application, reached through dependencies, never a global."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from engine.api import Engine
+from server.errors import ApiError
+from server.metrics import Metrics
+from server.middleware import RequestRecord, request_record
+from server.prompt import PromptEncoder
+from server.render import Envelope
+from server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    engine: Engine
+    settings: Settings
+    metrics: Metrics
+    prompts: PromptEncoder
+    model: str  # the name it is served under
+    created: int  # seconds since the epoch
+
+    def check_model(self, name: str) -> None:
+        """Raise ApiError (404) for a model that is not served. No name means the one there is."""
+        if name and name != self.model:
+            message = f"The model '{name}' does not exist; this server has '{self.model}'."
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def envelope(self, id: str) -> Envelope:
+        return Envelope(id, int(time.time()), self.model, self.engine.card.fingerprint)
+
+
+def create_service(engine: Engine, settings: Settings, metrics: Metrics) -> Service:
+    return Service(
+        engine=engine,
+        settings=settings,
+        metrics=metrics,
+        prompts=PromptEncoder(engine.tokenizer),
+        model=settings.served_model_name or _public_name(engine.card.name),
+        created=int(time.time()),
+    )
+
+
+def _public_name(name: str) -> str:
+    """A repository's name as it is; of a directory the last part alone."""
+    path = Path(name)
+    return path.name if path.is_dir() else name
+
+
+def _service(request: Request) -> Service:
+    return cast(Service, request.app.state.service)
+
+
+def _record(request: Request) -> RequestRecord:
+    return request_record(request.scope)
+
+
+ServiceDependency = Annotated[Service, Depends(_service)]
+RecordDependency = Annotated[RequestRecord, Depends(_record)]

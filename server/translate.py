@@ -1,0 +1,136 @@
+"""Wire requests to engine requests, and the limits that only the loaded model can tell."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from engine.types import ModelCard, Request, SamplingParams
+from server.errors import invalid
+from server.schemas.chat import ChatRequest
+from server.schemas.common import GenerationRequest
+from server.schemas.completions import MAX_PROMPTS, CompletionRequest
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+MAX_CHOICES = MAX_PROMPTS
+
+
+def chat_request(
+    body: ChatRequest, prompt: tuple[int, ...], card: ModelCard, request_id: str
+) -> Request:
+    """Raises ApiError (400) for what the model cannot serve."""
+    asked = body.max_completion_tokens or body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    max_tokens = _max_tokens(asked, prompt, card, "messages")
+    return _request(body, prompt, card, request_id, max_tokens, body.n, logprobs)
+
+
+def completion_requests(
+    body: CompletionRequest, prompts: Sequence[tuple[int, ...]], card: ModelCard, request_id: str
+) -> list[Request]:
+    """One engine request for each prompt. Raises ApiError (400) for what the model cannot serve."""
+    sequences = sequences_per_prompt(body)
+    if len(prompts) * sequences > MAX_CHOICES:
+        limit = f"at most {MAX_CHOICES} sequences in one request"
+        raise invalid(f"{len(prompts)} prompts times {sequences} are too many: {limit}", "n")
+    asked = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    logprobs = 0 if body.logprobs is None and sequences > body.n else body.logprobs
+    return [
+        _request(
+            body,
+            prompt,
+            card,
+            f"{request_id}-{index}",
+            _max_tokens(asked, prompt, card, "prompt"),
+            sequences,
+            logprobs,
+            body.logprobs if body.echo else None,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def sequences_per_prompt(body: CompletionRequest) -> int:
+    """How many sequences are generated for each prompt; `n` of them are returned."""
+    return body.best_of or body.n
+
+
+def check_prompt(prompt: tuple[int, ...], card: ModelCard, param: str) -> None:
+    """Raise ApiError (400) unless the prompt has tokens, all of them the model's."""
+    if not prompt:
+        raise invalid(f"{param}: the prompt is empty", param)
+    if not 0 <= min(prompt) <= max(prompt) < card.vocab_size:
+        raise invalid(f"{param}: token ids must be within 0 and {card.vocab_size - 1}", param)
+
+
+def _request(
+    body: GenerationRequest,
+    prompt: tuple[int, ...],
+    card: ModelCard,
+    request_id: str,
+    max_tokens: int,
+    sequences: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> Request:
+    if any(not 0 <= token_id < card.vocab_size for token_id in body.stop_token_ids):
+        limit = f"within 0 and {card.vocab_size - 1}"
+        raise invalid(f"stop_token_ids: token ids must be {limit}", "stop_token_ids")
+    return Request(
+        id=request_id,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        sampling=_sampling(body, card, max_tokens, logprobs),
+        stop=tuple(body.stop),
+        stop_token_ids=frozenset(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        n=sequences,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _sampling(
+    body: GenerationRequest, card: ModelCard, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    if body.min_tokens > max_tokens:
+        raise invalid(
+            f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens that may be generated",
+            "min_tokens",
+        )
+    return SamplingParams(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=max(body.top_k, 0),
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=_logit_bias(body, card),
+        seed=None if body.seed is None else body.seed % 2**64,
+        top_logprobs=None if logprobs is None else min(logprobs, card.vocab_size),
+        min_tokens=body.min_tokens,
+    )
+
+
+def _logit_bias(body: GenerationRequest, card: ModelCard) -> MappingProxyType[int, float]:
+    biases = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
+    if biases and max(biases) >= card.vocab_size:
+        limit = f"within 0 and {card.vocab_size - 1}"
+        raise invalid(f"logit_bias: token ids must be {limit}, not {max(biases)}", "logit_bias")
+    return MappingProxyType(biases)
+
+
+def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
+    """What was asked for, or all, of the room that the prompt leaves."""
+    check_prompt(prompt, card, param)
+    limit, what = min(
+        (card.max_context_tokens, "the model's context"), (card.arena_tokens, "the KV cache")
+    )
+    room_tokens = limit - len(prompt)
+    if room_tokens < 0 or (room_tokens == 0 and asked != 0):
+        raise invalid(
+            f"The prompt has {len(prompt)} tokens; {what} holds {limit}, the answer included.",
+            param,
+            "context_length_exceeded",
+        )
+    return room_tokens if asked is None else min(asked, room_tokens)

@@ -1,0 +1,87 @@
+"""A daemon over the fake engine, and clients. Another engine can stand in: override `base_url`."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from server.settings import Settings
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine, Script
+
+StrictClient = Any
+"""An OpenAI client. It checks its answers' types as it runs, more strictly than its unions say."""
+
+ChatBody = Callable[..., dict[str, Any]]
+
+CLIENT_SECONDS = 20.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_settings_from_outside() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        for name in Settings.model_fields:
+            environment.delenv(f"ROOTSTOCK_{name.upper()}", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture(scope="session")
+def base_url(shared_engine: FakeEngine, no_settings_from_outside: None) -> Iterator[str]:
+    with running(shared_engine, Settings(port=0)) as url:
+        yield url
+
+
+@pytest.fixture
+def engine(shared_engine: FakeEngine) -> FakeEngine:
+    """The engine behind `base_url`, its script and records fresh."""
+    blank = FakeEngine()
+    for name in ("submitted", "at_gate", "aborted"):
+        setattr(shared_engine, name, getattr(blank, name))
+    shared_engine.script = Script()
+    return shared_engine
+
+
+@pytest.fixture(scope="session")
+def client(base_url: str) -> Iterator[StrictClient]:
+    with strict_client(base_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def http(base_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base_url, timeout=CLIENT_SECONDS) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def model(client: StrictClient) -> str:
+    """The name under which the daemon serves whatever it serves."""
+    return str(client.models.list().data[0].id)
+
+
+@pytest.fixture
+def chat(model: str) -> ChatBody:
+    """A chat body with a few fields of the test's own."""
+
+    def body(**fields: Any) -> dict[str, Any]:
+        return {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
+
+    return body
+
+
+def strict_client(base_url: str, api_key: str = "none") -> StrictClient:
+    """The SDK, with responses checked against its types and no retries to hide errors."""
+    return OpenAI(
+        base_url=f"{base_url}/v1",
+        api_key=api_key,
+        max_retries=0,
+        timeout=CLIENT_SECONDS,
+        _strict_response_validation=True,
+    )

@@ -1,0 +1,289 @@
+"""An Engine without a model: one token for each byte, scripted answers, and a record of aborts."""
+
+import asyncio
+import queue
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from anyio import create_task_group, move_on_after
+from anyio.abc import TaskGroup
+
+from engine.api import EngineStopped
+from engine.types import (
+    CacheStats,
+    Cleared,
+    EngineStats,
+    FinishReason,
+    ModelCard,
+    OutputEvent,
+    Probed,
+    Request,
+    RequestInfo,
+    TokenLogprob,
+    Usage,
+)
+
+END_OF_TEXT = 256
+VOCAB_SIZE = 257
+
+CARD = ModelCard(
+    name="test/bytes",
+    fingerprint="fp_bytes",
+    vocab_size=VOCAB_SIZE,
+    max_context_tokens=512,
+    eos_token_ids=frozenset({END_OF_TEXT}),
+    kv_bytes_per_token=1024,
+    arena_tokens=4096,
+    block_size=32,
+    device="cpu",
+    dtype="float32",
+    blas="",
+)
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as token ids. The chat template refuses the role `function`."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<|end|>" if token_id == END_OF_TEXT else bytes([token_id])
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, object]], **template_arguments: object
+    ) -> list[int]:
+        if any(message["role"] == "function" for message in messages):
+            raise ValueError("this template knows no role 'function'")
+        text = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
+        return list(f"{text}<assistant>".encode())
+
+
+class Gate:
+    """Closed until a test opens it; waited for on the server's event loop."""
+
+    def __init__(self) -> None:
+        self._opened: Future[None] = Future()
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened.done()
+
+    def open(self) -> None:
+        self._opened.set_result(None)
+
+    async def passed(self) -> None:
+        await asyncio.shield(asyncio.wrap_future(self._opened))
+
+
+@dataclass
+class Script:
+    """What the engine does with the requests to come."""
+
+    answers: Sequence[str] = ("Hello, wörld!",)  # of the sequences in turn, over and over
+    refusal: Exception | None = None  # raised at the first event
+    fails_after_tokens: int | None = None  # then the sequence ends with an error
+    gate: Gate | None = None  # where every sequence waits ...
+    gate_after_tokens: int = 0  # ... when it has as many tokens
+    dead: bool = False
+
+
+@dataclass
+class FakeEngine:
+    """Implements engine.api.Engine. A test may change `script` while nothing runs."""
+
+    script: Script = field(default_factory=Script)
+    submitted: "queue.Queue[Request]" = field(default_factory=queue.Queue)
+    at_gate: "queue.Queue[str]" = field(default_factory=queue.Queue)
+    aborted: "queue.Queue[str]" = field(default_factory=queue.Queue)
+    drained: "queue.Queue[float]" = field(default_factory=queue.Queue)
+    card: ModelCard = CARD
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopped: Gate = field(default_factory=Gate)
+    _seen: list[tuple[int, ...]] = field(default_factory=list)
+    _finished: dict[FinishReason, int] = field(default_factory=dict)
+    _live: dict[str, Request] = field(default_factory=dict)
+
+    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+        self.submitted.put(request)
+        if self.script.refusal is not None:
+            raise self.script.refusal
+        self._live[request.id] = request
+        self._idle.clear()
+        live = set(range(request.n))
+        try:
+            for position, events in enumerate(self._steps(request)):
+                if self.script.gate is not None and position == self.script.gate_after_tokens:
+                    self.at_gate.put(request.id)
+                    await self._passed_or_stopped(self.script.gate)
+                if self._stopped.is_open:
+                    for index in live.copy():
+                        live.discard(index)
+                        yield OutputEvent(request.id, index, finish_reason=FinishReason.ABORT)
+                    return
+                await asyncio.sleep(0)
+                for event in events:
+                    if event.finish_reason is not None:
+                        live.discard(event.index)
+                        self._count(event.finish_reason)
+                    yield event
+            self._seen.append(request.prompt)
+        finally:
+            del self._live[request.id]
+            if not self._live:
+                self._idle.set()
+            if live:
+                self._count(FinishReason.ABORT)
+                self.aborted.put(request.id)
+
+    async def stats(self) -> EngineStats:
+        self._check_alive()
+        return EngineStats(
+            running=len(self._live),
+            waiting=0,
+            finished=dict(self._finished),
+            computed_prompt_tokens=100,
+            cached_prompt_tokens=20,
+            generated_tokens=30,
+            preemptions=1,
+            steps=40,
+            cache=CacheStats(32, 128, 100, 20, 8, 4, 4_194_304, 5, 120, 20, 6, 7),
+        )
+
+    async def clear_cache(self) -> Cleared:
+        self._check_alive()
+        self._seen.clear()
+        return Cleared(blocks=20, bytes=655_360)
+
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+        self._check_alive()
+        return Probed(self._cached_tokens(prompt), block_digests=())
+
+    async def requests(self) -> tuple[RequestInfo, ...]:
+        self._check_alive()
+        return tuple(
+            RequestInfo(request.id, 0, "running", len(request.prompt), 0, 0, 0, 1, 0.5)
+            for request in self._live.values()
+        )
+
+    def is_alive(self) -> bool:
+        return not self.script.dead
+
+    async def drain(self, timeout_seconds: float) -> None:
+        self.drained.put(timeout_seconds)
+        if not self._live:
+            self._idle.set()
+        with move_on_after(timeout_seconds):
+            await self._idle.wait()
+        self._stopped.open()
+
+    async def _passed_or_stopped(self, gate: Gate) -> None:
+        async with create_task_group() as tasks:
+            for waited_for in (gate, self._stopped):
+                tasks.start_soon(_first, waited_for, tasks)
+
+    def _check_alive(self) -> None:
+        if self.script.dead:
+            raise EngineStopped("the engine has stopped")
+
+    def _count(self, reason: FinishReason) -> None:
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+
+    def _cached_tokens(self, prompt: tuple[int, ...]) -> int:
+        return max((_common_prefix(prompt, seen) for seen in self._seen), default=0)
+
+    def _steps(self, request: Request) -> Iterator[list[OutputEvent]]:
+        """One event of every live sequence, step by step."""
+        cached_tokens = self._cached_tokens(request.prompt)
+        sequences = [
+            _sequence(request, index, self._answer(index), cached_tokens, self.script)
+            for index in range(request.n)
+        ]
+        while events := [event for sequence in sequences for event in _next(sequence)]:
+            yield events
+
+    def _answer(self, index: int) -> bytes:
+        return self.script.answers[index % len(self.script.answers)].encode()
+
+
+async def _first(gate: Gate, tasks: TaskGroup) -> None:
+    await gate.passed()
+    tasks.cancel_scope.cancel()
+
+
+def _next(sequence: Iterator[OutputEvent]) -> list[OutputEvent]:
+    event = next(sequence, None)
+    return [] if event is None else [event]
+
+
+def _common_prefix(prompt: tuple[int, ...], seen: tuple[int, ...]) -> int:
+    same = 0
+    for left, right in zip(prompt[:-1], seen, strict=False):
+        if left != right:
+            break
+        same += 1
+    return same
+
+
+def _sequence(
+    request: Request, index: int, answer: bytes, cached_tokens: int, script: Script
+) -> Iterator[OutputEvent]:
+    tokens = answer[: request.max_tokens]
+    reason = FinishReason.LENGTH if len(tokens) == request.max_tokens else FinishReason.STOP
+    prompt_logprobs = _prompt_logprobs(request)
+    held = b""
+    for position, token in enumerate(tokens):
+        if position == script.fails_after_tokens:
+            yield OutputEvent(request.id, index, finish_reason=FinishReason.ERROR, error="it broke")
+            return
+        held += bytes([token])
+        text, held = _whole_characters(held)
+        yield OutputEvent(
+            request.id,
+            index,
+            text=text,
+            token_ids=(token,),
+            logprobs=_logprobs(request, token, index),
+            prompt_logprobs=prompt_logprobs,
+        )
+        prompt_logprobs = None
+    usage = Usage(len(request.prompt), cached_tokens, len(tokens))
+    yield OutputEvent(
+        request.id,
+        index,
+        text=held.decode(errors="replace"),
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=reason,
+        usage=usage,
+    )
+
+
+def _whole_characters(held: bytes) -> tuple[str, bytes]:
+    try:
+        return held.decode(), b""
+    except UnicodeDecodeError:
+        return "", held
+
+
+def _logprobs(request: Request, token: int, index: int) -> tuple[TokenLogprob, ...]:
+    """Sequence 0 is the least likely: its tokens have -1, those of sequence k -1 / (k + 1)."""
+    if request.sampling.top_logprobs is None:
+        return ()
+    return (_entry(token, -1.0 / (index + 1), request.sampling.top_logprobs),)
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...] | None:
+    if request.prompt_logprobs is None:
+        return None
+    count = request.prompt_logprobs
+    return None, *(_entry(token, -2.0, count) for token in request.prompt[1:])
+
+
+def _entry(token: int, logprob: float, top: int) -> TokenLogprob:
+    best = tuple(((token + rank) % 128, logprob - rank) for rank in range(top))
+    return TokenLogprob(token, logprob, best)

@@ -1,0 +1,215 @@
+"""Chat completions as the OpenAI client sees them."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.fake_engine import FakeEngine, Script
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+ANSWER = "Hello, wörld!"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_engine(engine: FakeEngine) -> None:
+    """Every test starts from the default script."""
+
+
+def test_answer_has_every_key_of_the_api(http: httpx.Client, chat: ChatBody) -> None:
+    body = http.post("/v1/chat/completions", json=chat()).json()
+    assert set(body) == {
+        *("id", "object", "created", "model", "system_fingerprint", "choices", "usage")
+    }
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert body["system_fingerprint"] == "fp_bytes"
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": ANSWER, "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+
+
+def test_resent_prompt_reports_what_was_cached(client: StrictClient, model: str) -> None:
+    first = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "resend"}]
+    )
+    again = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": "resend"}]
+    )
+    assert first.usage.prompt_tokens == len("<user>resend\n<assistant>")
+    assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
+    assert again.usage.completion_tokens == len(ANSWER.encode())
+    assert again.usage.total_tokens == again.usage.prompt_tokens + again.usage.completion_tokens
+
+
+def test_n_choices_count_the_prompt_once(
+    client: StrictClient, model: str, engine: FakeEngine
+) -> None:
+    engine.script = Script(answers=("a", "bcd"))
+    answer = client.chat.completions.create(model=model, messages=MESSAGES, n=2)
+    assert [choice.message.content for choice in answer.choices] == ["a", "bcd"]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.usage.prompt_tokens == len("<user>Hi\n<assistant>")
+    assert answer.usage.completion_tokens == 4
+
+
+def test_logprobs_name_bytes_and_alternatives(
+    client: StrictClient, model: str, engine: FakeEngine
+) -> None:
+    engine.script = Script(answers=("ö",))
+    answer = client.chat.completions.create(
+        model=model, messages=MESSAGES, logprobs=True, top_logprobs=2
+    )
+    first, second = answer.choices[0].logprobs.content
+    assert first.bytes + second.bytes == list("ö".encode())
+    assert first.token == r"bytes:\xc3"
+    assert len(first.top_logprobs) == 2
+    assert answer.choices[0].logprobs.refusal is None
+
+
+def test_parts_and_developer_reach_the_template_as_text_and_system(
+    client: StrictClient, model: str, engine: FakeEngine
+) -> None:
+    client.chat.completions.create(
+        model=model,
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": t} for t in ("one", "two")]},
+        ],
+    )
+    prompt = bytes(engine.submitted.get_nowait().prompt).decode()
+    assert prompt == "<system>Be brief.\n<user>one\ntwo\n<assistant>"
+
+
+def test_assistant_with_tool_calls_may_have_null_content(
+    http: httpx.Client, chat: ChatBody
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c"},
+    ]
+    assert http.post("/v1/chat/completions", json=chat(messages=messages)).status_code == 200
+
+
+NULLABLE = {
+    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "stream"),
+    *("stream_options", "seed", "logit_bias", "logprobs", "top_logprobs", "presence_penalty"),
+    *("frequency_penalty", "user", "tools", "tool_choice", "response_format", "modalities"),
+    *("top_k", "min_p", "cache_salt", "priority", "min_tokens", "ignore_eos", "functions"),
+}
+
+
+def test_every_optional_field_may_be_null(http: httpx.Client, chat: ChatBody) -> None:
+    answer = http.post("/v1/chat/completions", json=chat(**dict.fromkeys(NULLABLE)))
+    assert answer.status_code == 200
+
+
+def test_unknown_fields_are_accepted(http: httpx.Client, chat: ChatBody) -> None:
+    fields = {"store": True, "metadata": {"a": "b"}, "reasoning_effort": "low", "x": [1, {}]}
+    assert http.post("/v1/chat/completions", json=chat(**fields)).status_code == 200
+
+
+def test_sampling_fields_reach_the_engine(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -1,
+        "frequency_penalty": 1,
+        "logit_bias": {"65": -100},
+        "seed": -1,
+        "min_tokens": 2,
+    }
+    body = chat(**fields, max_tokens=9, max_completion_tokens=7, stop="x", cache_salt="s")
+    assert http.post("/v1/chat/completions", json=body | {"priority": 3}).status_code == 200
+    request = engine.submitted.get_nowait()
+    assert (request.max_tokens, request.stop, request.cache_salt) == (7, ("x",), "s")
+    assert request.priority == 3
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"):
+        assert getattr(request.sampling, name) == fields[name]
+    assert dict(request.sampling.logit_bias) == {65: -100}
+    assert request.sampling.seed == 2**64 - 1
+
+
+def test_max_tokens_is_what_the_context_leaves(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    http.post("/v1/chat/completions", json=chat())
+    http.post("/v1/chat/completions", json=chat(max_tokens=100_000))
+    for _ in range(2):
+        request = engine.submitted.get_nowait()
+        assert len(request.prompt) + request.max_tokens == engine.card.max_context_tokens
+
+
+def test_cut_by_length(client: StrictClient, model: str) -> None:
+    answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=5)
+    assert answer.choices[0].message.content == "Hello"
+    assert answer.choices[0].finish_reason == "length"
+
+
+def stream(client: StrictClient, model: str, **fields: object) -> list[ChatCompletionChunk]:
+    return list(
+        client.chat.completions.create(model=model, messages=MESSAGES, stream=True, **fields)
+    )
+
+
+def test_stream_begins_with_the_role_and_says_the_same(client: StrictClient, model: str) -> None:
+    chunks = stream(client, model)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+
+
+def test_stream_ends_each_choice_once(client: StrictClient, model: str, engine: FakeEngine) -> None:
+    engine.script = Script(answers=("a", "bcd", "ef"))
+    chunks = stream(client, model, n=3, max_tokens=2)
+    ends = [(c.choices[0].index, c.choices[0].finish_reason) for c in chunks]
+    assert sorted(end for end in ends if end[1] is not None) == [
+        *((0, "stop"), (1, "length"), (2, "length"))
+    ]
+    roles = [c.choices[0].index for c in chunks if c.choices[0].delta.role]
+    assert sorted(roles) == [0, 1, 2]
+
+
+def lines(http: httpx.Client, body: dict[str, Any]) -> list[str]:
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return [line for line in answer.text.split("\n\n") if line]
+
+
+def test_stream_usage_only_when_asked_for(http: httpx.Client, chat: ChatBody) -> None:
+    plain = lines(http, chat(stream=True))
+    assert plain[-1] == "data: [DONE]"
+    assert not any('"usage"' in line for line in plain)
+    asked = lines(http, chat(stream=True, stream_options={"include_usage": True}))
+    assert all('"usage":null' in line for line in asked[:-2])
+    assert '"choices":[]' in asked[-2]
+    assert f'"completion_tokens":{len(ANSWER.encode())}' in asked[-2]
+    assert asked[-1] == "data: [DONE]"
+
+
+def test_finish_reason_is_a_key_of_every_chunk(http: httpx.Client, chat: ChatBody) -> None:
+    assert all('"finish_reason":' in line for line in lines(http, chat(stream=True))[:-1])
+
+
+def test_stream_logprobs_cover_every_token(http: httpx.Client, chat: ChatBody) -> None:
+    events = lines(http, chat(stream=True, logprobs=True))[:-1]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    entries = [e for choice in choices if choice["logprobs"] for e in choice["logprobs"]["content"]]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]) == ANSWER.encode()

@@ -1,0 +1,76 @@
+"""The `rootstock` command as it answers a user who got something wrong."""
+
+import socket
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from engine.types import MachineReport
+from server.cli import app
+from server.doctor import machine_table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--port", "65536"], "port: "),
+        (["--kv-cache-bytes", "4 pounds"], "kv_cache_bytes: "),
+        (["--attention", "flash"], "attention: "),
+        (["--host", "0.0.0.0"], "host: "),
+        (["--config", "/no/such.yaml"], "config: "),
+        (["--max-running", "64", "--step-tokens", "8", "--no-prefix-cache"], "step_tokens: "),
+    ],
+)
+def test_wrong_settings_are_one_line_and_a_usage_error(arguments: list[str], line: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {line}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_busy_port_is_known_before_loading(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(app, ["serve", "--port", port, "--model", "/no/such/model"])
+    assert result.exit_code == 1
+    (message,) = caplog.messages
+    assert port in message
+    assert "in use" in message
+
+
+def test_a_model_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    arguments = ["serve", "--port", "0", "--model", "/no/such/model"]
+    assert CliRunner().invoke(app, arguments).exit_code == 1
+    assert "cannot load /no/such/model: " in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_help_names_every_command() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert {"serve", "doctor"} <= set(result.stdout.split())
+
+
+REPORT = MachineReport(
+    device="cpu (test)",
+    memory_bytes=16 * 2**30,
+    left_bytes=8 * 2**30,
+    blas="OpenBLAS",
+    advice="",
+    mlx_version="1.2",
+    mlx_lm_version="3.4",
+    model="tiny",
+    arena_tokens=123_456,
+    arena_bytes=2**30,
+    problem="",
+)
+
+
+def test_doctor_says_what_the_budget_comes_to() -> None:
+    console = Console(record=True, width=100, file=StringIO())
+    console.print(machine_table(REPORT))
+    lines = console.export_text().splitlines()
+    assert any("1.00 GiB" in line and "123,456 tokens" in line for line in lines)
+    assert not any("problem" in line or "advice" in line for line in lines)

@@ -1,0 +1,290 @@
+"""Everything that is refused: the status, the field at fault, four keys always."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai import NotFoundError
+
+from engine.api import EngineStopped, InvalidRequest, QueueFull
+from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.fake_engine import CARD, FakeEngine, Script
+
+
+@pytest.fixture(autouse=True)
+def _fresh_engine(engine: FakeEngine) -> None:
+    """Every test starts from the default script."""
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+def user(content: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": content}]
+
+
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+BAD_CHAT = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages[0]"),
+    ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+    ({"messages": user(5)}, "messages[0].content"),
+    ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
+    ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text"),
+    ({"messages": user("\ud800")}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages"),
+    ({"model": 5}, "model"),
+    ({"model": "\udfff"}, "model"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "warm"}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ""}, "stop[0]"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": "x" * 513}, "stop[0]"),
+    ({"stop_token_ids": [257]}, "stop_token_ids"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"logit_bias": {"257": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
+    ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"logit_bias": {"\ud800": 1}}, "logit_bias.\ufffd\ufffd\ufffd"),
+    ({"logit_bias": {"x" * 10_000: 1}}, "logit_bias." + "x" * 117),
+    ({"model": "x" * 257}, "model"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"seed": 2**64}, "seed"),
+    ({"seed": 0.5}, "seed"),
+    ({"cache_salt": "x" * 257}, "cache_salt"),
+    ({"cache_salt": 1}, "cache_salt"),
+    ({"priority": 1001}, "priority"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+]
+
+UNSUPPORTED_CHAT = [
+    ({"tools": [TOOL]}, "tools"),
+    ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
+]
+
+BAD_COMPLETIONS = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": {"text": "a"}}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [257]}, "prompt"),
+    ({"prompt": "\ud800"}, "prompt"),
+    ({"prompt": ["a"] * 257}, "prompt"),
+    ({"prompt": ["a"] * 3, "n": 100}, "n"),
+    ({"logprobs": 6}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 21}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"suffix": "x"}, "suffix"),
+    ({"echo": "yes"}, "echo"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHAT)
+def test_bad_chat_is_a_400_that_names_the_field(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine, fields: dict[str, object], param: str
+) -> None:
+    answer = post(http, "/v1/chat/completions", {**chat(), **fields})
+    assert (answer.status_code, error_of(answer)["param"]) == (400, param)
+    assert engine.submitted.empty()
+
+
+@pytest.mark.parametrize(("fields", "param"), UNSUPPORTED_CHAT)
+def test_what_is_not_there_yet_is_refused_not_ignored(
+    http: httpx.Client, chat: ChatBody, fields: dict[str, object], param: str
+) -> None:
+    error = error_of(post(http, "/v1/chat/completions", chat(**fields)))
+    assert (error["code"], error["param"]) == ("unsupported", param)
+
+
+def test_tools_that_may_not_be_called_do_no_harm(http: httpx.Client, chat: ChatBody) -> None:
+    answer = post(http, "/v1/chat/completions", chat(tools=[TOOL], tool_choice="none"))
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS)
+def test_bad_completion_is_a_400_that_names_the_field(
+    http: httpx.Client, model: str, engine: FakeEngine, fields: dict[str, object], param: str
+) -> None:
+    answer = post(http, "/v1/completions", {"model": model, "prompt": "a", **fields})
+    assert (answer.status_code, error_of(answer)["param"]) == (400, param)
+    assert engine.submitted.empty()
+
+
+def post(http: httpx.Client, path: str, body: object) -> httpx.Response:
+    """As clients with a lenient JSON writer do: NaN and half surrogates as they are."""
+    headers = {"Content-Type": "application/json"}
+    return http.post(path, content=json.dumps(body), headers=headers)
+
+
+def test_message_names_the_limit(http: httpx.Client, chat: ChatBody) -> None:
+    error = error_of(post(http, "/v1/chat/completions", chat(temperature=3)))
+    assert error["message"] == "temperature: Input should be less than or equal to 2"
+
+
+DEEP = '{"model": null, "messages": ' + "[" * 100_000 + "]" * 100_000 + "}"
+LONG = '{"seed": ' + "1" * 5000 + "}"
+BROKEN_BODIES = [
+    "",
+    "{",
+    "[]",
+    "5",
+    "null",
+    '"x"',
+    "{'a': 1}",
+    "\x00",
+    DEEP,
+    LONG,
+    '{"n": 1e999999}',
+]
+
+
+@pytest.mark.parametrize("content", BROKEN_BODIES, ids=range(len(BROKEN_BODIES)))
+def test_broken_bodies_are_400(http: httpx.Client, content: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = http.post("/v1/chat/completions", content=content, headers=headers)
+    assert answer.status_code == 400
+    assert error_of(answer)["type"] == "invalid_request_error"
+
+
+def test_not_utf8_is_400(http: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = http.post("/v1/chat/completions", content=b'{"model": "\xff"}', headers=headers)
+    assert answer.status_code == 400
+
+
+def test_body_must_say_that_it_is_json(http: httpx.Client, chat: ChatBody) -> None:
+    """A web page can post text/plain to localhost without asking; JSON it cannot."""
+    headers = {"Content-Type": "text/plain"}
+    answer = http.post("/v1/chat/completions", content=json.dumps(chat()), headers=headers)
+    assert answer.status_code == 400
+    assert "application/json" in error_of(answer)["message"]
+
+
+def test_unknown_model(client: StrictClient, http: httpx.Client, chat: ChatBody) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-9", messages=user("Hi"))
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    for name in (None, ""):
+        assert post(http, "/v1/chat/completions", chat(model=name)).status_code == 200
+
+
+def test_context_length_exceeded_names_both_numbers(
+    http: httpx.Client, chat: ChatBody, model: str
+) -> None:
+    limit = CARD.max_context_tokens
+    error = error_of(post(http, "/v1/chat/completions", chat(messages=user("x" * limit))))
+    assert error["code"] == "context_length_exceeded"
+    assert str(limit) in error["message"]
+    assert str(limit + len("<user>\n<assistant>")) in error["message"]
+    full = {"model": model, "prompt": "x" * limit}
+    assert post(http, "/v1/completions", full).status_code == 400
+    assert post(http, "/v1/completions", full | {"max_tokens": 0}).status_code == 200
+
+
+def test_unknown_url_and_method(http: httpx.Client) -> None:
+    answer = http.get("/v1/nothing")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+    answer = http.get("/v1/chat/completions")
+    assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+
+
+REFUSALS = [
+    (InvalidRequest("too much", "prompt"), 400, None),
+    (QueueFull("the queue is full", retry_after_seconds=7), 429, "7"),
+    (EngineStopped("the engine has stopped"), 503, "5"),
+    (RuntimeError("secret path /root"), 500, None),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("refusal", "status", "retry_after"), REFUSALS)
+def test_refusals_of_the_engine(
+    http: httpx.Client,
+    chat: ChatBody,
+    engine: FakeEngine,
+    refusal: Exception,
+    status: int,
+    retry_after: str | None,
+    stream: bool,
+) -> None:
+    engine.script = Script(refusal=refusal)
+    answer = post(http, "/v1/chat/completions", chat(stream=stream))
+    assert answer.status_code == status
+    assert answer.headers.get("retry-after") == retry_after
+    assert "secret" not in error_of(answer)["message"]
+    assert answer.headers["x-request-id"]
+
+
+def test_failure_of_one_sequence_is_readable(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    engine.script = Script(fails_after_tokens=3)
+    answer = post(http, "/v1/chat/completions", chat())
+    assert answer.status_code == 500
+    assert error_of(answer)["message"] == "it broke"
+
+
+def test_failure_in_mid_stream_is_an_event(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    engine.script = Script(fails_after_tokens=3)
+    answer = post(http, "/v1/chat/completions", chat(stream=True))
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert answer.status_code == 200
+    error = json.loads(events[-1])["error"]
+    assert (error["message"], error["code"]) == ("it broke", "generation_failed")
+
+
+def test_request_id_is_the_servers_own(http: httpx.Client) -> None:
+    ids = {
+        http.get("/health", headers={"X-Request-Id": "mine"}).headers["x-request-id"]
+        for _ in range(2)
+    }
+    assert len(ids) == 2
+    assert "mine" not in ids

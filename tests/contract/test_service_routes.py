@@ -1,0 +1,233 @@
+"""Models, health, metrics and admin."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.types import ModelCard
+from server.metrics import EngineTelemetry
+from server.settings import Settings
+from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.daemon import running
+from tests.contract.fake_engine import CARD, FakeEngine, Gate, Script
+
+DASHBOARD = Path(__file__).parents[2] / "configs" / "grafana-dashboard.json"
+WAIT_SECONDS = 20
+
+
+@pytest.fixture(autouse=True)
+def _fresh_engine(engine: FakeEngine) -> None:
+    """Every test starts from the default script."""
+
+
+def test_models(client: StrictClient, http: httpx.Client) -> None:
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id) == model
+    assert "/" in model.id
+    assert set(http.get("/v1/models").json()["data"][0]) == {
+        *("id", "object", "created", "owned_by")
+    }
+    assert http.get("/v1/models/no/such").json()["error"]["code"] == "model_not_found"
+
+
+def test_the_api_describes_itself(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    assert {"/v1/chat/completions", "/v1/completions", "/admin/cache/probe"} <= set(paths)
+
+
+def test_served_name_and_directory_names(tmp_path: Path) -> None:
+    for name, settings, served in [
+        (str(tmp_path), Settings(port=0), tmp_path.name),
+        (str(tmp_path), Settings(port=0, served_model_name="mine"), "mine"),
+    ]:
+        engine = FakeEngine(card=_named(name))
+        with running(engine, settings) as base_url:
+            assert httpx.get(f"{base_url}/v1/models").json()["data"][0]["id"] == served
+
+
+def _named(name: str) -> ModelCard:
+    return replace(CARD, name=name)
+
+
+def test_health_follows_the_engine(http: httpx.Client, engine: FakeEngine) -> None:
+    assert http.get("/health").status_code == 200
+    engine.script = Script(dead=True)
+    answer = http.get("/health")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_stopped"
+
+
+def test_cache_clear_says_what_it_freed(http: httpx.Client) -> None:
+    assert http.post("/admin/cache/clear").json() == {"blocks_freed": 20, "bytes_freed": 655_360}
+
+
+def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
+    stats = http.get("/admin/cache/stats").json()
+    assert set(stats) == {
+        "block_size",
+        "blocks_total",
+        "blocks_free",
+        "blocks_cached",
+        "blocks_held",
+        "blocks_shared",
+        "arena_bytes",
+        "nodes",
+        "queried_tokens",
+        "hit_tokens",
+        "evictions",
+        "cow_copies",
+    }
+    total = stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_held"]
+    assert total == stats["blocks_total"]
+
+
+def test_probe_foretells_what_a_chat_will_find(http: httpx.Client, chat: ChatBody) -> None:
+    body = chat(messages=[{"role": "user", "content": "probe"}])
+    http.post("/admin/cache/clear")
+    cold = http.post("/admin/cache/probe", json=body).json()
+    http.post("/v1/chat/completions", json=body)
+    warm = http.post("/admin/cache/probe", json=body).json()
+    usage = http.post("/v1/chat/completions", json=body).json()["usage"]
+    assert cold["cached_tokens"] == 0
+    assert warm["prompt_tokens"] == usage["prompt_tokens"]
+    assert warm["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("prompt", ["abc", [97, 98, 99]])
+def test_probe_takes_text_and_token_ids(http: httpx.Client, prompt: object) -> None:
+    answer = http.post("/admin/cache/probe", json={"prompt": prompt})
+    assert answer.json()["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, {"prompt": [257]}]
+)
+def test_bad_probes_are_400(http: httpx.Client, body: dict[str, object]) -> None:
+    assert http.post("/admin/cache/probe", json=body).status_code == 400
+
+
+def test_live_requests_are_listed(
+    base_url: str, http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    gate = Gate()
+    engine.script = Script(gate=gate)
+    with httpx.Client(base_url=base_url) as other:
+        request = other.build_request("POST", "/v1/chat/completions", json=chat(stream=True))
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(other.send, request)
+            request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
+            (live,) = http.get("/admin/requests").json()["requests"]
+            gate.open()
+            assert answer.result(WAIT_SECONDS).status_code == 200
+    assert live["request_id"] == request_id
+    assert live["prompt_tokens"] == len("<user>Hi\n<assistant>")
+    assert http.get("/admin/requests").json() == {"requests": []}
+
+
+@pytest.mark.parametrize("path", ["/admin/cache/stats", "/admin/requests"])
+def test_admin_of_a_dead_engine_is_503(http: httpx.Client, engine: FakeEngine, path: str) -> None:
+    engine.script = Script(dead=True)
+    assert http.get(path).status_code == 503
+
+
+def metric_families(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    (found,) = [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return found
+
+
+def test_metrics_follow_promtools_rules(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    for name, family in metric_families(text).items():
+        assert family.documentation, name
+        assert family.type in {"counter", "gauge", "histogram"}
+        if family.type == "counter":
+            assert f"{name}_total" in {sample.name for sample in family.samples}
+        else:
+            assert not name.endswith(("_total", "_count", "_sum", "_bucket", "_created")), name
+        assert not name.endswith(("_ms", "_milliseconds", "_kb", "_mb", "_s", "_sec")), name
+        assert name == name.lower()
+        assert name.startswith(("rootstock_", "vllm:"))
+
+
+def test_histograms_are_cumulative_and_fed_by_telemetry() -> None:
+    telemetry = EngineTelemetry()
+    observe = (
+        (telemetry.first_token, "time_to_first_token"),
+        (telemetry.token_gap, "time_between_tokens"),
+        (telemetry.finished, "request"),
+        (telemetry.queue_wait, "queue_wait"),
+        (telemetry.step, "step"),
+    )
+    for count, (call, _) in enumerate(observe, 1):
+        for _ in range(count):
+            call(0.25)
+    with running(FakeEngine(), Settings(port=0), telemetry) as base_url:
+        text = httpx.get(f"{base_url}/metrics").text
+    for count, (_, name) in enumerate(observe, 1):
+        assert value(text, f"rootstock_{name}_seconds_count") == count
+        assert value(text, f"rootstock_{name}_seconds_sum") == pytest.approx(count / 4)
+        buckets = metric_families(text)[f"rootstock_{name}_seconds"].samples
+        counts = [sample.value for sample in buckets if sample.name.endswith("_bucket")]
+        assert all(left <= right for left, right in pairwise(counts))
+        assert counts[-1] == count
+    for theirs, count in [("time_to_first_token", 1), ("inter_token_latency", 2)]:
+        name = f"vllm:{theirs}_seconds_count"
+        assert value(text, name, model_name="test/bytes") == count
+
+
+def test_figures_of_the_engine_appear_under_both_names(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    assert value(text, "rootstock_up") == 1
+    assert value(text, "rootstock_kv_blocks", state="held") == 8
+    assert value(text, "rootstock_prefix_hit_tokens_total") == 20
+    assert value(text, "vllm:prefix_cache_hits_total") == 20
+    assert value(text, "vllm:kv_cache_usage_perc") == 8 / 128
+    assert value(text, "rootstock_prompt_tokens_total", source="cached") == 20
+    assert value(text, "vllm:prompt_tokens_total") == 120
+
+
+def test_vllm_names_can_be_turned_off() -> None:
+    with running(FakeEngine(), Settings(port=0, vllm_metric_names=False)) as base_url:
+        assert "vllm:" not in httpx.get(f"{base_url}/metrics").text
+
+
+def test_metrics_outlive_the_engine(http: httpx.Client, engine: FakeEngine) -> None:
+    before = http.get("/metrics").text
+    engine.script = Script(dead=True)
+    after = http.get("/metrics").text
+    assert value(after, "rootstock_up") == 0
+    for name in ("rootstock_generated_tokens_total", "vllm:generation_tokens_total"):
+        assert value(after, name) == value(before, name)
+
+
+def test_a_stopping_daemon_drains_the_engine() -> None:
+    engine = FakeEngine()
+    with running(engine, Settings(port=0, drain_timeout_seconds=3)) as base_url:
+        assert httpx.get(f"{base_url}/health").status_code == 200
+        assert engine.drained.empty()
+    assert engine.drained.get_nowait() == 3
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
+    """A panel over a misspelt name is just empty; nobody notices."""
+    text = http.get("/metrics").text
+    shown = {sample.name for family in metric_families(text).values() for sample in family.samples}
+    asked = set(re.findall(r"rootstock_\w+", DASHBOARD.read_text()))
+    assert asked
+    assert asked <= shown

@@ -1,0 +1,100 @@
+"""The first signal drains, a second one stops at once. A process of its own, real signals."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import pytest
+
+from tests.contract.test_disconnect import posted
+
+WAIT_SECONDS = 30
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+
+
+@contextmanager
+def daemon(**settings: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A gated daemon and its URL; killed at the end if a test left it running."""
+    environment = os.environ | {f"ROOTSTOCK_{name.upper()}": v for name, v in settings.items()}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.contract.gated_daemon"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process, wait_for(process.stderr, r"ready on (http://\S+)/v1")
+        finally:
+            process.kill()
+
+
+def wait_for(lines: IO[str] | None, pattern: str) -> str:
+    """The pattern's group in the first line of the log that has it."""
+    assert lines is not None
+    found = next(match for line in lines if (match := re.search(pattern, line)))
+    return found[found.re.groups]
+
+
+def rest_of_log(process: "subprocess.Popen[str]") -> str:
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_idle_daemon_stops_cleanly(stop: signal.Signals) -> None:
+    with daemon() as (process, _):
+        process.send_signal(stop)
+        assert process.wait(WAIT_SECONDS) == 0
+        assert "Traceback" not in rest_of_log(process)
+
+
+def test_running_requests_finish_first() -> None:
+    with daemon(keepalive_seconds="0.01") as (process, base_url):
+        with posted(base_url, "/v1/chat/completions", CHAT) as connection:
+            received = connection.makefile("rb")
+            assert any(line.startswith(b": keep-alive") for line in received)
+            process.send_signal(signal.SIGTERM)
+            wait_for(process.stderr, "draining")
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert any(line == b"data: [DONE]\n" for line in received)
+            received.close()
+        assert process.wait(WAIT_SECONDS) == 0
+        assert "Traceback" not in rest_of_log(process)
+
+
+def test_what_does_not_finish_in_time_is_told_so() -> None:
+    settings = {"keepalive_seconds": "0.01", "drain_timeout_seconds": "0"}
+    with (
+        daemon(**settings) as (process, base_url),
+        posted(base_url, "/v1/chat/completions", CHAT) as connection,
+    ):
+        received = connection.makefile("rb")
+        assert any(line.startswith(b": keep-alive") for line in received)
+        process.send_signal(signal.SIGTERM)
+        assert any(b'"code":"engine_stopped"' in line for line in received)
+        received.close()
+        assert process.wait(WAIT_SECONDS) == 0
+        assert "Traceback" not in rest_of_log(process)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once(stop: signal.Signals) -> None:
+    settings = {"keepalive_seconds": "0.01", "drain_timeout_seconds": "3600"}
+    with (
+        daemon(**settings) as (process, base_url),
+        posted(base_url, "/v1/chat/completions", CHAT) as connection,
+    ):
+        assert connection.recv(1)
+        process.send_signal(stop)
+        wait_for(process.stderr, "draining")
+        process.send_signal(stop)
+        assert process.wait(WAIT_SECONDS) == -stop
+        assert "Traceback" not in rest_of_log(process)

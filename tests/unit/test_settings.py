@@ -1,0 +1,169 @@
+"""Where settings come from, which wins, and what is said of wrong ones."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from engine.types import EngineConfig
+from server.settings import Settings, SettingsError, is_loopback, load_settings
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"ROOTSTOCK_{name.upper()}", raising=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "rootstock.yaml"
+    path.write_text("port: 1\nblock_size: 16\nmax_running: 4\n")
+    return path
+
+
+def test_flag_beats_environment_beats_yaml_beats_default(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    monkeypatch.setenv("ROOTSTOCK_PORT", "2")
+    monkeypatch.setenv("ROOTSTOCK_BLOCK_SIZE", "64")
+    settings = load_settings({"config": config, "port": 3})
+    assert (settings.port, settings.block_size) == (3, 64)
+    assert (settings.max_running, settings.step_tokens) == (4, 512)
+
+
+def test_the_config_file_can_be_named_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    monkeypatch.setenv("ROOTSTOCK_CONFIG", str(config))
+    assert load_settings({}).port == 1
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOTSTOCK_API_KEY", "")
+    monkeypatch.setenv("ROOTSTOCK_PORT", "")
+    assert (load_settings({}).api_key, load_settings({}).port) == (None, 8000)
+
+
+@pytest.mark.parametrize(
+    ("given", "n_bytes"),
+    [("4GiB", 4 * 2**30), ("512MB", 512 * 10**6), ("1.5 KiB", 1536), ("7", 7), (123, 123)],
+)
+def test_byte_sizes(given: str | int, n_bytes: int) -> None:
+    assert load_settings({"kv_cache_bytes": given}).kv_cache_bytes == n_bytes
+
+
+def test_settings_are_frozen() -> None:
+    settings = load_settings({})
+    with pytest.raises(ValidationError):
+        settings.port = 1  # type: ignore[misc]
+
+
+def test_engine_config_takes_its_share() -> None:
+    flags = {
+        "model": "m",
+        "kv_cache_bytes": "1MiB",
+        "block_size": 8,
+        "max_running": 2,
+        "max_waiting": 3,
+        "step_tokens": 4,
+        "prefix_cache": False,
+        "attention": "gather",
+    }
+    expected = EngineConfig("m", 2**20, 8, 2, 3, 4, False, "gather")
+    assert load_settings(flags).engine_config() == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "limit"),
+    [
+        ({"port": 65536}, "port", "65535"),
+        ({"port": "http"}, "port", "integer"),
+        ({"block_size": 0}, "block_size", "1"),
+        ({"kv_cache_bytes": "4 pounds"}, "kv_cache_bytes", "byte"),
+        ({"kv_cache_bytes": "-1"}, "kv_cache_bytes", ""),
+        ({"kv_cache_bytes": 0}, "kv_cache_bytes", "0"),
+        ({"attention": "flash"}, "attention", "'gather'"),
+        ({"log_level": "loud"}, "log_level", "'warning'"),
+        ({"max_running": 64, "step_tokens": 32}, "step_tokens", "64"),
+        ({"keepalive_seconds": 0}, "keepalive_seconds", "0"),
+        ({"api_key": "with space "}, "api_key", "ASCII"),
+        ({"api_key": "schlüssel"}, "api_key", "ASCII"),
+        ({"colour": "red"}, "colour", "no such setting"),
+        ({"config": "/no/such/file.yaml"}, "config", "No such file"),
+    ],
+)
+def test_errors_are_one_line_with_the_setting_and_the_limit(
+    flags: dict[str, object], name: str, limit: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(flags)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{name}: ")
+    assert limit in line
+
+
+def test_every_wrong_setting_has_its_line() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"port": -1, "block_size": -1})
+    names = [line.partition(":")[0] for line in str(caught.value).splitlines()]
+    assert sorted(names) == ["block_size", "port"]
+
+
+@pytest.mark.parametrize("content", ["port: [", "- port", "8000", "\x00", "port: 1\nprot: 2"])
+def test_unusable_yaml_is_said_to_be(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"config": path})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_empty_yaml_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+    assert load_settings({"config": path}).port == 8000
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])
+def test_other_machines_need_a_key_or_an_explicit_word(host: str) -> None:
+    with pytest.raises(SettingsError, match="allow_public_without_key"):
+        load_settings({"host": host})
+    assert load_settings({"host": host, "api_key": "k"}).host == host
+    assert load_settings({"host": host, "allow_public_without_key": True}).host == host
+
+
+def test_the_key_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOTSTOCK_API_KEY", "s3cret")
+    assert "s3cret" not in repr(load_settings({}))
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"api_key": " s3cret"})
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "LocalHost", "::1"])
+def test_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "127.0.0.1.example.org", "128.0.0.1"])
+def test_not_loopback(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_the_default_configuration_is_the_default() -> None:
+    settings = load_settings({"config": CONFIGS / "default.yaml"})
+    assert settings.model_copy(update={"config": None}) == load_settings({})
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_loads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOTSTOCK_API_KEY", "from-the-environment")
+    assert load_settings({"config": path}).api_key is not None
+
+
+def test_the_shared_configuration_wants_a_key() -> None:
+    with pytest.raises(SettingsError, match="ROOTSTOCK_API_KEY"):
+        load_settings({"config": CONFIGS / "shared-lan.yaml"})
