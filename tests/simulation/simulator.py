@@ -110,7 +110,7 @@ class Simulation:
         self.limits = Limits(
             vocab_size=random.choice([3, 5, 30]),
             max_context_tokens=random.choice([24, 60, 200]),
-            arena_tokens=(n_blocks - 1) * self.block_size,
+            arena_tokens=n_blocks * self.block_size,
             max_running=random.choice([1, 3, 8]),
             max_waiting=random.choice([4, 16]),
             step_tokens=random.choice([8, 9, 16, 64]),

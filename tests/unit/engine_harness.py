@@ -43,7 +43,7 @@ class Harness:
         self.limits = Limits(
             vocab_size=VOCAB_SIZE,
             max_context_tokens=200,
-            arena_tokens=(n_blocks - 1) * block_size,
+            arena_tokens=n_blocks * block_size,
             max_running=max_running,
             max_waiting=max_waiting,
             step_tokens=step_tokens,

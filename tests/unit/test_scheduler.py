@@ -360,9 +360,9 @@ def test_an_id_in_use_is_refused() -> None:
 def test_a_prompt_that_fills_the_arena_is_served_and_one_token_more_is_not() -> None:
     harness = Harness(n_blocks=5, block_size=4)
     for _ in range(2):
-        assert harness.reason(harness.serve(prompt(1, 12), 4)) is FinishReason.LENGTH
+        assert harness.reason(harness.serve(prompt(1, 14), 6)) is FinishReason.LENGTH
     with pytest.raises(InvalidRequest, match="KV cache"):
-        harness.add(prompt(1, 12), 5)
+        harness.add(prompt(1, 14), 7)
 
 
 def test_a_step_budget_below_the_batch_is_refused() -> None:

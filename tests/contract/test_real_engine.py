@@ -1,0 +1,160 @@
+"""The daemon as it is: real model, real engine, real server, real client, few blocks."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from engine.launch import launch
+from engine.types import EngineConfig
+from server.metrics import EngineTelemetry
+from server.settings import Settings
+from tests.checkpoints import FAMILIES, write_family
+from tests.contract.conftest import strict_client
+from tests.contract.daemon import running
+
+BLOCK_SIZE = 8
+N_BLOCKS = 96
+STREAMS = 64
+STREAM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A daemon whose arena holds far less than 64 streams need at a time."""
+    model = write_family(FAMILIES["qwen3"], tmp_path_factory.mktemp("models"))
+    config = EngineConfig(
+        model=str(model),
+        kv_cache_bytes=N_BLOCKS * BLOCK_SIZE * _bytes_per_token(),
+        block_size=BLOCK_SIZE,
+        max_running=16,
+        step_tokens=64,
+    )
+    telemetry = EngineTelemetry()
+    engine = launch(config, telemetry, lambda line: None)
+    settings = Settings(port=0, model=str(model), served_model_name="tiny")
+    with running(engine, settings, telemetry) as url:
+        yield url
+
+
+def _bytes_per_token() -> int:
+    config = FAMILIES["qwen3"].config
+    per_layer = 2 * config["num_key_value_heads"] * config["head_dim"] * 4  # K and V, float32
+    return int(config["num_hidden_layers"] * per_layer)
+
+
+@pytest.fixture(scope="module")
+def real_client(real_url: str) -> Iterator[OpenAI]:
+    with strict_client(real_url) as client:
+        yield client
+
+
+@pytest.fixture
+def admin(real_url: str) -> Iterator[httpx.Client]:
+    """A client of the admin routes, of a daemon with an empty cache."""
+    with httpx.Client(base_url=real_url) as client:
+        client.post("/admin/cache/clear").raise_for_status()
+        yield client
+
+
+def ask(text: str, **options: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": text}
+    return {"model": "tiny", "messages": [message], "temperature": 0, "max_tokens": 8, **options}
+
+
+def test_a_resend_is_cached_but_for_one_token_and_says_the_same(
+    real_client: OpenAI, admin: httpx.Client
+) -> None:
+    body = ask("the dog sat on the cat", extra_body={"ignore_eos": True})
+    cold, warm = (real_client.chat.completions.create(**body) for _ in range(2))
+    assert cold.usage.prompt_tokens_details.cached_tokens == 0
+    assert warm.usage.prompt_tokens_details.cached_tokens == cold.usage.prompt_tokens - 1
+    assert warm.choices[0].message.content == cold.choices[0].message.content
+
+
+def test_the_next_turn_of_a_conversation_finds_the_first_in_the_cache(
+    real_client: OpenAI, admin: httpx.Client
+) -> None:
+    first_body = ask("the dog sat on the cat")
+    first = real_client.chat.completions.create(**first_body)
+    answer = {"role": "assistant", "content": first.choices[0].message.content}
+    follow_up = {"role": "user", "content": "and the log"}
+    messages = [*first_body["messages"], answer, follow_up]
+    second = real_client.chat.completions.create(**{**first_body, "messages": messages})
+    # The answer's text may tokenize to other tokens than were sampled; the prompt's does not.
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
+
+
+def test_sixteen_cold_twins_are_prefilled_once(real_url: str, admin: httpx.Client) -> None:
+    prefix = "the cat and the dog sat on the mat and the log " * 6
+
+    async def burst() -> list[Any]:
+        async with AsyncOpenAI(base_url=f"{real_url}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(
+                *(client.chat.completions.create(**ask(f"{prefix}{i:02}")) for i in range(16))
+            )
+
+    answers = asyncio.run(burst())
+    usages = [answer.usage for answer in answers]
+    cached = sorted(usage.prompt_tokens_details.cached_tokens for usage in usages)
+    assert cached[0] == 0
+    assert cached[1] >= usages[0].prompt_tokens - 2 * BLOCK_SIZE
+
+
+def test_many_streams_with_too_few_blocks_all_end_as_asked(
+    real_url: str, admin: httpx.Client
+) -> None:
+    async def stream(client: AsyncOpenAI, number: int) -> tuple[str, str | None, int]:
+        options = {"stream_options": {"include_usage": True}, "extra_body": {"ignore_eos": True}}
+        body = ask(f"{number} sat on the mat", stream=True, max_tokens=STREAM_TOKENS, **options)
+        text, reason, tokens = "", None, 0
+        async for chunk in await client.chat.completions.create(**body):
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reason = choice.finish_reason or reason
+            if chunk.usage:
+                tokens = chunk.usage.completion_tokens
+        return text, reason, tokens
+
+    async def all_streams(numbers: range) -> list[tuple[str, str | None, int]]:
+        async with AsyncOpenAI(base_url=f"{real_url}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(stream(client, number) for number in numbers))
+
+    together = asyncio.run(all_streams(range(STREAMS)))
+    assert [(reason, tokens) for _, reason, tokens in together] == [
+        ("length", STREAM_TOKENS)
+    ] * STREAMS
+    stats = admin.get("/admin/cache/stats").json()
+    assert stats["blocks_held"] == 0
+    assert stats["evictions"] > 0
+    assert stats["blocks_free"] + stats["blocks_cached"] == stats["blocks_total"] == N_BLOCKS
+
+
+def test_a_client_that_leaves_gives_its_blocks_back(
+    real_client: OpenAI, admin: httpx.Client
+) -> None:
+    body = ask("the log", max_tokens=400, extra_body={"ignore_eos": True})
+    with real_client.chat.completions.create(stream=True, **body) as stream:
+        next(iter(stream))
+    # The next answer comes from a step after the one in which the abort was seen.
+    for _ in range(50):
+        real_client.chat.completions.create(**ask("the mat", max_tokens=2))
+        if admin.get("/admin/requests").json()["requests"] == []:
+            break
+    assert admin.get("/admin/cache/stats").json()["blocks_held"] == 0
+
+
+def test_scores_are_the_same_cold_and_warm(real_client: OpenAI, admin: httpx.Client) -> None:
+    body: dict[str, Any] = {"model": "tiny", "prompt": list(range(20, 45)), "max_tokens": 0}
+    with httpx.Client(base_url=str(real_client.base_url)) as http:
+        cold, warm = (
+            http.post("completions", json={**body, "echo": True, "logprobs": 1}).json()
+            for _ in range(2)
+        )
+    scores = [answer["choices"][0]["logprobs"]["token_logprobs"] for answer in (cold, warm)]
+    assert scores[0][0] is None
+    assert scores[0][1:] == pytest.approx(scores[1][1:], abs=1e-4)
+    assert all(score < 0 for score in scores[0][1:])
