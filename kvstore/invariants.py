@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from kvstore.block_table import blocks_for
 from kvstore.radix_tree import Node
@@ -16,7 +17,13 @@ class InvariantError(AssertionError):
 
 def check(store: KVStore) -> None:
     """Raise InvariantError unless every count equals what is there to be counted."""
-    problems = [*_references(store), *_free_list(store), *_tree(store), *_leases(store)]
+    problems = [
+        *_references(store),
+        *_free_list(store),
+        *_edges(store),
+        *_siblings(store),
+        *_leases(store),
+    ]
     if problems:
         raise InvariantError("; ".join(problems))
 
@@ -56,7 +63,7 @@ def _free_list(store: KVStore) -> Iterator[str]:
         yield f"blocks {unfree} are free and referred to"
 
 
-def _tree(store: KVStore) -> Iterator[str]:
+def _edges(store: KVStore) -> Iterator[str]:
     n_nodes, block_bytes = 0, store.block_size * TOKEN_BYTES
     for _, path, node in store.index.walk():
         n_nodes += 1
@@ -64,19 +71,30 @@ def _tree(store: KVStore) -> Iterator[str]:
             yield f"edge {node.serial}: {len(node.packed)} bytes in {len(node.blocks)} blocks"
         if len(path) % block_bytes and node.children:
             yield f"edge {node.serial}: a tail with something behind it"
-        firsts = [bytes(child.packed[:block_bytes]) for child in node.children]
-        if firsts != sorted(set(firsts)):
-            yield f"edge {node.serial}: children out of order"
-        if any(child.parent is not node for child in node.children):
-            yield f"edge {node.serial}: a child has another parent"
         if _is_idle_leaf(store, node) and not node.queued:
             yield f"edge {node.serial}: could be evicted, but is not in the queue"
     if n_nodes != store.index.n_nodes:
         yield f"{store.index.n_nodes} nodes, recounted {n_nodes}"
 
 
+def _siblings(store: KVStore) -> Iterator[str]:
+    block_bytes = store.block_size * TOKEN_BYTES
+    nodes = [node for _, _, node in store.index.walk()]
+    parents = {node.parent for node in nodes if node.parent}
+    listed = {(parent, child) for parent in parents for child in parent.children}
+    for node in nodes:
+        if (node.parent, node) not in listed:
+            yield f"edge {node.serial}: not among its parent's children"
+    for parent in parents:
+        firsts = [bytes(child.packed[:block_bytes]) for child in parent.children]
+        if firsts != sorted(set(firsts)):
+            yield f"edge {parent.serial}: children out of order"
+        if any(right.startswith(left) for left, right in pairwise(firsts)):
+            yield f"edge {parent.serial}: a tail beside a block that covers it"
+
+
 def _is_idle_leaf(store: KVStore, node: Node) -> bool:
-    return not node.children and store.pool.holders(node.blocks[-1]) == 0
+    return not node.children and not any(map(store.pool.holders, node.blocks[-1:]))
 
 
 def _leases(store: KVStore) -> Iterator[str]:

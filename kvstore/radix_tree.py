@@ -115,7 +115,7 @@ class RadixTree:
     def insert(
         self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
-        """Index `blocks` under the tokens that they hold; the last one may be a tail.
+        """Index one or more `blocks` under the tokens that they hold; the last may be a tail.
 
         Where an equal whole block is indexed already, that one stays. Returns those equal blocks:
         a run from the first block on, to be used in place of the caller's own. A tail that an
@@ -124,7 +124,7 @@ class RadixTree:
         self._clock += 1
         node: Node = self._root(namespace)
         equal = list[BlockId]()
-        while len(equal) < len(blocks):
+        while True:
             start = len(equal) * self._block_bytes
             child, common = self._closest(node, packed, start)
             whole = common // self._block_size
@@ -176,6 +176,8 @@ class RadixTree:
                 node = pending.pop()
                 pending += node.children
                 self._forget(node)
+        self._queue = [entry for entry in self._queue if entry[2].blocks]
+        heapq.heapify(self._queue)
         return self._pool.n_free - free_before
 
     def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:

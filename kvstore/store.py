@@ -77,6 +77,11 @@ class KVStore:
         """
         match = self._match(namespace, tokens)
         lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
+        tail_tokens = match.n_tokens % self._block_size
+        if isinstance(lease, Refusal) and tail_tokens:
+            # Its copy may need the very block that it stands in: do without what matched of that.
+            match = self._index.match(namespace, tokens.packed(0, match.n_tokens - tail_tokens))
+            lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
         if isinstance(lease, Lease):
             self._index.touch(match)
             self.counters.queried_tokens += len(tokens)
@@ -104,25 +109,8 @@ class KVStore:
             return Refusal(needed, self.available_blocks)
         return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
 
-    def adopt_more(self, lease: Lease) -> int:
-        """Adopt whole blocks that others have published beyond what the lease has written.
-
-        Returns by how many tokens that moved the lease forward.
-        """
-        match = self._match(lease.namespace, lease.tokens)
-        whole = match.n_tokens // self._block_size
-        gained = whole * self._block_size - lease.written_tokens
-        if gained <= 0:
-            return 0
-        self._index.touch(match)
-        self._repoint(lease, match.blocks[:whole])
-        lease.written_tokens += gained
-        lease.cached_tokens += gained
-        self.counters.hit_tokens += gained
-        return gained
-
     def extend(self, lease: Lease, n_tokens: int) -> tuple[CopyBlock, ...] | Refusal:
-        """Make the next `n_tokens` positions writable, all or nothing.
+        """Make the next `n_tokens` (at least one) positions writable, all or nothing.
 
         No block that is written has another holder: a shared one is replaced by a copy.
         """

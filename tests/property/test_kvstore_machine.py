@@ -1,0 +1,392 @@
+"""KVStore against a naive model: what every slot holds, and what was ever indexed.
+
+The arena is a dictionary that says of each slot for which tokens its KV was computed. The property:
+a lease never claims a slot, and the index never offers one, that was computed for another prefix.
+Steps are planned for several leases and run together, as the scheduler does: copies in the order in
+which they were given, then the writes; in between others may come, go and be evicted.
+"""
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kvstore import invariants
+from kvstore.actions import CopyBlock
+from kvstore.block_pool import BlockPool
+from kvstore.lease import Lease, Refusal
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from kvstore.tokens import TOKEN_BYTES, Tokens
+from kvstore.types import BlockId, Namespace
+
+Ids = tuple[int, ...]
+Slot = tuple[Namespace, Ids] | None
+"""A namespace and all tokens up to and including the slot's own; None holds nothing of use."""
+
+NAMESPACES = (Namespace(model="m"), Namespace(model="m", cache_salt="tenant"))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Begins like the `like`-th of those before, up to `cut`, and goes on with `more`."""
+
+    like: int
+    cut: int
+    more: list[int]
+
+
+namespaces = st.sampled_from(NAMESPACES)
+token_ids = st.integers(0, 2)
+which = st.integers(0, 99)
+"""Picks one of what there is: a live lease, an earlier prompt, a position."""
+prompts = st.builds(Prompt, which, st.integers(0, 20), st.lists(token_ids, min_size=1, max_size=8))
+
+
+class Arena:
+    """Blocks of slots, each of which remembers for which tokens it was computed."""
+
+    def __init__(self, n_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._slots: list[list[Slot]] = [[None] * block_size for _ in range(n_blocks)]
+
+    def copy(self, order: CopyBlock) -> None:
+        self._slots[order.target] = list(self._slots[order.source])
+
+    def write(self, block: BlockId, position: int, slot: Slot) -> None:
+        self._slots[block][position % self._block_size] = slot
+
+    def read(self, block: BlockId, position: int) -> Slot:
+        return self._slots[block][position % self._block_size]
+
+    def wipe(self, block: BlockId) -> None:
+        self._slots[block] = [None] * self._block_size
+
+
+@dataclass
+class Indexed:
+    """What was indexed in one namespace. Exact while nothing has been evicted."""
+
+    runs: set[Ids]
+    is_exact: bool = True
+
+    def hit_tokens(self, ids: Ids) -> int:
+        return max((common_prefix(run, ids[:-1]) for run in self.runs), default=0)
+
+
+class KVStoreMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.start(1, 1)
+
+    @initialize(n_blocks=st.integers(3, 60), block_size=st.integers(2, 4))
+    def start(self, n_blocks: int, block_size: int) -> None:
+        pool = BlockPool(n_blocks)
+        self.store = KVStore(pool, RadixTree(pool, block_size), block_size)
+        self.arena = Arena(n_blocks, block_size)
+        self.block_size = block_size
+        self.indexed = {namespace: Indexed(set()) for namespace in NAMESPACES}
+        self.evictions = 0
+        self.prompts: list[Ids] = [(0,)]
+        self.live: list[Lease] = []
+        self.published: dict[Lease, Ids] = {}  # whole blocks that are indexed and held
+        self.planned: dict[Lease, int] = {}  # tokens that the next step writes
+        self.copies: list[CopyBlock] = []
+
+    # Looking and coming.
+
+    @precondition(lambda self: self.indexed_runs() > 0)
+    @rule(namespace=namespaces, prompt=prompts)
+    def probe(self, namespace: Namespace, prompt: Prompt) -> None:
+        before, ids = self.snapshot(), self.ids_for(prompt)
+        self.check_hit(namespace, ids, self.store.probe(namespace, Tokens(ids)))
+        assert self.snapshot() == before
+
+    @rule(
+        namespace=namespaces,
+        prompt=prompts,
+        reserve=st.integers(0, 5),
+        spare=st.sampled_from((0, 2)),
+    )
+    def admit(self, namespace: Namespace, prompt: Prompt, reserve: int, spare: int) -> None:
+        self.admitted(namespace, prompt, reserve, spare)
+
+    @rule(namespace=namespaces, prompt=prompts, answer=st.lists(token_ids, max_size=4))
+    def serve(self, namespace: Namespace, prompt: Prompt, answer: list[int]) -> None:
+        """A whole request while the others stand still."""
+        lease = self.admitted(namespace, prompt, len(answer), 0)
+        if isinstance(lease, Refusal):
+            return
+        self.compute(lease)
+        for token_id in answer:
+            self.append(lease, token_id)
+            self.compute(lease)
+        self.donated(lease)
+
+    @rule(namespace=namespaces, prompt=prompts)
+    def admit_cold(self, namespace: Namespace, prompt: Prompt) -> None:
+        before = self.snapshot()
+        lease = self.store.admit_cold(namespace, Tokens(self.ids_for(prompt)))
+        self.joined(lease, before)
+        assert isinstance(lease, Refusal) or lease.cached_tokens == 0
+
+    # Of a lease outside the step: else the fork would share a block that is about to be written.
+    @precondition(lambda self: self.idle())
+    @rule(at=which, cut=which, more=st.lists(token_ids, min_size=1, max_size=4))
+    def fork(self, at: int, cut: int, more: list[int]) -> None:
+        before, lease = self.snapshot(), self.pick(at)
+        n_tokens = cut % (lease.written_tokens + 1)
+        tokens = Tokens([*lease.tokens.ids(0, n_tokens), *more])
+        other = self.store.fork(lease, tokens, n_tokens)
+        self.joined(other, before)
+        if isinstance(other, Lease):
+            assert other.cached_tokens == n_tokens
+
+    # Going on.
+
+    @precondition(lambda self: self.idle())
+    @rule(at=which, token_id=token_ids)
+    def sample(self, at: int, token_id: int) -> None:
+        self.append(self.pick(at), token_id)
+
+    @precondition(lambda self: self.idle())
+    @rule(at=which, chunk_tokens=st.integers(1, 14))
+    def plan(self, at: int, chunk_tokens: int) -> None:
+        self.plan_for(self.pick(at), chunk_tokens)
+
+    @precondition(lambda self: self.idle())
+    @rule()
+    def step(self) -> None:
+        """One step over all that is left to compute, as far as there is room."""
+        for lease in self.idle():
+            self.plan_for(lease, len(lease.tokens))
+        self.run_step()
+
+    @precondition(lambda self: self.planned)
+    @rule()
+    def run_step(self) -> None:
+        for order in self.copies:
+            self.arena.copy(order)
+        for lease, n_tokens in self.planned.items():
+            self.write(lease, n_tokens)
+        for lease, n_tokens in self.planned.items():
+            self.publish(lease, lease.written_tokens + n_tokens)
+        self.planned.clear()
+        self.copies.clear()
+
+    @precondition(lambda self: self.planned)
+    @rule()
+    def fail_step(self) -> None:
+        """What was planned is let go without a trace: no copy was made, nothing was written."""
+        for lease in self.planned:
+            self.store.release(self.left(lease))
+        self.planned.clear()
+        self.copies.clear()
+
+    # Leaving.
+
+    @precondition(lambda self: self.idle())
+    @rule(at=which)
+    def release(self, at: int) -> None:
+        self.store.release(self.left(self.pick(at)))
+
+    @precondition(lambda self: self.idle())
+    @rule(at=which)
+    def donate(self, at: int) -> None:
+        self.donated(self.pick(at))
+
+    @precondition(lambda self: self.indexed_runs() > 5)
+    @rule(namespace=namespaces | st.none())
+    def clear(self, namespace: Namespace | None) -> None:
+        n_free = self.store.pool.n_free
+        assert self.store.clear(namespace) == self.store.pool.n_free - n_free
+        for name in NAMESPACES if namespace is None else (namespace,):
+            self.indexed[name] = Indexed(set())
+        for lease in self.live:
+            if namespace in (None, lease.namespace):
+                self.published[lease] = ()
+
+    # What must hold after each of them.
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        invariants.check(self.store)
+
+    @invariant()
+    def no_slot_was_computed_for_another_prefix(self) -> None:
+        if self.copies:  # until the step has run, copies claim what is yet to be copied
+            return
+        for lease in self.live:
+            self.check_slots(lease.namespace, lease.table[:], ids_of(lease)[: lease.written_tokens])
+        for namespace, path, node in self.store.index.walk():
+            ids = unpacked(path)
+            first = (len(path) - len(node.packed)) // TOKEN_BYTES
+            self.check_slots(namespace, node.blocks, ids, first)
+        for block in self.store.pool.free_blocks():
+            self.arena.wipe(block)
+
+    @invariant()
+    def what_is_published_and_held_is_hit(self) -> None:
+        self.note_evictions()
+        for lease, run in self.published.items():
+            assert self.store.probe(lease.namespace, Tokens((*run, 0))) >= len(run)
+
+    def teardown(self) -> None:
+        for lease in self.live:
+            self.store.release(lease)
+        invariants.check_idle(self.store)
+        while self.store.index.evict() is not None:
+            invariants.check_idle(self.store)
+        assert self.store.pool.n_free == self.store.pool.n_blocks
+
+    # The model.
+
+    def indexed_runs(self) -> int:
+        return sum(len(indexed.runs) for indexed in self.indexed.values())
+
+    def ids_for(self, prompt: Prompt) -> Ids:
+        like = self.prompts[prompt.like % len(self.prompts)]
+        return (*like[: prompt.cut], *prompt.more)
+
+    def idle(self) -> list[Lease]:
+        """The leases that are not part of the step being planned."""
+        return [lease for lease in self.live if lease not in self.planned]
+
+    def pick(self, at: int) -> Lease:
+        leases = self.idle()
+        return leases[at % len(leases)]
+
+    def admitted(
+        self, namespace: Namespace, prompt: Prompt, reserve: int, spare: int
+    ) -> Lease | Refusal:
+        before, ids = self.snapshot(), self.ids_for(prompt)
+        hit_tokens = self.store.probe(namespace, Tokens(ids))
+        lease = self.store.admit(namespace, Tokens(ids), reserve, spare)
+        self.joined(lease, before)
+        if isinstance(lease, Lease):
+            whole_tokens = hit_tokens - hit_tokens % self.block_size
+            assert lease.cached_tokens in (hit_tokens, whole_tokens)
+            assert len(lease.table) * self.block_size >= len(ids) + reserve
+            assert self.store.available_blocks >= spare
+        return lease
+
+    def append(self, lease: Lease, token_id: int) -> None:
+        if lease.written_tokens == len(lease.tokens):
+            lease.tokens.append(token_id)
+
+    def compute(self, lease: Lease) -> None:
+        self.plan_for(lease, len(lease.tokens))
+        self.run_step()
+
+    def plan_for(self, lease: Lease, chunk_tokens: int) -> None:
+        n_tokens = min(chunk_tokens, len(lease.tokens) - lease.written_tokens)
+        if n_tokens == 0:
+            return
+        before = self.snapshot()
+        copies = self.store.extend(lease, n_tokens)
+        if isinstance(copies, Refusal):
+            self.check_refused(before)
+        else:
+            self.planned[lease] = n_tokens
+            self.copies += copies
+
+    def joined(self, lease: Lease | Refusal, before: object) -> None:
+        if isinstance(lease, Refusal):
+            self.check_refused(before)
+        else:
+            self.live.append(lease)
+            self.published[lease] = ()
+            self.prompts.append(ids_of(lease))
+
+    def left(self, lease: Lease) -> Lease:
+        self.live.remove(lease)
+        del self.published[lease]
+        return lease
+
+    def donated(self, lease: Lease) -> None:
+        self.left(lease)
+        if lease.written_tokens:
+            self.indexed[lease.namespace].runs.add(ids_of(lease)[: lease.written_tokens])
+        self.store.donate(lease)
+
+    def write(self, lease: Lease, n_tokens: int) -> None:
+        ids, pool = ids_of(lease), self.store.pool
+        for position in range(lease.written_tokens, lease.written_tokens + n_tokens):
+            block = lease.table[position // self.block_size]
+            assert (pool.holders(block), pool.is_kept(block)) == (1, False), "others read it"
+            self.arena.write(block, position, (lease.namespace, ids[: position + 1]))
+
+    def publish(self, lease: Lease, n_tokens: int) -> None:
+        whole_tokens = n_tokens // self.block_size * self.block_size
+        if whole_tokens // self.block_size > lease.published_blocks:
+            run = ids_of(lease)[:whole_tokens]
+            self.indexed[lease.namespace].runs.add(run)
+            self.published[lease] = run
+        self.store.publish(lease, n_tokens)
+
+    def note_evictions(self) -> None:
+        if self.store.counters.evictions > self.evictions:
+            self.evictions = self.store.counters.evictions
+            for indexed in self.indexed.values():
+                indexed.is_exact = False
+
+    def is_exact(self, namespace: Namespace) -> bool:
+        return self.indexed[namespace].is_exact
+
+    def check_hit(self, namespace: Namespace, ids: Ids, hit_tokens: int) -> None:
+        longest = self.indexed[namespace].hit_tokens(ids)
+        assert hit_tokens <= longest
+        assert hit_tokens == longest or not self.is_exact(namespace)
+
+    def check_slots(
+        self, namespace: Namespace, blocks: list[BlockId], ids: Ids, first: int = 0
+    ) -> None:
+        """`blocks` hold the tokens `ids` from position `first` on."""
+        for position in range(first, len(ids)):
+            block = blocks[(position - first) // self.block_size]
+            assert self.arena.read(block, position) == (namespace, ids[: position + 1])
+
+    def check_refused(self, before: object) -> None:
+        if self.store.counters.evictions == self.evictions:
+            assert self.snapshot() == before
+
+    def snapshot(self) -> object:
+        """All that can be seen of the store, but for the order in which it would evict."""
+        counters = self.store.counters
+        return (
+            (counters.queried_tokens, counters.hit_tokens, counters.evictions, counters.cow_copies),
+            self.store.pool.free_blocks(),
+            [(n, path, tuple(node.blocks)) for n, path, node in self.store.index.walk()],
+            [(lease.written_tokens, tuple(lease.table)) for lease in self.live],
+            len(self.store.leases),
+        )
+
+
+def ids_of(lease: Lease) -> Ids:
+    return tuple(lease.tokens.ids(0, len(lease.tokens)))
+
+
+def unpacked(path: bytes) -> Ids:
+    return tuple(memoryview(path).cast("I").tolist())
+
+
+def common_prefix(left: Ids, right: Ids) -> int:
+    for i, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return i
+    return min(len(left), len(right))
+
+
+def test_the_store_behaves_like_the_naive_model() -> None:
+    run_state_machine_as_test(
+        KVStoreMachine,
+        settings=settings(max_examples=200, stateful_step_count=50, deadline=None),
+    )

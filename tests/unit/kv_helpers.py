@@ -1,0 +1,91 @@
+"""What the kvstore tests have in common: a store, and a request served through it."""
+
+from collections.abc import Iterable, Sequence
+
+from kvstore import invariants
+from kvstore.actions import CopyBlock
+from kvstore.block_pool import BlockPool
+from kvstore.lease import Lease, Refusal
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from kvstore.tokens import Tokens
+from kvstore.types import BlockId, Namespace
+
+NS = Namespace(model="m")
+BLOCK = 4
+"""Tokens in a block, unless a test says otherwise."""
+
+
+def make_store(n_blocks: int, block_size: int = BLOCK) -> KVStore:
+    pool = BlockPool(n_blocks)
+    return KVStore(pool, RadixTree(pool, block_size), block_size)
+
+
+def admit(
+    store: KVStore,
+    prompt: Iterable[int],
+    namespace: Namespace = NS,
+    reserve_tokens: int = 0,
+    spare_blocks: int = 0,
+) -> Lease:
+    lease = store.admit(namespace, Tokens(prompt), reserve_tokens, spare_blocks)
+    assert isinstance(lease, Lease), lease
+    return lease
+
+
+def fork(store: KVStore, lease: Lease, tokens: Iterable[int], n_tokens: int) -> Lease:
+    other = store.fork(lease, Tokens(tokens), n_tokens)
+    assert isinstance(other, Lease), other
+    return other
+
+
+def extend(store: KVStore, lease: Lease, n_tokens: int) -> tuple[CopyBlock, ...]:
+    copies = store.extend(lease, n_tokens)
+    assert not isinstance(copies, Refusal), copies
+    return copies
+
+
+def compute(store: KVStore, lease: Lease) -> tuple[CopyBlock, ...]:
+    """One step over all tokens of the lease that have no KV yet."""
+    copies = extend(store, lease, len(lease.tokens) - lease.written_tokens)
+    store.publish(lease, len(lease.tokens))
+    invariants.check(store)
+    return copies
+
+
+def generate(store: KVStore, lease: Lease, answer: Iterable[int]) -> None:
+    """Compute the prompt and then token by token the answer, but for its last token."""
+    for token_id in answer:
+        compute(store, lease)
+        lease.tokens.append(token_id)
+
+
+def serve(
+    store: KVStore, prompt: Sequence[int], answer: Sequence[int] = (), namespace: Namespace = NS
+) -> int:
+    """A whole request, donated at its end. Without an answer the prompt is computed all the same.
+
+    Returns how many tokens of the prompt were cached.
+    """
+    lease = admit(store, prompt, namespace)
+    if answer:
+        generate(store, lease, answer)
+    else:
+        compute(store, lease)
+    store.donate(lease)
+    invariants.check(store)
+    return lease.cached_tokens
+
+
+def drain(store: KVStore) -> list[BlockId]:
+    """Evict all that can be evicted. Returns the blocks in the order in which they went."""
+    order = []
+    while (block := store.index.evict()) is not None:
+        invariants.check(store)
+        order.append(block)
+    return order
+
+
+def run_of(start: int, n_tokens: int) -> list[int]:
+    """`n_tokens` token ids from `start` on: runs with different starts share no first token."""
+    return list(range(start, start + n_tokens))

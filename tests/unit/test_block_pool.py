@@ -1,0 +1,97 @@
+"""The pool: references and a free list, nothing else."""
+
+import pytest
+
+from kvstore.block_pool import BlockPool
+from kvstore.types import BlockId
+
+
+def counts(pool: BlockPool) -> tuple[int, int, int, int]:
+    return pool.n_free, pool.n_cached, pool.n_held, pool.n_shared
+
+
+def test_a_pool_without_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one block"):
+        BlockPool(0)
+
+
+def test_fresh_blocks_are_neighbours_and_a_dropped_run_is_handed_out_again() -> None:
+    pool = BlockPool(6)
+    first = pool.allocate(3)
+    assert first == [0, 1, 2]
+    pool.allocate(2)
+    assert pool.drop(first) == []
+    assert pool.allocate(3) == first
+
+
+def test_allocating_more_than_is_free_raises_and_takes_nothing() -> None:
+    pool = BlockPool(2)
+    with pytest.raises(IndexError, match="3 blocks asked for, 2 free"):
+        pool.allocate(3)
+    assert counts(pool) == (2, 0, 0, 0)
+    assert pool.allocate(2) == [0, 1]
+
+
+def test_a_block_is_free_only_when_nobody_refers_to_it() -> None:
+    pool = BlockPool(1)
+    [block] = pool.allocate(1)
+    pool.hold([block])
+    pool.keep(block)
+    assert (pool.holders(block), pool.is_kept(block), pool.count(block)) == (2, True, 3)
+    assert counts(pool) == (0, 0, 1, 1)
+    assert pool.drop([block]) == []
+    assert counts(pool) == (0, 0, 1, 0)
+    assert pool.drop([block]) == [block], "from now on only the index keeps it"
+    assert counts(pool) == (0, 1, 0, 0)
+    pool.forget(block)
+    assert counts(pool) == (1, 0, 0, 0)
+    assert pool.free_blocks() == (block,)
+
+
+def test_a_cached_block_can_be_held_again() -> None:
+    pool = BlockPool(1)
+    [block] = pool.allocate(1)
+    pool.keep(block)
+    pool.drop([block])
+    pool.hold([block])
+    assert counts(pool) == (0, 0, 1, 0)
+    pool.forget(block)
+    assert counts(pool) == (0, 0, 1, 0), "it still stands in a table"
+    assert pool.drop([block]) == []
+    assert counts(pool) == (1, 0, 0, 0)
+
+
+def test_three_tables_count_as_one_shared_block() -> None:
+    pool = BlockPool(1)
+    [block] = pool.allocate(1)
+    pool.hold([block, block])
+    assert (pool.holders(block), pool.n_shared, pool.n_held) == (3, 1, 1)
+    pool.drop([block])
+    assert pool.n_shared == 1
+    pool.drop([block])
+    assert (pool.n_shared, pool.n_held) == (0, 1)
+
+
+def test_references_to_a_free_block_are_refused() -> None:
+    pool = BlockPool(1)
+    free = BlockId(0)
+    with pytest.raises(ValueError, match="cannot be held"):
+        pool.hold([free])
+    with pytest.raises(ValueError, match="held by no table"):
+        pool.drop([free])
+    with pytest.raises(ValueError, match="free or already kept"):
+        pool.keep(free)
+    with pytest.raises(ValueError, match="is not kept"):
+        pool.forget(free)
+    assert counts(pool) == (1, 0, 0, 0)
+
+
+def test_a_block_is_kept_once() -> None:
+    pool = BlockPool(1)
+    [block] = pool.allocate(1)
+    pool.keep(block)
+    with pytest.raises(ValueError, match="already kept"):
+        pool.keep(block)
+    pool.forget(block)
+    with pytest.raises(ValueError, match="is not kept"):
+        pool.forget(block)

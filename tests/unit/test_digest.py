@@ -1,0 +1,64 @@
+"""Digests name blocks outside the process, so their format must never change by accident."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from blake3 import blake3
+
+from kvstore.digest import block_digests, root_digest
+from kvstore.types import Namespace
+
+NS = Namespace(model="qwen3", adapter="", kv_format="float32", cache_salt="ü")
+
+
+def packed(ids: Iterable[int]) -> bytes:
+    return b"".join(token_id.to_bytes(4, "little") for token_id in ids)
+
+
+def test_the_root_is_the_hash_of_the_length_prefixed_fields() -> None:
+    written_out = (
+        b"rootstock.kv.v1"
+        b"\x05\x00\x00\x00\x00\x00\x00\x00qwen3"
+        b"\x00\x00\x00\x00\x00\x00\x00\x00"
+        b"\x07\x00\x00\x00\x00\x00\x00\x00float32"
+        b"\x02\x00\x00\x00\x00\x00\x00\x00\xc3\xbc"
+    )
+    assert root_digest(NS) == blake3(written_out).digest()
+
+
+def test_each_digest_is_the_hash_of_the_one_before_and_the_tokens() -> None:
+    first = blake3(root_digest(NS) + packed((1, 2))).digest()
+    second = blake3(first + packed((70_000, 2**32 - 1))).digest()
+    assert block_digests(NS, (1, 2, 70_000, 2**32 - 1), 2) == (first, second)
+
+
+def test_a_known_chain() -> None:
+    digests = block_digests(Namespace(model="m"), range(8), 4)
+    assert [digest.hex() for digest in digests] == KNOWN_CHAIN
+
+
+def test_a_tail_has_no_digest_and_changes_none() -> None:
+    assert block_digests(NS, range(7), 4) == block_digests(NS, range(4), 4)
+    assert block_digests(NS, range(3), 4) == ()
+
+
+def test_a_block_is_named_by_all_that_precedes_it() -> None:
+    one, other = block_digests(NS, (1, 2, 3, 4), 2), block_digests(NS, (9, 2, 3, 4), 2)
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
+@pytest.mark.parametrize("field", ["model", "adapter", "kv_format", "cache_salt"])
+def test_every_field_of_the_namespace_separates(field: str) -> None:
+    assert root_digest(replace(NS, **{field: "x"})) != root_digest(NS)
+
+
+def test_fields_cannot_be_shifted_into_one_another() -> None:
+    assert root_digest(Namespace("ab", "c")) != root_digest(Namespace("a", "bc"))
+
+
+KNOWN_CHAIN = [
+    "cd462d31c144a10e1712a5637a47b926100c5d1d53cfb27f48d9b6b410a05ebb",
+    "4f8291fa3b05d5156318584b053169d06a5bdf1c32f79159ceedc87396f48680",
+]

@@ -1,0 +1,342 @@
+"""What the index remembers, what it forgets first, and that it forgets all of it."""
+
+import gc
+import weakref
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore import invariants
+from kvstore.block_pool import BlockPool
+from kvstore.lease import Refusal
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+from tests.unit.kv_helpers import NS, admit, compute, drain, fork, make_store, run_of, serve
+
+A, B, C = run_of(1000, 16), run_of(2000, 16), run_of(3000, 16)
+
+
+def hits(store: KVStore, tokens: list[int]) -> int:
+    """How many of `tokens` are indexed."""
+    return store.probe(NS, Tokens([*tokens, 0]))
+
+
+def evict(store: KVStore, n_blocks: int) -> None:
+    for _ in range(n_blocks):
+        assert store.index.evict() is not None
+        invariants.check(store)
+
+
+class TestEvictionOrder:
+    def test_the_least_recently_served_goes_first(self) -> None:
+        store = make_store(16)
+        for prompt in (A[:8], B[:8], C[:8], A[:8]):
+            serve(store, prompt)
+        evict(store, 2)
+        assert [hits(store, prompt[:8]) for prompt in (A, B, C)] == [8, 0, 8]
+        evict(store, 2)
+        assert [hits(store, prompt[:8]) for prompt in (A, B, C)] == [8, 0, 0]
+
+    def test_a_run_is_forgotten_from_its_end(self) -> None:
+        store = make_store(16)
+        serve(store, A[:10])
+        remaining = []
+        for _ in range(3):
+            evict(store, 1)
+            remaining.append(hits(store, A))
+        assert remaining == [8, 4, 0]
+        assert store.index.evict() is None
+        assert store.index.n_nodes == 0
+
+    def test_leaves_go_before_what_they_stand_on(self) -> None:
+        store = make_store(16)
+        serve(store, A[:8])
+        serve(store, A[:8] + B[:4])
+        serve(store, A[:8] + C[:4])
+        evict(store, 1)
+        assert [hits(store, A[:8] + tail) for tail in (B[:4], C[:4])] == [8, 12]
+        evict(store, 1)
+        assert hits(store, A[:8]) == 8
+        evict(store, 2)
+        assert hits(store, A) == 0
+
+    def test_the_cold_remainder_of_a_partly_matched_run_goes_first(self) -> None:
+        store = make_store(16)
+        serve(store, A)
+        serve(store, B[:8])
+        serve(store, A[:8] + C[:4])
+        evict(store, 2)
+        assert [hits(store, A), hits(store, B[:8])] == [8, 8]
+
+    def test_a_leaf_used_since_it_was_queued_is_passed_over(self) -> None:
+        store = make_store(16)
+        for prompt in (A[:4], B[:4], A[:5], C[:4]):
+            serve(store, prompt)
+        evict(store, 1)
+        assert [hits(store, prompt[:4]) for prompt in (A, B, C)] == [4, 0, 4]
+
+    def test_an_admission_refreshes_what_it_adopts(self) -> None:
+        store = make_store(16)
+        serve(store, A[:8])
+        serve(store, B[:8])
+        store.release(admit(store, [*A[:8], 1]))
+        evict(store, 2)
+        assert [hits(store, A), hits(store, B)] == [8, 0]
+
+    def test_a_request_has_used_its_blocks_until_its_end(self) -> None:
+        store = make_store(16)
+        serve(store, A[:8])
+        lease = admit(store, A[:8])
+        compute(store, lease)
+        serve(store, B[:8])
+        store.donate(lease)
+        evict(store, 2)
+        assert [hits(store, A), hits(store, B)] == [8, 0]
+
+    def test_looking_refreshes_nothing(self) -> None:
+        store = make_store(16)
+        serve(store, A[:4])
+        serve(store, B[:4])
+        store.probe(NS, Tokens(A))
+        evict(store, 1)
+        assert [hits(store, A), hits(store, B)] == [0, 4]
+
+    def test_admission_evicts_no_more_than_it_needs(self) -> None:
+        store = make_store(6)
+        serve(store, A[:8])
+        serve(store, B[:8])
+        lease = admit(store, C[:12])
+        assert store.counters.evictions == 1
+        assert [hits(store, A), hits(store, B)] == [4, 8]
+        store.release(lease)
+
+    def test_what_admission_adopts_is_not_evicted_for_it(self) -> None:
+        store = make_store(6)
+        serve(store, A[:16])
+        serve(store, B[:8])
+        assert serve(store, A[:8] + C[:12]) == 8
+        assert (hits(store, A), hits(store, B)) == (8, 4), "the oldest that it could do without"
+
+    def test_not_even_if_it_is_the_oldest_of_all(self) -> None:
+        store = make_store(4)
+        serve(store, A[:8])
+        serve(store, B[:8])
+        lease = admit(store, A[:8] + C[:8])
+        assert (lease.cached_tokens, len(set(lease.table))) == (8, 4)
+        assert (hits(store, A), hits(store, B)) == (8, 0)
+
+
+class TestHolders:
+    def test_what_a_table_lists_is_not_evicted(self) -> None:
+        store = make_store(16)
+        serve(store, A[:8])
+        serve(store, B[:8])
+        lease = admit(store, [*A[:8], 1])
+        assert len(drain(store)) == 2
+        assert [hits(store, A), hits(store, B)] == [8, 0]
+        store.release(lease)
+        assert len(drain(store)) == 2
+        assert hits(store, A) == 0
+
+    def test_a_block_let_go_by_its_last_holder_can_be_evicted(self) -> None:
+        store = make_store(16)
+        one, other = admit(store, A[:8]), admit(store, A[:12])
+        compute(store, one)
+        compute(store, other)
+        store.release(other)
+        assert len(drain(store)) == 1, "the third block; the first two are held"
+        store.release(one)
+        assert len(drain(store)) == 2
+
+    def test_a_split_run_can_be_evicted_when_its_holder_leaves(self) -> None:
+        store = make_store(16)
+        holder = admit(store, A)
+        compute(store, holder)
+        serve(store, A[:4] + B[:4])
+        store.release(holder)
+        invariants.check(store)
+        assert len(drain(store)) == 5
+
+    def test_a_run_cut_back_to_a_held_block_waits_for_its_holder(self) -> None:
+        store = make_store(16)
+        one = admit(store, A[:12])
+        compute(store, one)
+        two = fork(store, one, A[:8], 8)
+        store.release(one)
+        assert len(drain(store)) == 1
+        assert hits(store, A) == 8
+        store.release(two)
+        assert len(drain(store)) == 2
+
+
+class TestTails:
+    def test_a_longer_tail_takes_the_place_of_a_shorter_one(self) -> None:
+        store = make_store(16)
+        serve(store, A[:6])
+        assert serve(store, A[:7]) == 6
+        assert (store.pool.n_cached, hits(store, A)) == (2, 7)
+
+    def test_a_whole_block_takes_the_place_of_a_tail(self) -> None:
+        store = make_store(16)
+        serve(store, A[:6])
+        assert serve(store, A[:12]) == 6
+        assert (store.pool.n_cached, hits(store, A), store.index.n_nodes) == (3, 12, 1)
+
+    def test_a_tail_that_is_all_there_is_is_replaced_too(self) -> None:
+        store = make_store(16)
+        serve(store, A[:2])
+        serve(store, A[:3])
+        serve(store, A[:8])
+        assert (store.pool.n_cached, hits(store, A)) == (2, 8)
+
+    def test_a_tail_inside_an_indexed_block_is_not_indexed(self) -> None:
+        store = make_store(16)
+        serve(store, A[:12])
+        for n_tokens in (5, 6, 7, 10):
+            serve(store, A[:n_tokens])
+        assert (store.pool.n_cached, hits(store, A)) == (3, 12)
+
+    def test_a_tail_inside_a_longer_tail_is_not_indexed(self) -> None:
+        store = make_store(16)
+        serve(store, A[:7])
+        serve(store, A[:6])
+        assert (store.pool.n_cached, hits(store, A)) == (2, 7)
+
+    def test_tails_that_differ_stand_side_by_side(self) -> None:
+        store = make_store(16)
+        serve(store, [*A[:4], 7, 8])
+        serve(store, [*A[:4], 7, 9])
+        assert store.pool.n_cached == 3
+        assert [hits(store, [*A[:4], 7, last, 1]) for last in (8, 9)] == [6, 6]
+
+    def test_a_superseded_tail_stays_with_those_who_hold_it(self) -> None:
+        store = make_store(16)
+        serve(store, A[:6])
+        holder = admit(store, [*A[:6], 1])
+        tail = holder.table[1]
+        serve(store, A[:8])
+        invariants.check(store)
+        assert (store.pool.holders(tail), store.pool.is_kept(tail)) == (1, False)
+        compute(store, holder)
+        store.donate(holder)
+        assert [hits(store, A), hits(store, [*A[:6], 1])] == [8, 7]
+
+    def test_a_cut_tail_grows_again(self) -> None:
+        store = make_store(16)
+        serve(store, A[:10])
+        evict(store, 1)
+        assert serve(store, A[:9]) == 8
+        assert hits(store, A) == 9
+
+
+class _Traced(Namespace):
+    """A namespace that can be watched (a dataclass with slots has no weak references)."""
+
+
+class TestNamespaces:
+    def test_they_are_forgotten_with_their_last_block(self) -> None:
+        def indexed_once(cache_salt: str) -> weakref.ref[Namespace]:
+            namespace = _Traced(cache_salt=cache_salt)
+            serve(store, A, namespace=namespace)
+            return weakref.ref(namespace)
+
+        store = make_store(16)
+        serve(store, B[:4])
+        evicted = indexed_once("evicted")
+        assert evicted() is not None
+        drain(store)
+        gc.collect()
+        assert evicted() is None
+        cleared = indexed_once("cleared")
+        store.clear(cleared())
+        gc.collect()
+        assert cleared() is None
+
+    def test_a_walk_shows_all_of_them(self) -> None:
+        store, other = make_store(16), Namespace(model="other")
+        serve(store, A[:8])
+        serve(store, A[:4] + B[:6])
+        serve(store, A[:3], namespace=other)
+        seen = {(namespace, path): len(node.blocks) for namespace, path, node in store.index.walk()}
+        assert seen == {
+            (NS, Tokens(A).packed(0, 4)): 1,
+            (NS, Tokens(A).packed(0, 8)): 1,
+            (NS, Tokens(A[:4] + B[:6]).packed(0, 10)): 2,
+            (other, Tokens(A).packed(0, 3)): 1,
+        }
+        assert store.index.n_nodes == 4
+
+
+def test_what_is_offered_in_the_middle_of_a_run_waits_for_its_end() -> None:
+    store = make_store(16)
+    one = admit(store, A[:8])
+    compute(store, one)
+    two = fork(store, one, A[:8], 8)
+    for lease in (one, two):
+        assert drain(store) == []
+        store.release(lease)
+    assert len(drain(store)) == 2
+
+
+def test_evicting_an_empty_index_gives_nothing() -> None:
+    assert RadixTree(BlockPool(1), 4).evict() is None
+
+
+few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+
+
+@given(st.lists(few_tokens, max_size=12), few_tokens, st.integers(2, 4))
+def test_a_hit_is_the_longest_common_prefix_with_anything_served(
+    served: list[list[int]], prompt: list[int], block_size: int
+) -> None:
+    store = make_store(100, block_size)
+    for tokens in served:
+        serve(store, tokens)
+    invariants.check_idle(store)
+    expected = max((common_prefix(tokens, prompt[:-1]) for tokens in served), default=0)
+    assert store.probe(NS, Tokens(prompt)) == expected
+
+
+def common_prefix(left: list[int], right: list[int]) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+        min(len(left), len(right)),
+    )
+
+
+@dataclass(frozen=True)
+class Serve:
+    prompt: list[int]
+
+
+@dataclass(frozen=True)
+class Probe:
+    prompt: list[int]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    prompt: list[int]
+
+
+@given(
+    st.lists(
+        st.builds(Serve, few_tokens) | st.builds(Probe, few_tokens) | st.builds(Refuse, few_tokens)
+    )
+)
+def test_probes_and_refusals_do_not_change_what_is_evicted_when(
+    requests: list[Serve | Probe | Refuse],
+) -> None:
+    store, undisturbed = make_store(10, 2), make_store(10, 2)
+    for request in requests:
+        match request:
+            case Serve(prompt):
+                assert serve(store, prompt) == serve(undisturbed, prompt)
+            case Probe(prompt):
+                store.probe(NS, Tokens(prompt))
+            case Refuse(prompt):
+                assert isinstance(store.admit(NS, Tokens(prompt + [9] * 20)), Refusal)
+    assert drain(store) == drain(undisturbed)

@@ -1,0 +1,432 @@
+"""What the store promises to those who lease blocks from it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvstore import invariants
+from kvstore.actions import CopyBlock
+from kvstore.block_pool import BlockPool
+from kvstore.lease import Refusal
+from kvstore.prefix_index import NoIndex
+from kvstore.store import KVStore
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+from tests.unit.kv_helpers import (
+    BLOCK,
+    NS,
+    admit,
+    compute,
+    drain,
+    extend,
+    fork,
+    generate,
+    make_store,
+    run_of,
+    serve,
+)
+
+PROMPT = run_of(100, 10)  # two blocks and a tail of two
+
+
+class TestHits:
+    @pytest.mark.parametrize("n_tokens", range(1, 14))
+    def test_a_resent_prompt_hits_all_but_its_last_token(self, n_tokens: int) -> None:
+        store = make_store(16)
+        prompt = run_of(1, n_tokens)
+        assert serve(store, prompt) == 0
+        assert serve(store, prompt) == n_tokens - 1
+
+    @pytest.mark.parametrize("shared_tokens", range(11))
+    def test_a_diverging_prompt_hits_up_to_the_very_token(self, shared_tokens: int) -> None:
+        store = make_store(16)
+        serve(store, PROMPT)
+        assert serve(store, PROMPT[:shared_tokens] + run_of(500, 6)) == shared_tokens
+
+    def test_the_closest_of_many_siblings_is_found(self) -> None:
+        store = make_store(64)
+        for last in range(300, 280, -1):
+            serve(store, [1, 2, last, 9])
+        serve(store, [1, 2, 290, 8])
+        assert serve(store, [1, 2, 290, 8, 7]) == 4
+        assert serve(store, [1, 2, 290, 7, 7]) == 3
+        assert serve(store, [1, 2, 999, 9, 7]) == 2
+
+    def test_the_next_turn_hits_the_previous_answer_and_its_tail(self) -> None:
+        store = make_store(16)
+        answer = run_of(200, 5)
+        serve(store, PROMPT, answer)
+        # Nobody has run the last answer token: there is no KV of it.
+        assert serve(store, PROMPT + answer + run_of(300, 3)) == len(PROMPT) + len(answer) - 1
+
+    def test_whole_blocks_are_hit_while_their_sequence_still_runs(self) -> None:
+        store = make_store(16)
+        running = admit(store, PROMPT)
+        assert store.probe(NS, Tokens(PROMPT)) == 0
+        compute(store, running)
+        assert admit(store, PROMPT).cached_tokens == 8, "its tail is its own until it ends"
+
+    def test_a_chunked_prompt_is_published_block_by_block(self) -> None:
+        store = make_store(16)
+        running = admit(store, PROMPT)
+        for written, hits in ((3, 0), (7, 4), (8, 8), (10, 8)):
+            extend(store, running, written - running.written_tokens)
+            store.publish(running, written)
+            assert store.probe(NS, Tokens(PROMPT)) == hits
+
+    def test_an_admission_that_adopts_nothing_on_purpose(self) -> None:
+        store = make_store(16)
+        serve(store, PROMPT)
+        lease = store.admit_cold(NS, Tokens(PROMPT), reserve_tokens=3)
+        assert not isinstance(lease, Refusal)
+        assert (lease.cached_tokens, len(lease.table)) == (0, 4)
+        compute(store, lease)
+        store.donate(lease)
+        invariants.check_idle(store)
+        assert store.pool.n_cached == 3, "what it computed again was there already"
+
+    def test_hits_are_counted_once_for_each_admission(self) -> None:
+        store = make_store(16)
+        serve(store, PROMPT)
+        store.probe(NS, Tokens(PROMPT))
+        serve(store, PROMPT)
+        assert (store.counters.queried_tokens, store.counters.hit_tokens) == (20, 9)
+
+    def test_an_empty_prompt_is_a_lease_of_nothing(self) -> None:
+        store = make_store(1)
+        lease = admit(store, ())
+        assert (lease.cached_tokens, len(lease.table)) == (0, 0)
+        store.donate(lease)
+        assert store.pool.n_free == 1
+
+
+class TestSharing:
+    def test_n_leases_of_a_prefix_hold_its_blocks_once(self) -> None:
+        store = make_store(32)
+        serve(store, run_of(1, 8))
+        leases = [admit(store, run_of(1, 8) + run_of(100 * i, 4)) for i in range(1, 6)]
+        first, second = leases[0].table[:2]
+        assert all(lease.table[:2] == [first, second] for lease in leases)
+        assert store.pool.count(first) == store.pool.count(second) == len(leases) + 1
+        assert (store.pool.n_held, store.pool.n_shared) == (2 + len(leases), 2)
+        for lease in leases:
+            store.release(lease)
+        assert store.pool.count(first) == 1
+        assert store.pool.n_cached == 2
+
+    def test_a_block_that_was_computed_twice_is_kept_once(self) -> None:
+        store = make_store(16)
+        one, other = admit(store, PROMPT), admit(store, PROMPT)
+        compute(store, one)
+        n_free = store.pool.n_free
+        compute(store, other)
+        assert other.table[:2] == one.table[:2]
+        assert other.table[2] != one.table[2], "tails are not shared while they are written"
+        assert store.pool.n_free == n_free + 2, "the duplicates are free again"
+
+
+class TestCopyOnWrite:
+    def test_a_shared_tail_is_copied_once_by_each_who_writes_behind_it(self) -> None:
+        store = make_store(16)
+        serve(store, PROMPT)
+        lease = admit(store, [*PROMPT, 7, 8, 9])
+        tail = lease.table[2]
+        [copy] = extend(store, lease, 1)
+        assert copy == CopyBlock(tail, lease.table[2])
+        store.publish(lease, 11)
+        assert extend(store, lease, 1) == ()
+        store.publish(lease, 12)
+        assert extend(store, lease, 1) == ()
+        assert store.counters.cow_copies == 1
+        assert serve(store, [*PROMPT, 1]) == 10, "the original is as it was"
+
+    def test_whole_blocks_are_never_copied(self) -> None:
+        store = make_store(16)
+        serve(store, run_of(1, 8))
+        assert compute(store, admit(store, [*run_of(1, 8), 9, 9])) == ()
+
+    def test_a_block_that_matches_in_part_is_copied(self) -> None:
+        store = make_store(16)
+        serve(store, run_of(1, 8))
+        lease = admit(store, [*run_of(1, 6), 70, 80])
+        adopted = lease.table[1]
+        assert compute(store, lease) == (CopyBlock(adopted, lease.table[1]),)
+        assert serve(store, [*run_of(1, 8), 9]) == 8
+
+    def test_the_last_of_several_writers_needs_no_copy(self) -> None:
+        store = make_store(16)
+        one = admit(store, PROMPT)
+        compute(store, one)
+        others = [fork(store, one, PROMPT, 9) for _ in range(2)]
+        assert [len(compute(store, lease)) for lease in (*others, one)] == [1, 1, 0]
+
+    def test_a_source_may_become_the_target_of_a_later_copy(self) -> None:
+        store = make_store(6)
+        first, second = admit(store, [1, 2]), admit(store, [5, 6])
+        for lease in (first, second):
+            compute(store, lease)
+        one, two = fork(store, first, [1, 2, 3], 2), fork(store, second, [5, 6, 7], 2)
+        shared = one.table[0]
+        [early] = extend(store, one, 1)
+        store.release(first)
+        [late] = extend(store, two, 1)
+        assert early.source == late.target == shared
+
+    def test_a_copy_without_a_block_for_it_is_refused_and_changes_nothing(self) -> None:
+        store = make_store(2)
+        one = admit(store, [1, 2, 3])
+        compute(store, one)
+        two = fork(store, one, [1, 2, 3], 2)
+        hoarder = admit(store, [9])
+        assert store.extend(two, 1) == Refusal(needed_blocks=1, available_blocks=0)
+        assert list(two.table) == list(one.table)
+        assert store.counters.cow_copies == 0
+        store.release(hoarder)
+        assert len(compute(store, two)) == 1
+
+
+class TestFork:
+    def test_a_fork_shares_everything_that_was_written(self) -> None:
+        store = make_store(16)
+        one = admit(store, PROMPT, reserve_tokens=1)
+        compute(store, one)
+        forks = [fork(store, one, PROMPT, len(PROMPT) - 1) for _ in range(3)]
+        assert all(list(lease.table) == list(one.table) for lease in forks)
+        assert [lease.cached_tokens for lease in forks] == [9, 9, 9]
+        assert store.pool.n_held == 3
+        for i, lease in enumerate((one, *forks)):
+            generate(store, lease, run_of(100 * i, 3))
+            store.donate(lease)
+        invariants.check_idle(store)
+        for i in range(4):
+            assert store.probe(NS, Tokens([*PROMPT, *run_of(100 * i, 3)])) == 12
+
+    def test_a_fork_may_go_on_with_a_prompt_of_its_own(self) -> None:
+        store = make_store(16)
+        one = admit(store, PROMPT)
+        compute(store, one)
+        other = fork(store, one, PROMPT[:5] + run_of(500, 9), 5)
+        assert (other.cached_tokens, len(other.table)) == (5, 4)
+        assert other.table[:2] == one.table[:2]
+        assert len(compute(store, other)) == 1
+
+    def test_what_is_not_written_cannot_be_forked(self) -> None:
+        store = make_store(16)
+        lease = admit(store, PROMPT)
+        with pytest.raises(ValueError, match="1 tokens to fork, 0 written"):
+            store.fork(lease, Tokens(PROMPT), 1)
+
+    def test_a_fork_without_room_for_its_copy_is_refused(self) -> None:
+        store = make_store(3)
+        one = admit(store, PROMPT)
+        compute(store, one)
+        assert store.fork(one, Tokens(PROMPT), 9) == Refusal(1, 0)
+        assert store.leases == {one}
+        assert store.pool.n_shared == 0
+        other = fork(store, one, PROMPT[:8], 8)
+        assert other.table[:] == one.table[:2], "at a block boundary nothing will be copied"
+
+
+class TestRefusal:
+    def test_it_says_what_was_needed_and_what_there_was(self) -> None:
+        store = make_store(4)
+        admit(store, run_of(1, 9))
+        assert store.admit(NS, Tokens(PROMPT)) == Refusal(needed_blocks=3, available_blocks=1)
+
+    def test_blocks_that_would_be_adopted_are_not_counted_as_room(self) -> None:
+        store = make_store(4)
+        serve(store, run_of(1, 8))
+        admit(store, [9])
+        # One block is free; the two cached ones are those that the prompt itself begins with.
+        assert store.admit(NS, Tokens(run_of(1, 17))) == Refusal(3, 1)
+        admit(store, run_of(1, 12))
+
+    def test_spare_blocks_stay_available_to_others(self) -> None:
+        store = make_store(4)
+        assert store.admit(NS, Tokens(PROMPT), spare_blocks=2) == Refusal(5, 4)
+        admit(store, PROMPT, spare_blocks=1)
+        assert store.available_blocks == 1
+
+    def test_room_for_the_reserve_is_allocated_at_once(self) -> None:
+        store = make_store(4)
+        assert store.admit(NS, Tokens(PROMPT), reserve_tokens=7) == Refusal(5, 4)
+        lease = admit(store, PROMPT, reserve_tokens=6)
+        assert len(lease.table) == 4
+
+    @pytest.mark.parametrize(
+        "operation",
+        [
+            lambda store, _: store.admit(NS, Tokens(run_of(1, 8) + run_of(800, 80))),
+            lambda store, _: store.admit_cold(NS, Tokens(run_of(1, 80))),
+            lambda store, lease: store.extend(lease, 80),
+            lambda store, lease: store.fork(lease, Tokens(run_of(900, 2) + run_of(800, 80)), 2),
+        ],
+        ids=["admit", "admit_cold", "extend", "fork"],
+    )
+    def test_it_leaves_no_trace(self, operation: Callable[[KVStore, object], object]) -> None:
+        def scenario(*, is_refused: bool) -> tuple[object, ...]:
+            store = make_store(9)
+            serve(store, run_of(1, 8))
+            serve(store, run_of(100, 10))
+            lease = admit(store, run_of(900, 3))
+            compute(store, lease)
+            if is_refused:
+                assert isinstance(operation(store, lease), Refusal)
+            invariants.check(store)
+            seen = (store.counters, store.pool.free_blocks(), list(lease.table), store.leases)
+            store.release(lease)
+            return (*seen[:3], len(store.leases), drain(store))
+
+        assert scenario(is_refused=True) == scenario(is_refused=False)
+
+    def test_a_prompt_that_fills_the_pool_can_be_resent(self) -> None:
+        """All blocks are its own: there is none left to copy the last one to."""
+        store = make_store(4)
+        serve(store, run_of(1, 15))
+        assert serve(store, run_of(1, 15)) == 12
+        assert serve(store, run_of(1, 16)) == 12
+
+
+class TestEnd:
+    @pytest.mark.parametrize("end", [KVStore.release, KVStore.donate])
+    def test_a_lease_ends_once(self, end: Callable[[KVStore, object], None]) -> None:
+        store = make_store(16)
+        lease = admit(store, PROMPT)
+        compute(store, lease)
+        end(store, lease)
+        for again in (store.release, store.donate):
+            with pytest.raises(ValueError, match="released before"):
+                again(lease)
+        invariants.check_idle(store)
+
+    def test_a_release_leaves_the_pool_as_if_the_lease_had_never_been(self) -> None:
+        store = make_store(16)
+        serve(store, PROMPT)
+        free = store.pool.free_blocks()
+        lease = admit(store, PROMPT + run_of(700, 9))
+        extend(store, lease, 5)
+        store.release(lease)
+        invariants.check_idle(store)
+        assert set(store.pool.free_blocks()) == set(free)
+        assert serve(store, PROMPT) == 9
+
+    def test_a_release_leaves_published_blocks_but_no_tail(self) -> None:
+        store = make_store(16)
+        lease = admit(store, PROMPT)
+        compute(store, lease)
+        store.release(lease)
+        assert store.probe(NS, Tokens(PROMPT)) == 8
+
+    def test_a_donation_before_the_first_step_leaves_nothing(self) -> None:
+        store = make_store(16)
+        store.donate(admit(store, PROMPT))
+        assert (store.pool.n_free, store.index.n_nodes) == (16, 0)
+
+    def test_reserved_blocks_behind_what_was_written_become_free(self) -> None:
+        store = make_store(16)
+        lease = admit(store, PROMPT, reserve_tokens=20)
+        compute(store, lease)
+        store.donate(lease)
+        assert (store.pool.n_cached, store.pool.n_free) == (3, 13)
+
+
+class TestClear:
+    def test_it_tells_how_many_blocks_became_free(self) -> None:
+        store = make_store(16)
+        serve(store, PROMPT)
+        serve(store, run_of(500, 5))
+        assert store.clear() == 5
+        assert (store.pool.n_free, store.index.n_nodes) == (16, 0)
+        assert serve(store, PROMPT) == 0
+
+    def test_live_leases_keep_their_blocks_and_publish_them_again(self) -> None:
+        store = make_store(16)
+        lease = admit(store, PROMPT)
+        compute(store, lease)
+        assert store.clear() == 0
+        invariants.check(store)
+        assert store.probe(NS, Tokens(PROMPT)) == 0
+        generate(store, lease, run_of(200, 3))
+        assert store.probe(NS, Tokens(PROMPT + run_of(200, 3))) == 12
+        store.donate(lease)
+        invariants.check_idle(store)
+        assert serve(store, PROMPT + run_of(200, 3)) == 12
+
+    def test_a_lease_that_was_cleared_can_be_released(self) -> None:
+        store = make_store(16)
+        lease = admit(store, PROMPT)
+        compute(store, lease)
+        store.clear()
+        store.release(lease)
+        invariants.check_idle(store)
+        assert store.pool.n_free == 16
+
+    def test_blocks_recomputed_after_a_clear_win_over_the_old_ones(self) -> None:
+        store = make_store(16)
+        old = admit(store, PROMPT)
+        compute(store, old)
+        store.clear()
+        new = admit(store, PROMPT)
+        compute(store, new)
+        store.donate(old)
+        store.donate(new)
+        invariants.check_idle(store)
+        assert store.pool.n_cached == 3
+        assert serve(store, PROMPT) == 9
+
+    def test_one_namespace_of_several(self) -> None:
+        store, other = make_store(16), Namespace(model="m", cache_salt="tenant")
+        serve(store, PROMPT)
+        assert serve(store, PROMPT, namespace=other) == 0, "namespaces share nothing"
+        assert store.clear(other) == 3
+        assert store.clear(other) == 0
+        assert serve(store, PROMPT, namespace=other) == 0
+        assert serve(store, PROMPT) == 9
+        assert len(drain(store)) == 6, "what was left can still be evicted"
+
+
+def test_what_is_cached_above_a_held_block_cannot_be_taken() -> None:
+    """The one case in which `available_blocks` promises too much.
+
+    A block that only the index keeps can stand above one that a table holds: the holder's own copy
+    of it was forgotten by a clear, and somebody else's was indexed in its place.
+    """
+    store = make_store(7)
+    one = admit(store, run_of(1, 12))
+    compute(store, one)
+    two = fork(store, one, run_of(1, 12), 12)
+    store.clear()
+    serve(store, run_of(1, 8))
+    generate(store, one, run_of(13, 5))
+    store.release(one)
+    # Cached are the first two blocks, above the third that `two` holds, and the fourth.
+    assert (store.pool.n_free, store.pool.n_cached, store.pool.n_held) == (1, 3, 3)
+    prompt = run_of(1, 4) + run_of(700, 12)
+    assert store.admit(NS, Tokens(prompt)) == Refusal(needed_blocks=3, available_blocks=2)
+    invariants.check(store)
+    store.release(two)
+    invariants.check_idle(store)
+    assert serve(store, prompt) == 4
+
+
+class TestNoIndex:
+    def test_nothing_is_shared_and_nothing_is_left(self) -> None:
+        pool = BlockPool(8)
+        store = KVStore(pool, NoIndex(), BLOCK)
+        assert serve(store, PROMPT) == 0
+        assert serve(store, PROMPT, run_of(200, 5)) == 0
+        assert store.probe(NS, Tokens(PROMPT)) == 0
+        assert (pool.n_free, store.index.n_nodes, store.clear()) == (8, 0, 0)
+        invariants.check_idle(store)
+
+    def test_forks_share_all_the_same(self) -> None:
+        store = KVStore(BlockPool(8), NoIndex(), BLOCK)
+        one = admit(store, PROMPT)
+        compute(store, one)
+        assert len(compute(store, fork(store, one, PROMPT, 9))) == 1
+        assert store.pool.n_shared == 2
+
+    def test_a_full_pool_refuses(self) -> None:
+        store = KVStore(BlockPool(2), NoIndex(), BLOCK)
+        assert store.admit(NS, Tokens(PROMPT)) == Refusal(3, 2)
+        assert drain(store) == []
