@@ -140,17 +140,17 @@ async def test_a_full_queue_is_reported() -> None:
 
 
 async def test_closing_the_iterator_frees_the_blocks(setup: Setup) -> None:
-    setup.runner.open()
+    setup.runner.gate.release()
     async with aclosing(setup.engine.generate(request("a", max_tokens=150))) as events:
         async for _ in events:
             break
+    setup.runner.open()
     stats = await setup.engine.stats()
     assert (stats.running, stats.waiting, stats.cache.blocks_held) == (0, 0, 0)
     assert stats.finished[FinishReason.ABORT] == 1
 
 
 async def test_cancelling_a_queued_request_frees_its_place(setup: Setup) -> None:
-    setup.harness.limits  # noqa: B018
     first = asyncio.ensure_future(setup.collect(request("a", max_tokens=2)))
     await setup.begun()
     queued = asyncio.ensure_future(setup.collect(request("b")))

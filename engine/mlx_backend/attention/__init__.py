@@ -1,0 +1,1 @@
+"""Attention strategies: how a forward's queries meet the blocks. `gather` is the reference."""

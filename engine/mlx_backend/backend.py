@@ -1,0 +1,45 @@
+"""The door of the MLX backend. Imports no MLX until the BLAS has been loaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.mlx_backend.blas import load_blas
+from engine.runner import ModelRunner
+from engine.types import EngineConfig, MachineReport, ModelCard, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """All that the engine needs of a loaded model."""
+
+    runner: ModelRunner
+    card: ModelCard
+    tokenizer: Tokenizer
+    hf_tokenizer: Any  # transformers' fast tokenizer
+    n_blocks: int
+    arena_bytes: int
+
+
+def load_backend(
+    config: EngineConfig, report: Callable[[str], None], cache_directory: Path | None = None
+) -> Backend:
+    """Load the configured model and allocate its arena, on the thread that will run it.
+
+    `report` gets lines for a person to read. The embedded default model is kept below
+    `cache_directory` (None: the user's). Raises ModelError when the model cannot be served.
+    """
+    blas = load_blas()
+    report(f"BLAS: {blas.name} {blas.library}" if blas.library else f"BLAS: {blas.advice}")
+    from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
+
+    return assembly.assemble(config, blas, report, cache_directory)
+
+
+def describe_machine(config: EngineConfig, cache_directory: Path | None = None) -> MachineReport:
+    """What the machine offers the configured model; reads no weights and fetches nothing."""
+    blas = load_blas()
+    from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
+
+    return assembly.describe(config, blas, cache_directory)

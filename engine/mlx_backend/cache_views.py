@@ -1,0 +1,62 @@
+"""What an unmodified mlx-lm model sees in place of its own caches: one view per layer, per forward.
+
+A view answers what mlx-lm's `KVCache` answers during a forward and is backed by the arena. It lives
+no longer than the forward, because it refers to the arena's arrays (see `kvstore.arena`).
+"""
+
+import mlx.core as mx
+
+from engine.mlx_backend.forward import Forward
+from kvstore.arena import LayerArena
+
+
+class CacheView:
+    """One layer's blocks, for one forward.
+
+    `offset`: `[rows]`, the position of each row's next token.
+    """
+
+    def __init__(self, layer: LayerArena, forward: Forward) -> None:
+        self.layer = layer
+        self.forward = forward
+        self.offset = forward.offset
+        self.fetched: tuple[mx.array, mx.array] | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the new tokens; return every row's K and V, `[rows, kv_heads, keys, dim]`.
+
+        The gather is lazy: nothing is read unless the model uses what is returned.
+        """
+        self.forward.layer_reached(keys)
+        kv_heads = self.layer.shape.kv_heads
+        self.layer.write(self.forward.places(kv_heads), keys, values)
+        self.offset = self.forward.offset_after
+        fetched = self.layer.read(self.forward.heads(kv_heads))
+        if self.forward.rows == 1:
+            context = self.forward.context
+            fetched = fetched[0][:, :, :context], fetched[1][:, :, :context]
+        self.fetched = fetched
+        return fetched
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What `update_and_fetch` returned; models that share KV between layers ask again."""
+        if self.fetched is None:
+            raise RuntimeError("the model reads a layer's cache before writing to it")
+        return self.fetched
+
+    def make_mask(
+        self, length: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """The attention mask of this forward, in mlx-lm's terms; see `create_attention_mask`."""
+        if self.forward.rows == 1 and not return_array and window_size is None:
+            return None if length == 1 else "causal"
+        return self.forward.mask(window_size)
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
+    ) -> mx.array | None:
+        """The attention's output, `[rows, heads, length, value_dim]`, if this view computes it.
+
+        None leaves it to the model's own function, as this reference does.
+        """
+        return None

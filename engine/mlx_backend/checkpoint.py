@@ -1,0 +1,118 @@
+"""Writes random checkpoints of any architecture that mlx-lm knows."""
+
+import importlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_unflatten
+from mlx_lm.utils import quantize_model
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engine.mlx_backend.weights import named_weights
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHATML = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_checkpoint(
+    directory: Path,
+    config: Mapping[str, Any],
+    seed: int,
+    tokenizer: Tokenizer,
+    dtype: mx.Dtype = mx.float16,
+    quantization: Mapping[str, int] | None = None,
+) -> None:
+    """Write a random checkpoint that mlx-lm and transformers load.
+
+    `config` is its config.json and names the architecture by `model_type`. `quantization`, when
+    given, is {"bits", "group_size"}. The same arguments write the same weights. The directory
+    appears whole or not at all; an existing one is left alone.
+    """
+    if directory.exists():
+        return
+    config = {**config, "eos_token_id": tokenizer.token_to_id("<|im_end|>")}
+    model = random_model(config, seed, dtype)
+    if quantization is not None:
+        model, config = quantize_model(
+            model, dict(config), quantization["group_size"], quantization["bits"]
+        )
+    _appear(directory, lambda unfinished: _write(unfinished, model, config, tokenizer))
+
+
+def random_model(config: Mapping[str, Any], seed: int, dtype: mx.Dtype) -> Module:
+    """An mlx-lm model with normal weights of variance 1 / fan-in; vectors as mlx-lm makes them."""
+    architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model: Module = architecture.Model(architecture.ModelArgs.from_dict(dict(config)))
+    weights = named_weights(model)
+    keys = mx.random.split(mx.random.key(seed), len(weights))
+    drawn = [
+        (name, mx.random.normal(array.shape, key=key) * array.shape[-1] ** -0.5)
+        if array.ndim > 1
+        else (name, array)
+        for (name, array), key in zip(weights.items(), keys, strict=True)
+    ]
+    model.update(tree_unflatten(drawn))
+    model.set_dtype(dtype)
+    return model
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE with ChatML's special tokens, which come first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, normalized=False) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _appear(directory: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a directory aside, then give it its name at once."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
+    try:
+        write(unfinished)
+        unfinished.rename(directory)
+    except OSError:
+        if not directory.exists():  # another process was faster: its directory serves as well
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write(directory: Path, model: Module, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    file = str(directory / "model.safetensors")
+    mx.save_safetensors(file, named_weights(model), {"format": "mlx"})
+    _write_json(directory / "config.json", config)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    _write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": config["max_position_embeddings"],
+            "chat_template": CHATML,
+        },
+    )
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")

@@ -1,0 +1,110 @@
+"""Loads a checkpoint with mlx-lm and finds out what serving it takes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+
+from engine.mlx_backend.errors import ModelError, UnsupportedModel
+from engine.mlx_backend.layers import discover
+from engine.mlx_backend.selfcheck import check_views
+from engine.mlx_backend.source import fingerprint
+from engine.mlx_backend.weights import weight_bytes
+from kvstore.arena import LayerShape
+
+Report = Callable[[str], None]
+
+_CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length")
+_DEFAULT_CONTEXT_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and what the engine must know about it. Its weights may not be in memory yet."""
+
+    model: Module
+    tokenizer: TokenizerWrapper
+    layers: tuple[LayerShape, ...]
+    dtype: mx.Dtype  # of K and V
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    max_context_tokens: int
+    fingerprint: str
+    weight_bytes: int
+
+
+def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
+    """Build the model and its tokenizer; weights are read when `load_weights` asks for them.
+
+    On the CPU device everything is float32, and quantized weights are dequantized where the result
+    fits into `memory_bytes`: there half precision and quantized products are 20 to 50 times slower.
+    Elsewhere the checkpoint's dtype and quantization stand.
+
+    Raises ModelError or UnsupportedModel.
+    """
+    model, config = _build(checkpoint)
+    if mx.default_device() == mx.cpu:
+        model = _for_cpu(model, checkpoint, memory_bytes)
+    layers, dtype, vocab_size = discover(model)
+    tokenizer = _tokenizer(checkpoint, config)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        layers=layers,
+        dtype=dtype,
+        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        vocab_size=vocab_size,
+        max_context_tokens=max_context_tokens(config),
+        fingerprint=fingerprint(checkpoint),
+        weight_bytes=weight_bytes(model),
+    )
+
+
+def load_weights(loaded: LoadedModel, report: Report) -> None:
+    """Read the weights into memory and check that the model runs over an arena.
+
+    Raises UnsupportedModel when it does not.
+    """
+    report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
+    mx.eval(loaded.model.parameters())
+    report("checking the model against its own caches")
+    check_views(loaded.model, loaded.layers, loaded.dtype)
+
+
+def max_context_tokens(config: Mapping[str, Any]) -> int:
+    """The context length of a config.json, also of one that nests its text model."""
+    for part in (config, config.get("text_config", {})):
+        for key in _CONTEXT_KEYS:
+            if isinstance(part.get(key), int):
+                return int(part[key])
+    return _DEFAULT_CONTEXT_TOKENS
+
+
+def _build(checkpoint: Path) -> tuple[Module, dict[str, Any]]:
+    try:
+        model, config = load_model(checkpoint, lazy=True)
+    # mlx-lm's modules raise whatever they like; olmo's exits the process without its package.
+    except (Exception, SystemExit) as error:
+        raise UnsupportedModel(f"mlx-lm cannot load {checkpoint}: {error}") from error
+    return model, config
+
+
+def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> TokenizerWrapper:
+    try:
+        tokenizer = load_tokenizer(checkpoint, eos_token_ids=config.get("eos_token_id"))
+    except Exception as error:
+        raise ModelError(f"cannot load the tokenizer of {checkpoint}: {error}") from error
+    return tokenizer
+
+
+def _for_cpu(model: Module, checkpoint: Path, memory_bytes: int) -> Module:
+    model = dequantize_model(model)
+    model.set_dtype(mx.float32)
+    if weight_bytes(model) > memory_bytes:
+        model, _ = _build(checkpoint)  # as it was: quantized, in its own dtype
+    return model

@@ -1,0 +1,139 @@
+"""The model runner: a step's copies, prompt chunks, decodes and samples on the device."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.batching import group_by_length
+from engine.mlx_backend.forward import Forward, Piece
+from engine.mlx_backend.sampler import UnusableLogits
+from engine.step import Row, SampleOrder, SequenceId, StepPlan, StepResult
+from engine.types import TokenLogprob
+from kvstore.arena import Arena
+
+SCORED_TOKENS = 128
+"""Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""
+
+
+UNUSABLE = "the model's logits leave no token to choose: not a number, or all ruled out"
+
+
+class TokenSampler(Protocol):
+    """Chooses tokens from logits, and scores given ones."""
+
+    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[TokenLogprob]:
+        """One token per row of `logits`, `[rows, vocabulary]`.
+
+        Raises UnusableLogits naming the rows that leave nothing to sample.
+        """
+        ...
+
+    def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+        """Log-probability of `next_tokens[i]` under row `i` of `logits`, `[n, vocabulary]`."""
+        ...
+
+
+class MlxRunner:
+    """Implements `ModelRunner` for an mlx-lm model over an arena.
+
+    Belongs to the thread that made it, as all MLX arrays do. Logits are computed only where
+    somebody reads them: of the prompt chunks just the arena is evaluated, and every row that
+    samples runs its last token in one forward of length 1.
+    """
+
+    def __init__(
+        self, model: Module, arena: Arena, attention: Attention, sampler: TokenSampler
+    ) -> None:
+        self._model = model
+        self._arena = arena
+        self._attention = attention
+        self._sampler = sampler
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `ModelRunner.run`."""
+        self._arena.copy(plan.copies)
+        scored_rows = [row for row in plan.rows if row.prompt_logprobs is not None]
+        plain_rows = [row for row in plan.rows if row.prompt_logprobs is None]
+        self._compute_chunks([chunk for row in plain_rows if (chunk := _chunk(row)) is not None])
+        scored: dict[SequenceId, tuple[TokenLogprob, ...]] = {}
+        failed: dict[SequenceId, str] = {}
+        sampling: list[Row] = []
+        logits: list[mx.array] = []
+        for row in scored_rows:
+            try:
+                scored[row.sequence_id], last_logits = self._score(row)
+            except UnusableLogits:
+                failed[row.sequence_id] = UNUSABLE
+                continue
+            if row.sample is not None:
+                sampling.append(row)
+                logits.append(last_logits)
+        decodes = sorted((row for row in plain_rows if row.sample is not None), key=_table)
+        if decodes:
+            logits.append(self._decode(decodes))
+        sampled, unusable = self._sample([*sampling, *decodes], logits)
+        return StepResult(sampled, scored, failed | unusable)
+
+    def _compute_chunks(self, chunks: Sequence[Piece]) -> None:
+        for group in group_by_length([len(chunk.tokens) for chunk in chunks]):
+            self._forward([chunks[index] for index in group])
+            mx.eval(self._arena.arrays())
+
+    def _decode(self, rows: Sequence[Row]) -> mx.array:
+        """Logits after each row's last token, `[rows, vocabulary]`."""
+        last = [Piece(row.start + len(row.tokens) - 1, row.tokens[-1:], row.blocks) for row in rows]
+        return self._forward(last)[:, -1]
+
+    def _score(self, row: Row) -> tuple[tuple[TokenLogprob, ...], mx.array]:
+        """Score what follows each token; also the logits after the last one, `[1, vocabulary]`."""
+        found: list[TokenLogprob] = []
+        logits = mx.zeros((1, 1, 1))
+        for first in range(0, len(row.tokens), SCORED_TOKENS):
+            tokens = row.tokens[first : first + SCORED_TOKENS]
+            logits = self._forward([Piece(row.start + first, tokens, row.blocks)])
+            mx.eval(logits, self._arena.arrays())
+            following = row.next_tokens[first : first + len(tokens)]
+            if following:
+                top = row.prompt_logprobs or 0
+                found += self._sampler.score(logits[0, : len(following)], following, top)
+        return tuple(found), logits[:, -1]
+
+    def _forward(self, pieces: Sequence[Piece]) -> mx.array:
+        """Lazy logits of one forward, `[rows, length, vocabulary]`."""
+        forward = Forward(pieces, self._arena)
+        views = self._attention.views(self._arena, forward)
+        logits: mx.array = self._model(forward.tokens, cache=views)
+        return logits
+
+    def _sample(
+        self, rows: Sequence[Row], logits: Sequence[mx.array]
+    ) -> tuple[dict[SequenceId, TokenLogprob], dict[SequenceId, str]]:
+        """The rows' tokens, and why some rows have none; `logits` are theirs, piecewise."""
+        orders = [row.sample for row in rows if row.sample is not None]
+        if not orders:
+            return {}, {}
+        together = logits[0] if len(logits) == 1 else mx.concatenate(list(logits))
+        try:
+            tokens = self._sampler.sample(together, orders)
+        except UnusableLogits as error:
+            sound = [row for row in range(len(rows)) if row not in error.rows]
+            failed = {rows[row].sequence_id: UNUSABLE for row in error.rows}
+            rest = [together[mx.array(sound)]] if sound else []
+            sampled, more = self._sample([rows[row] for row in sound], rest)
+            return sampled, failed | more
+        found = {row.sequence_id: token for row, token in zip(rows, tokens, strict=True)}
+        return found, {}
+
+
+def _chunk(row: Row) -> Piece | None:
+    """The row's tokens whose logits nobody reads."""
+    tokens = row.tokens if row.sample is None else row.tokens[:-1]
+    return Piece(row.start, tokens, row.blocks) if tokens else None
+
+
+def _table(row: Row) -> tuple[int, ...]:
+    """Sorted by table, rows that share a prefix are neighbours."""
+    return tuple(row.blocks)

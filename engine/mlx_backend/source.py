@@ -1,0 +1,63 @@
+"""Where a checkpoint lies, and what identifies it."""
+
+from pathlib import Path
+
+from blake3 import blake3
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from engine.mlx_backend.errors import ModelError
+
+_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+
+
+def find_checkpoint(model: str, *, download: bool) -> Path:
+    """The directory of a checkpoint given as a directory or as a Hugging Face repository.
+
+    Without `download` a repository must have been fetched before. Code in repositories is neither
+    fetched nor run. Raises ModelError.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _checked(path)
+    if path.exists():
+        raise ModelError(f"{model} is a file; a model is a directory or a repository")
+    try:
+        return _checked(
+            Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=not download))
+        )
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise ModelError(f"{model} is neither a directory nor a repository: {error}") from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(f"{model} is not on this machine and was not fetched: {error}") from error
+
+
+def fingerprint(checkpoint: Path) -> str:
+    """Sixteen hexadecimal digits that change with the config or the weights.
+
+    Digests config.json, and of each weight file its name, size and samples spread over it, so that
+    two fine-tunes of one model differ; reading whole checkpoints would take minutes.
+    """
+    digest = blake3((checkpoint / "config.json").read_bytes())
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}:".encode())
+        with file.open("rb") as weights:
+            for sample in range(_SAMPLES):
+                weights.seek(sample * max(size - _SAMPLE_BYTES, 0) // (_SAMPLES - 1))
+                digest.update(weights.read(_SAMPLE_BYTES))
+    return digest.hexdigest(length=8)
+
+
+def _checked(directory: Path) -> Path:
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"{directory} has no config.json: not a checkpoint")
+    if not any(directory.glob("model*.safetensors")):
+        raise ModelError(f"{directory} has no model*.safetensors: not a checkpoint")
+    return directory

@@ -1,0 +1,85 @@
+"""The tokenizer of a checkpoint, as the server and the detokenizer use it."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers.pre_tokenizers import ByteLevel
+
+from engine.mlx_backend.errors import UnsupportedModel
+
+_SPACE = "▁"  # SentencePiece's space
+
+
+class CheckpointTokenizer:
+    """Implements `Tokenizer` on the Rust tokenizer below transformers' one.
+
+    Safe in several threads: the Rust object is never changed after this constructor, and rendering
+    a template (transformers' sandboxed Jinja) keeps no state.
+    """
+
+    def __init__(self, wrapper: TokenizerWrapper) -> None:
+        if not wrapper.is_fast:
+            raise UnsupportedModel("the checkpoint has no tokenizer.json")
+        self._wrapper = wrapper
+        self._backend = wrapper.backend_tokenizer
+        # transformers switches these on and off around its own calls, which is not thread-safe.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._added: dict[int, str] = {
+            token_id: token.content
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
+        }
+        self._byte_level = _is_byte_level(self._backend.to_str())
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token; empty for ids beyond the tokenizer's vocabulary."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            return bytes(BYTE_OF[character] for character in token)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])  # SentencePiece's byte fallback
+        return token.replace(_SPACE, " ").encode()
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, object]], **template_arguments: object
+    ) -> list[int]:
+        """See `Tokenizer`. Special tokens come from the template alone."""
+        arguments = {"add_generation_prompt": True, **template_arguments}
+        try:
+            text = self._wrapper.apply_chat_template(list(messages), tokenize=False, **arguments)
+        except (TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+        return self.encode(text, add_special_tokens=False)
+
+
+def _byte_of() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character (GPT-2's `bytes_to_unicode`)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
+
+
+BYTE_OF = _byte_of()
+assert set(BYTE_OF) == set(ByteLevel.alphabet())
+
+
+def _is_byte_level(tokenizer_json: str) -> bool:
+    """Whether the tokenizer's decoder, or one in its sequence, is ByteLevel."""
+    decoder = json.loads(tokenizer_json).get("decoder") or {}
+    return any(part["type"] == "ByteLevel" for part in decoder.get("decoders", [decoder]) if part)

@@ -1,0 +1,212 @@
+"""The arena: every block's K and V in every layer, as MLX arrays allocated once.
+
+Layout per layer, K and V each: `[blocks, kv_heads, block_size, dim]`. One block of one layer is one
+contiguous run of memory, so a copy is a single memcpy and the pool viewed as
+`[blocks * kv_heads, block_size, dim]` can be read block by block without moving it. The layout is
+this file's secret and was chosen by measurement (`load_tests/bench_arena.py`).
+
+MLX writes into an array in place only while nobody else refers to it. Every operation below
+therefore rebinds its array at once and hands out no second reference that outlives a step.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from kvstore.actions import CopyBlock
+from kvstore.types import BlockId
+
+
+class ArenaError(ValueError):
+    """Arrays of the wrong shape or dtype, or a block id outside the arena."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps for each token: `kv_heads` vectors of K and as many of V."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+def token_bytes(layers: Iterable[LayerShape], dtype: mx.Dtype) -> int:
+    """Bytes that one token's K and V take in all layers together."""
+    return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.size
+
+
+def block_bytes(layers: Iterable[LayerShape], block_size: int, dtype: mx.Dtype) -> int:
+    """Bytes of one block of `block_size` tokens in all layers together."""
+    return block_size * token_bytes(layers, dtype)
+
+
+class LayerArena:
+    """K and V of one layer."""
+
+    __slots__ = ("_keys", "_values", "block_size", "shape")
+
+    def __init__(
+        self, shape: LayerShape, dtype: mx.Dtype, allocated_blocks: int, block_size: int
+    ) -> None:
+        self.shape = shape
+        self.block_size = block_size
+        room = (allocated_blocks, shape.kv_heads, block_size)
+        self._keys = mx.zeros((*room, shape.key_dim), dtype)
+        self._values = mx.zeros((*room, shape.value_dim), dtype)
+
+    def write(self, places: mx.array, keys: mx.array, values: mx.array) -> None:
+        """Write new tokens' K and V where `places` says.
+
+        `places`: `Arena.places` for this layer's kv_heads, `[rows * length * kv_heads]`. `keys`:
+        `[rows, kv_heads, length, key_dim]`, `values` the same with value_dim, in the arena's dtype.
+
+        Raises ArenaError on any other shape or dtype.
+        """
+        self._check(keys, self._keys, places.size)
+        self._check(values, self._values, places.size)
+        self._keys = _put(self._keys, places, keys)
+        self._values = _put(self._values, places, values)
+
+    def read(self, heads: mx.array) -> tuple[mx.array, mx.array]:
+        """K and V of a padded block table, gathered into contiguous arrays.
+
+        `heads`: `head_ids` of the table, `[rows, kv_heads, blocks]`. Returns `[rows, kv_heads,
+        blocks * block_size, dim]` for K and for V.
+        """
+        return _gather(self._keys, heads), _gather(self._values, heads)
+
+    def key_blocks(self) -> mx.array:
+        """K as `[blocks * kv_heads, block_size, key_dim]`, to be read within this step."""
+        return self._keys.reshape(-1, self.block_size, self.shape.key_dim)
+
+    def value_blocks(self) -> mx.array:
+        """V as `[blocks * kv_heads, block_size, value_dim]`, likewise."""
+        return self._values.reshape(-1, self.block_size, self.shape.value_dim)
+
+    def blocks(self, ids: mx.array) -> tuple[mx.array, mx.array]:
+        """Copies of whole blocks, K and V."""
+        return self._keys[ids], self._values[ids]
+
+    def put_blocks(self, ids: mx.array, keys: mx.array, values: mx.array) -> None:
+        """Overwrite whole blocks with what `blocks` returned."""
+        self._keys[ids] = keys
+        self._values[ids] = values
+
+    def arrays(self) -> tuple[mx.array, mx.array]:
+        return self._keys, self._values
+
+    @staticmethod
+    def _check(new: mx.array, pool: mx.array, n_places: int) -> None:
+        _, kv_heads, _, dim = pool.shape
+        if new.ndim != 4 or new.shape[1] != kv_heads or new.shape[3] != dim:
+            raise ArenaError(
+                f"this layer holds [rows, {kv_heads}, length, {dim}], got {list(new.shape)}"
+            )
+        if new.dtype != pool.dtype:
+            raise ArenaError(f"this layer holds {pool.dtype}, got {new.dtype}")
+        if new.size != n_places * dim:
+            raise ArenaError(f"{n_places} places for K or V of shape {list(new.shape)}")
+
+
+def _put(pool: mx.array, places: mx.array, new: mx.array) -> mx.array:
+    """The pool with the vectors of `new` at `places`, in place once the caller rebinds it."""
+    dim = pool.shape[3]
+    vectors = new.transpose(0, 2, 1, 3).reshape(-1, dim)
+    indices = mx.broadcast_to(places[:, None], vectors.shape)
+    # Twice as fast on the CPU as pool[blocks, :, slots] = new.
+    return mx.put_along_axis(pool.reshape(-1, dim), indices, vectors, axis=0).reshape(pool.shape)
+
+
+def _gather(pool: mx.array, heads: mx.array) -> mx.array:
+    rows, kv_heads, blocks = heads.shape
+    block_size, dim = pool.shape[2:]
+    # In two dimensions each index moves one contiguous run: one memcpy per block and head.
+    runs = pool.reshape(-1, block_size * dim)[heads]
+    return runs.reshape(rows, kv_heads, blocks * block_size, dim)
+
+
+class Arena:
+    """K and V of all layers for `n_blocks` blocks, and one scratch block that nobody reads.
+
+    Padded positions of a ragged batch are written to `scratch`, whose id is `n_blocks`.
+    """
+
+    def __init__(
+        self, layers: Sequence[LayerShape], dtype: mx.Dtype, n_blocks: int, block_size: int
+    ) -> None:
+        if n_blocks < 1 or block_size < 1:
+            raise ArenaError(f"an arena of {n_blocks} blocks of {block_size} tokens holds nothing")
+        self.dtype = dtype
+        self.n_blocks = n_blocks
+        self.block_size = block_size
+        self.scratch = BlockId(n_blocks)
+        self.layers = tuple(LayerArena(shape, dtype, n_blocks + 1, block_size) for shape in layers)
+        mx.eval(self.arrays())  # memory is taken now, not when the first request comes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the blocks that sequences can use (without the scratch block)."""
+        shapes = [layer.shape for layer in self.layers]
+        return self.n_blocks * block_bytes(shapes, self.block_size, self.dtype)
+
+    def copy(self, orders: Iterable[CopyBlock]) -> None:
+        """Carry out the orders as if one after another.
+
+        Raises ArenaError, before anything is copied, when an order names an unknown block.
+        """
+        batches = independent_copies(orders)
+        for order in (order for batch in batches for order in batch):
+            self._check_block(order.source)
+            self._check_block(order.target)
+        for batch in batches:
+            self._copy_together(batch)
+
+    def arrays(self) -> list[mx.array]:
+        """The arrays as they are now, to be evaluated at once and not kept."""
+        return [array for layer in self.layers for array in layer.arrays()]
+
+    def head_ids(self, table: mx.array, kv_heads: int) -> mx.array:
+        """Where the heads of the blocks of a table lie.
+
+        `table`: `[rows, blocks]`. Returns `[rows, kv_heads, blocks]`, indices into
+        `LayerArena.key_blocks`; one array serves all layers with that many heads.
+        """
+        return table[:, None, :] * kv_heads + mx.arange(kv_heads, dtype=table.dtype)[None, :, None]
+
+    def places(self, blocks: mx.array, slots: mx.array, kv_heads: int) -> mx.array:
+        """Where token `i`, written to slot `slots[i]` of `blocks[i]`, has its heads.
+
+        `blocks` and `slots`: `[tokens]`. Returns `[tokens * kv_heads]` for `LayerArena.write`.
+        """
+        heads = blocks[:, None] * kv_heads + mx.arange(kv_heads, dtype=blocks.dtype)
+        return (heads * self.block_size + slots[:, None]).reshape(-1)
+
+    def _copy_together(self, orders: Sequence[CopyBlock]) -> None:
+        sources = mx.array([order.source for order in orders])
+        targets = mx.array([order.target for order in orders])
+        contents = [layer.blocks(sources) for layer in self.layers]
+        # A read that is still under way holds the pool, and the write would copy all of it.
+        mx.eval(contents)
+        for layer, (keys, values) in zip(self.layers, contents, strict=True):
+            layer.put_blocks(targets, keys, values)
+
+    def _check_block(self, block: BlockId) -> None:
+        if not 0 <= block < self.n_blocks:
+            raise ArenaError(f"block {block} is not one of the arena's {self.n_blocks}")
+
+
+def independent_copies(orders: Iterable[CopyBlock]) -> list[list[CopyBlock]]:
+    """Split orders into runs that may each read all sources before writing any target.
+
+    A run ends where an order reads or writes a block that the run has already written.
+    """
+    batches: list[list[CopyBlock]] = []
+    written: set[BlockId] = set()
+    for order in orders:
+        if not batches or order.source in written or order.target in written:
+            batches.append([])
+            written = set()
+        batches[-1].append(order)
+        written.add(order.target)
+    return batches

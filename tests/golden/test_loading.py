@@ -1,0 +1,116 @@
+"""Loading: what is served, what is refused, and the embedded default from nothing to a token."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.utils import load_model
+
+from engine.mlx_backend.backend import describe_machine, load_backend
+from engine.mlx_backend.errors import ModelError, UnsupportedModel
+from engine.mlx_backend.layers import discover, require_plain_kv
+from engine.mlx_backend.loader import open_model
+from engine.mlx_backend.selfcheck import check_views
+from engine.step import Row, SampleOrder, SequenceId, StepPlan
+from engine.types import EngineConfig, SamplingParams
+from kvstore.arena import LayerShape
+from kvstore.types import BlockId
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, write_family
+
+
+class Windowed(Module):
+    """A model whose second layer keeps a sliding window."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def make_cache(self) -> list[object]:
+        return [KVCache(), RotatingKVCache(max_size=8)]
+
+
+class Forgetful(Module):
+    """A model that runs over views but makes no use of what they hold."""
+
+    def __init__(self, inner: Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inner = inner
+        self.layers = inner.layers
+
+    def __call__(self, tokens: mx.array, cache: list[object]) -> mx.array:
+        own = isinstance(cache[0], KVCache)
+        logits: mx.array = self.inner(tokens, cache=cache if own else None)
+        return logits
+
+
+def test_shapes_and_vocabulary_are_discovered(checkpoint_of: Callable[[str], Path]) -> None:
+    model, _ = load_model(checkpoint_of("llama"))
+    assert discover(model) == ((LayerShape(2, 32, 32),) * 3, mx.float32, VOCAB_SIZE)
+
+
+def test_other_caches_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match="layer 1 keeps a RotatingKVCache"):
+        require_plain_kv(Windowed())
+
+
+def test_a_model_that_ignores_each_rows_position_is_refused(
+    checkpoint_of: Callable[[str], Path],
+) -> None:
+    model, _ = load_model(checkpoint_of("llama"))
+    layers, dtype, _ = discover(model)
+
+    with pytest.raises(UnsupportedModel, match="wrong by"):
+        check_views(Forgetful(model), layers, dtype)
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="elsewhere the dtype stands")
+def test_on_the_cpu_weights_become_float32_where_they_fit(tmp_path: Path) -> None:
+    checkpoint = write_family(FAMILIES["qwen3_4bit"], tmp_path, dtype=mx.float16)
+    roomy, tight = (open_model(checkpoint, memory_bytes=n) for n in (1 << 30, 1 << 16))
+    assert (roomy.dtype, tight.dtype) == (mx.float32, mx.float16)
+    assert tight.weight_bytes < roomy.weight_bytes / 4
+
+
+def test_unreadable_checkpoints_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="cannot load"):
+        open_model(tmp_path, memory_bytes=1 << 30)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    checkpoint = write_family(FAMILIES["llama"], tmp_path)
+    (checkpoint / "evil.py").write_text("raise SystemExit('ran')")
+    config = (checkpoint / "config.json").read_text()
+    (checkpoint / "config.json").write_text(config.replace("{", '{"model_file": "evil.py",', 1))
+    with pytest.raises(UnsupportedModel, match="trust"):
+        open_model(checkpoint, memory_bytes=1 << 30)
+
+
+def test_the_embedded_default_from_nothing_to_a_token(tmp_path: Path) -> None:
+    lines: list[str] = []
+    config = EngineConfig(model="", kv_cache_bytes=8 << 20, block_size=16)
+    backend = load_backend(config, lines.append, tmp_path)
+    assert backend.arena_bytes <= 8 << 20
+    assert backend.card.max_context_tokens >= 4096
+    assert any("weights" in line for line in lines)
+    prompt = backend.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
+    order = SampleOrder(SamplingParams(temperature=0), seed=0, output_index=0)
+    table = [BlockId(block) for block in range(4)]
+    row = Row(SequenceId(0), 0, prompt, table, order)
+    sampled = backend.runner.run(StepPlan((), (row,))).sampled[SequenceId(0)]
+    assert 0 <= sampled.token_id < backend.card.vocab_size
+    again = load_backend(config, lines.append, tmp_path)
+    assert again.card == backend.card
+    assert again.runner.run(StepPlan((), (row,))).sampled[SequenceId(0)] == sampled
+
+
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    report = describe_machine(EngineConfig(model="", kv_cache_bytes=8 << 20), tmp_path)
+    assert report.problem == ""
+    assert report.arena_bytes <= 8 << 20
+    assert report.arena_tokens > 0
+    missing = describe_machine(EngineConfig(model=str(tmp_path / "nothing")), tmp_path)
+    assert "nothing" in missing.problem

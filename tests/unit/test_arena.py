@@ -1,0 +1,127 @@
+"""The arena: shapes and dtypes are checked, writes and copies land where they should."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from kvstore.actions import CopyBlock
+from kvstore.arena import Arena, ArenaError, LayerShape, block_bytes, independent_copies
+from kvstore.types import BlockId
+
+UNEVEN = (LayerShape(2, 4, 3), LayerShape(1, 6, 6))
+A, B, C = BlockId(0), BlockId(1), BlockId(2)
+
+
+def small_arena(layers: tuple[LayerShape, ...] = UNEVEN) -> Arena:
+    return Arena(layers, mx.float32, n_blocks=3, block_size=2)
+
+
+def write(arena: Arena, blocks: list[int], slots: list[int], value: float) -> None:
+    """Write `value` as K and twice that as V, one row of tokens."""
+    for layer in arena.layers:
+        shape = layer.shape
+        keys = mx.full((1, shape.kv_heads, len(blocks), shape.key_dim), value)
+        values = mx.full((1, shape.kv_heads, len(blocks), shape.value_dim), 2 * value)
+        layer.write(arena.places(mx.array(blocks), mx.array(slots), shape.kv_heads), keys, values)
+
+
+def read(arena: Arena, layer: int, blocks: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    store = arena.layers[layer]
+    heads = arena.head_ids(mx.array([blocks], dtype=mx.uint32), store.shape.kv_heads)
+    keys, values = store.read(heads)
+    return np.array(keys), np.array(values)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_what_is_written_is_read_in_table_order(layer: int) -> None:
+    arena = small_arena()
+    write(arena, [C, C, A], [0, 1, 0], 1.0)
+    write(arena, [B], [1], 5.0)
+    keys, values = read(arena, layer, [C, A, B])
+    shape = UNEVEN[layer]
+    assert keys.shape == (1, shape.kv_heads, 6, shape.key_dim)
+    assert values.shape == (1, shape.kv_heads, 6, shape.value_dim)
+    assert keys[0, -1, :, 0].tolist() == [1, 1, 1, 0, 0, 5]
+    assert values[0, -1, :, -1].tolist() == [2, 2, 2, 0, 0, 10]
+
+
+def test_heads_are_not_mixed_up() -> None:
+    arena = small_arena()
+    keys = mx.array([[[[1.0] * 4], [[2.0] * 4]]])
+    places = arena.places(mx.array([B]), mx.array([0]), 2)
+    arena.layers[0].write(places, keys, mx.zeros((1, 2, 1, 3)))
+    assert read(arena, 0, [B])[0][0, :, 0, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        (mx.zeros((1, 3, 1, 4)), mx.zeros((1, 2, 1, 3))),
+        (mx.zeros((1, 2, 1, 4)), mx.zeros((1, 2, 1, 4))),
+        (mx.zeros((1, 2, 2, 4)), mx.zeros((1, 2, 1, 3))),
+        (mx.zeros((2, 1, 4)), mx.zeros((1, 2, 1, 3))),
+        (mx.zeros((1, 2, 1, 4), mx.float16), mx.zeros((1, 2, 1, 3))),
+        (mx.zeros((1, 2, 1, 4)), mx.zeros((1, 2, 1, 3), mx.bfloat16)),
+    ],
+)
+def test_mismatches_are_refused_and_change_nothing(keys: mx.array, values: mx.array) -> None:
+    arena = small_arena()
+    places = arena.places(mx.array([A]), mx.array([0]), 2)
+    with pytest.raises(ArenaError):
+        arena.layers[0].write(places, keys + 1, values + 1)
+    assert not read(arena, 0, [A])[0].any()
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
+def test_dtype_is_kept(dtype: mx.Dtype) -> None:
+    arena = Arena([LayerShape(1, 2, 2)], dtype, n_blocks=2, block_size=2)
+    new = mx.ones((1, 1, 1, 2), dtype)
+    arena.layers[0].write(arena.places(mx.array([0]), mx.array([0]), 1), new, new)
+    arena.copy([CopyBlock(A, B)])
+    assert {array.dtype for array in arena.arrays()} == {dtype}
+
+
+def test_copies_are_carried_out_in_order() -> None:
+    arena = small_arena()
+    for value, block in enumerate((A, B, C), start=1):
+        write(arena, [block, block], [0, 1], float(value))
+    arena.copy([CopyBlock(A, B), CopyBlock(C, A)])
+    assert [read(arena, 1, [block])[0][0, 0, 0, 0] for block in (A, B, C)] == [3, 1, 3]
+    arena.copy([CopyBlock(B, C), CopyBlock(C, A)])
+    assert [read(arena, 1, [block])[0][0, 0, 0, 0] for block in (A, B, C)] == [1, 1, 1]
+
+
+def test_orders_that_depend_on_each_other_are_split() -> None:
+    chain = [CopyBlock(A, B), CopyBlock(C, A), CopyBlock(A, C)]
+    assert independent_copies(chain) == [chain[:2], chain[2:]]
+    rewritten = [CopyBlock(A, B), CopyBlock(C, B)]
+    assert independent_copies(rewritten) == [rewritten[:1], rewritten[1:]]
+
+
+def test_unknown_blocks_are_refused_before_anything_is_copied() -> None:
+    arena = small_arena()
+    write(arena, [A, A], [0, 1], 7.0)
+    with pytest.raises(ArenaError, match="block 3"):
+        arena.copy([CopyBlock(A, B), CopyBlock(A, BlockId(3))])
+    assert not read(arena, 0, [B])[0].any()
+
+
+def test_writes_and_copies_are_in_place() -> None:
+    """MLX's peak memory would rise by the pool's size if one were copied."""
+    arena = Arena([LayerShape(4, 64, 64)], mx.float32, n_blocks=256, block_size=32)
+    pool_bytes = arena.layers[0].arrays()[0].nbytes
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for _ in range(3):
+        places = arena.places(mx.array([5]), mx.array([7]), 4)
+        arena.layers[0].write(places, mx.ones((1, 4, 1, 64)), mx.ones((1, 4, 1, 64)))
+        arena.copy([CopyBlock(BlockId(5), BlockId(6))])
+        mx.eval(arena.arrays())
+    assert mx.get_peak_memory() - before < pool_bytes / 4
+
+
+def test_sizes() -> None:
+    assert block_bytes(UNEVEN, 2, mx.float32) == 2 * (2 * (4 + 3) + 12) * 4
+    assert small_arena().bytes == 3 * block_bytes(UNEVEN, 2, mx.float32)
+    with pytest.raises(ArenaError):
+        Arena(UNEVEN, mx.float32, n_blocks=0, block_size=2)

@@ -1,0 +1,125 @@
+"""The backend's pure parts: BLAS choice, batching, budget, context length, checkpoints' places."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.mlx_backend.batching import group_by_length
+from engine.mlx_backend.blas import ADVICE, Blas, candidates, first_loadable
+from engine.mlx_backend.budget import arena_blocks, default_kv_bytes
+from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.loader import max_context_tokens
+from engine.mlx_backend.machine import device_memory_bytes, within_cgroup
+from engine.mlx_backend.source import find_checkpoint, fingerprint
+
+
+class Libraries:
+    """A dynamic loader that knows some libraries."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+        self.loaded: list[str] = []
+
+    def load(self, library: str) -> None:
+        if library not in self.known:
+            raise OSError(library)
+        self.loaded.append(library)
+
+
+def test_openblas_is_preferred() -> None:
+    libraries = Libraries("libmkl_rt.so.2", "libopenblas.so.0")
+    found = first_loadable(candidates(Path("/env")), libraries.load)
+    assert found == Blas("OpenBLAS", "libopenblas.so.0")
+    assert libraries.loaded == ["libopenblas.so.0"]
+
+
+def test_mkl_is_found_below_the_environment() -> None:
+    libraries = Libraries("/env/lib/libmkl_rt.so.2")
+    found = first_loadable(candidates(Path("/env")), libraries.load)
+    assert found == Blas("MKL", "/env/lib/libmkl_rt.so.2")
+
+
+def test_what_to_install_is_said() -> None:
+    found = first_loadable(candidates(Path("/env")), Libraries().load)
+    assert found == Blas("reference", advice=ADVICE)
+    assert "libopenblas0-pthread" in found.advice
+    assert "rootstock[mkl]" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("lengths", "groups"),
+    [
+        ([], []),
+        ([5], [[0]]),
+        ([100, 100, 100], [[0, 1, 2]]),
+        ([10, 500, 12, 490], [[1, 3], [2, 0]]),
+        ([30, 20, 10], [[0, 1], [2]]),
+    ],
+)
+def test_chunks_of_like_length_run_together(lengths: list[int], groups: list[list[int]]) -> None:
+    assert group_by_length(lengths, forward_tokens=16) == groups
+
+
+def test_the_default_budget_is_a_share_but_no_more_than_useful() -> None:
+    assert default_kv_bytes(1000, 0.25, useful_bytes=10_000) == 250
+    assert default_kv_bytes(1000, 0.8, useful_bytes=500) == 500
+    assert default_kv_bytes(-5, 0.8, useful_bytes=500) == 0
+
+
+def test_a_budget_without_a_block_for_each_sequence_is_refused() -> None:
+    assert arena_blocks(1000, block_bytes=100, max_running=10) == 10
+    with pytest.raises(ModelError, match="at least 1,000"):
+        arena_blocks(999, block_bytes=100, max_running=10)
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"text_config": {"max_position_embeddings": 1024}}, 1024),
+        ({"n_positions": 512}, 512),
+        ({"max_position_embeddings": None}, 4096),
+    ],
+)
+def test_context_length(config: dict[str, object], tokens: int) -> None:
+    assert max_context_tokens(config) == tokens
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
+    assert within_cgroup(1000, 900, tmp_path) == (1000, 900)
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert within_cgroup(1000, 900, tmp_path) == (1000, 900)
+    (tmp_path / "memory.max").write_text("500\n")
+    assert within_cgroup(1000, 900, tmp_path) == (500, 200)
+
+
+def test_gpu_memory_under_either_name() -> None:
+    assert device_memory_bytes({"max_recommended_working_set_size": 7, "memory_size": 9}) == 7
+    assert device_memory_bytes({"total_memory": 8}) == 8
+
+
+def test_a_checkpoint_must_look_like_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json"):
+        find_checkpoint(str(tmp_path), download=False)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="safetensors"):
+        find_checkpoint(str(tmp_path), download=False)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert find_checkpoint(str(tmp_path), download=False) == tmp_path
+    with pytest.raises(ModelError, match="is a file"):
+        find_checkpoint(str(tmp_path / "config.json"), download=False)
+    with pytest.raises(ModelError, match="neither a directory nor a repository"):
+        find_checkpoint("not//a repository", download=False)
+
+
+def test_the_fingerprint_changes_with_config_and_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_text("{}")
+    weights.write_bytes(bytes(100_000))
+    first = fingerprint(tmp_path)
+    assert fingerprint(tmp_path) == first
+    weights.write_bytes(bytes(99_999) + b"x")
+    second = fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text("{ }")
+    assert len({first, second, fingerprint(tmp_path)}) == 3

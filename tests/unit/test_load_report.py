@@ -1,0 +1,95 @@
+"""Figures and tables."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from load_tests.client import Answer, Run
+from load_tests.report import (
+    Ratio,
+    Summary,
+    Table,
+    comparison_table,
+    percentile,
+    ratio,
+    run_table,
+    summarize,
+)
+
+
+def answer(first: float, gaps: tuple[float, ...], cached_tokens: int = 0) -> Answer:
+    return Answer(
+        wave=0,
+        conversation=0,
+        turn=0,
+        started_seconds=0.0,
+        first_token_seconds=first,
+        latency_seconds=first + sum(gaps),
+        gap_seconds=gaps,
+        prompt_tokens=100,
+        cached_tokens=cached_tokens,
+        completion_tokens=len(gaps) + 1,
+    )
+
+
+def summary(wall_seconds: float) -> Summary:
+    return summarize(Run(wall_seconds, (answer(0.5, (0.1, 0.1)),)))
+
+
+def test_percentiles_lie_between_neighbours() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([1.0, 2.0, 3.0, 4.0, 5.0], 95) == pytest.approx(4.8)
+    assert percentile([7.0], 95) == 7.0
+    assert percentile([], 50) == 0.0
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2))
+def test_percentiles_agree_with_the_standard_library(values: list[float]) -> None:
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    for q in (5, 50, 95):
+        assert percentile(values, q) == pytest.approx(cuts[q - 1], abs=1e-6)
+
+
+def test_a_summary_adds_up_the_answers() -> None:
+    run = Run(2.0, (answer(0.5, (0.1, 0.3)), answer(1.5, (0.2,), cached_tokens=99)))
+    found = summarize(run)
+    assert (found.requests, found.prompt_tokens, found.cached_tokens) == (2, 200, 99)
+    assert found.completion_tokens == 5
+    assert found.completion_tokens_per_second == 2.5
+    assert found.first_token_seconds.p50 == 1.0
+    assert found.gap_seconds.p50 == pytest.approx(0.2)
+    assert found.gap_seconds.max == 0.3
+    assert found.latency_seconds.max == pytest.approx(1.7)
+
+
+def test_a_ratio_above_one_says_that_we_are_faster() -> None:
+    ours = [summary(1.0), summary(2.0), summary(1.0)]
+    theirs = [summary(3.0), summary(4.0), summary(10.0)]
+    assert ratio(ours, theirs) == Ratio(median=3.0, least=2.0, greatest=10.0)
+
+
+def test_runs_without_a_partner_have_no_ratio() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        ratio([summary(1.0)], [])
+
+
+def test_markdown_aligns_figures_to_the_right() -> None:
+    table = Table(("scenario", "wall s"), (("burst", "1.00"),))
+    assert table.markdown() == "| scenario | wall s |\n| --- | ---: |\n| burst | 1.00 |"
+
+
+def test_tables_have_a_cell_for_every_column() -> None:
+    for table in (
+        run_table([("burst", summary(1.0))]),
+        comparison_table(("a", "b"), [("burst", [summary(1.0)], [summary(8.0)])]),
+    ):
+        assert [len(row) for row in table.rows] == [len(table.columns)]
+        assert table.rich().row_count == 1
+
+
+def test_the_comparison_shows_the_ratio_and_its_range() -> None:
+    runs = [summary(1.0), summary(1.0)], [summary(8.0), summary(9.0)]
+    (row,) = comparison_table(("a", "b"), [("burst", *runs)]).rows
+    assert row[-1] == "8.50 (8.00-9.00)"

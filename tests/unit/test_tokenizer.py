@@ -1,0 +1,76 @@
+"""The tokenizer adapter: text and bytes survive the round trip, templates fail readably."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mlx_lm.utils import load_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from tests.checkpoints import FAMILIES, write_family
+
+TEXT = "the cat sat; naïve 😀 日本\n\ttabs"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> CheckpointTokenizer:
+    checkpoint = write_family(FAMILIES["qwen3"], tmp_path_factory.mktemp("tokenizer"))
+    return CheckpointTokenizer(load_tokenizer(checkpoint))
+
+
+def test_text_round_trip(tokenizer: CheckpointTokenizer) -> None:
+    ids = tokenizer.encode(TEXT, add_special_tokens=True)
+    assert tokenizer.decode(ids) == TEXT
+    assert b"".join(tokenizer.token_bytes(token) for token in ids) == TEXT.encode()
+
+
+def test_every_byte_has_a_token(tokenizer: CheckpointTokenizer) -> None:
+    single = {tokenizer.token_bytes(token) for token in range(300)}
+    assert {bytes([byte]) for byte in range(256)} <= single
+    assert tokenizer.token_bytes(1 << 20) == b""
+
+
+def test_chat_template(tokenizer: CheckpointTokenizer) -> None:
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
+    assert tokenizer.decode(ids) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    whole = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], add_generation_prompt=False
+    )
+    assert tokenizer.decode(whole) == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ raise_exception('no system role') }}", "{% if %}", "{{ messages.a.b.c }}", None],
+)
+def test_template_errors_are_value_errors(tmp_path: Path, template: str | None) -> None:
+    wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], tmp_path))
+    wrapper.chat_template = template
+    with pytest.raises(ValueError, match="template"):
+        CheckpointTokenizer(wrapper).apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_several_threads(tokenizer: CheckpointTokenizer) -> None:
+    texts = [f"{TEXT} {n}" * 20 for n in range(64)]
+    with ThreadPoolExecutor(8) as threads:
+        ids = threads.map(lambda text: tokenizer.encode(text, add_special_tokens=False), texts)
+        assert list(threads.map(tokenizer.decode, ids)) == texts
+
+
+def test_sentencepiece_byte_fallback(tmp_path: Path) -> None:
+    vocabulary = ["<unk>", "▁the", "▁", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(vocabulary)}, [], byte_fallback=True)
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens([AddedToken("</s>")])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    fast.save_pretrained(tmp_path)
+    tokenizer = CheckpointTokenizer(load_tokenizer(tmp_path))
+    assert tokenizer.token_bytes(1) == b" the"
+    assert tokenizer.token_bytes(3 + 0xE2) == b"\xe2"
+    assert tokenizer.token_bytes(len(vocabulary)) == b"</s>"
