@@ -1,0 +1,207 @@
+"""Plays a workload against a server that speaks OpenAI's chat completions, and keeps the times."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from load_tests.sse import event_data
+from load_tests.workloads import Conversation, Workload
+
+
+class TargetError(Exception):
+    """The server refused, broke off, stalled, or did other work than it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the requests go. `base_url` ends in /v1; `model` is what the server calls its own."""
+
+    base_url: str
+    model: str
+    api_key: str = ""
+    stall_seconds: float = 300.0  # a server silent for this long has failed
+    limit_seconds: float = 900.0  # and one that takes this long for a workload, too
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished request. Times are seconds; `started_seconds` counts from the run's start."""
+
+    wave: int
+    conversation: int
+    turn: int
+    started_seconds: float
+    first_token_seconds: float  # from sending to the first piece of text
+    latency_seconds: float  # from sending to [DONE]
+    gap_seconds: tuple[float, ...]  # between one piece of text and the next
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A workload, played once."""
+
+    wall_seconds: float
+    answers: tuple[Answer, ...]
+
+
+async def discover(base_url: str, api_key: str = "") -> Target:
+    """A target that asks for the first model the server lists. Raises TargetError."""
+    headers = _headers(api_key)
+    async with httpx.AsyncClient(headers=headers, timeout=10, trust_env=False) as http:
+        try:
+            response = await http.get(f"{base_url}/models")
+            response.raise_for_status()
+            return Target(base_url, response.json()["data"][0]["id"], api_key)
+        except (httpx.HTTPError, ValueError, LookupError) as error:
+            raise TargetError(f"{base_url}/models: {error!r}") from error
+
+
+async def play(workload: Workload, target: Target) -> Run:
+    """Play the workload. Raises TargetError at the first thing that goes wrong."""
+    try:
+        async with asyncio.timeout(target.limit_seconds):
+            return await _play(workload, target)
+    except TimeoutError as error:
+        raise TargetError(f"not done after {target.limit_seconds:.0f} s") from error
+
+
+async def _play(workload: Workload, target: Target) -> Run:
+    async with httpx.AsyncClient(
+        headers=_headers(target.api_key),
+        timeout=httpx.Timeout(target.stall_seconds, connect=10),
+        limits=httpx.Limits(max_connections=None),
+        trust_env=False,
+    ) as http:
+        player = _Player(http, target, workload.output_tokens, time.perf_counter())
+        answers: list[Answer] = []
+        for number, wave in enumerate(workload.waves):
+            answers += await player.wave(number, wave, workload.concurrency)
+        return Run(time.perf_counter() - player.start, tuple(answers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    http: httpx.AsyncClient
+    target: Target
+    output_tokens: int
+    start: float
+
+    async def wave(
+        self, number: int, conversations: tuple[Conversation, ...], concurrency: int
+    ) -> list[Answer]:
+        """`concurrency` users, each of whom takes the next conversation when done with one."""
+        waiting = iter(enumerate(conversations))
+        users = [self._user(number, waiting) for _ in range(concurrency)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(user) for user in users]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [answer for task in tasks for answer in task.result()]
+
+    async def _user(self, wave: int, waiting: Iterator[tuple[int, Conversation]]) -> list[Answer]:
+        answers: list[Answer] = []
+        for number, conversation in waiting:
+            messages = [_message("system", conversation.system)] if conversation.system else []
+            for turn, text in enumerate(conversation.turns):
+                messages.append(_message("user", text))
+                listener = _Listener(started=time.perf_counter())
+                await self._listen(messages, listener)
+                messages.append(_message("assistant", listener.text))
+                answers.append(
+                    listener.answer(self.output_tokens, self.start, (wave, number, turn))
+                )
+        return answers
+
+    async def _listen(self, messages: list[dict[str, str]], listener: "_Listener") -> None:
+        body = {
+            "model": self.target.model,
+            "messages": messages,
+            "max_tokens": self.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        url = f"{self.target.base_url}/chat/completions"
+        try:
+            async with self.http.stream("POST", url, json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    detail = (await response.aread()).decode(errors="replace")
+                    raise TargetError(f"HTTP {response.status_code}: {detail[:500]}")
+                async for data in event_data(response.aiter_lines()):
+                    listener.hear(data, time.perf_counter())
+        except httpx.ReadTimeout as error:
+            raise TargetError(f"silent for {self.target.stall_seconds:g} s") from error
+        except httpx.HTTPError as error:
+            raise TargetError(f"after {len(listener.heard)} pieces of text: {error!r}") from error
+
+
+class _Listener:
+    """Gathers one stream."""
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.heard: list[float] = []
+        self.text = ""
+        self.done: float | None = None
+        self.finish_reason: str | None = None
+        self.usage: dict[str, Any] = {}
+
+    def hear(self, data: str, now: float) -> None:
+        """Take in one event's data."""
+        if data == "[DONE]":
+            self.done = now
+            return
+        try:
+            self._hear_chunk(json.loads(data), now)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise TargetError(f"not a chunk of a chat completion: {data[:500]}") from error
+
+    def _hear_chunk(self, chunk: dict[str, Any], now: float) -> None:
+        if "error" in chunk:
+            raise TargetError(f"error in the stream: {chunk['error']}")
+        self.usage = chunk.get("usage") or self.usage
+        for choice in chunk["choices"]:
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+            if text := choice["delta"].get("content"):
+                self.text += text
+                self.heard.append(now)
+
+    def answer(self, asked_tokens: int, start: float, place: tuple[int, int, int]) -> Answer:
+        """The record of a stream that ended as it should; TargetError of one that did not."""
+        if self.done is None:
+            raise TargetError(f"the stream ended without [DONE] after {len(self.heard)} pieces")
+        generated = self.usage.get("completion_tokens")
+        if (generated, self.finish_reason) != (asked_tokens, "length") or not self.heard:
+            raise TargetError(
+                f"asked for {asked_tokens} tokens; got {generated}, "
+                f"{len(self.heard)} pieces of text, finish_reason {self.finish_reason}"
+            )
+        details = self.usage.get("prompt_tokens_details") or {}
+        return Answer(
+            *place,
+            started_seconds=self.started - start,
+            first_token_seconds=self.heard[0] - self.started,
+            latency_seconds=self.done - self.started,
+            gap_seconds=tuple(b - a for a, b in zip(self.heard, self.heard[1:], strict=False)),
+            prompt_tokens=self.usage["prompt_tokens"],
+            cached_tokens=details.get("cached_tokens", 0),
+            completion_tokens=asked_tokens,
+        )
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _headers(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}

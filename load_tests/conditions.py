@@ -1,0 +1,74 @@
+"""Where and with what a measurement was made."""
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+PACKAGES = ("mlx", "mlx-lm", "rootstock")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What somebody needs to know to measure the same again."""
+
+    command: str
+    seed: int
+    servers: tuple[str, ...]  # their command lines, {model} and {port} not filled in
+    processor: str
+    cores: int
+    memory_bytes: int
+    load_average: float  # over the minute before the start: near 0 on a quiet machine
+    system: str
+    blas: str
+    versions: dict[str, str]
+
+    def lines(self) -> list[str]:
+        """For people to read, a line each."""
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        return [
+            f"{self.processor}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB; "
+            f"{self.system}; load average before: {self.load_average:.2f}",
+            f"BLAS: {self.blas}; {versions}; seed {self.seed}",
+            *self.servers,
+            self.command,
+        ]
+
+
+def observe(seed: int, servers: tuple[str, ...], blas: str) -> Conditions:
+    """This process's machine, packages and command line."""
+    return Conditions(
+        command=" ".join(("python -m load_tests", *sys.argv[1:])),
+        seed=seed,
+        servers=servers,
+        processor=_processor(),
+        cores=os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        load_average=os.getloadavg()[0],
+        system=f"{platform.system()} {platform.machine()}",
+        blas=blas,
+        versions={"python": platform.python_version(), **_versions()},
+    )
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,36 @@
+"""A tokenizer that is built, not trained: a word of the lexicon with its space is one token.
+
+So n words are n tokens, and words that a model sampled are encoded again to the tokens they were.
+"""
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from load_tests.lexicon import SYLLABLES, WORDS
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPACE = "Ġ"  # a space in byte-level BPE's alphabet
+
+
+def build_tokenizer() -> Tokenizer:
+    """Byte-level BPE whose merges are: syllables, syllables with a space, words with a space."""
+    syllables = [(s[0], s[1]) for s in SYLLABLES]
+    endings = [(s, SPACE) for s in SYLLABLES]
+    words = [(w[:2], w[2:] + SPACE) for w in WORDS]
+    merges = syllables + endings + words
+    entries = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(pair) for pair in merges]
+    tokenizer = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+ ?|[^\p{L}]"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS])
+    return tokenizer
+
+
+def word_ids(tokenizer: Tokenizer) -> list[int]:
+    """Token ids of the lexicon's words."""
+    vocabulary = tokenizer.get_vocab()
+    return [vocabulary[word + SPACE] for word in WORDS]
