@@ -60,3 +60,11 @@ class CacheView:
         None leaves it to the model's own function, as this reference does.
         """
         return None
+
+    def is_causal_attention(self, keys: mx.array, values: mx.array, mask: object) -> bool:
+        """Whether the model passes on just what this view gave it: all keys, causal mask."""
+        if self.fetched is None or keys is not self.fetched[0] or values is not self.fetched[1]:
+            return False
+        if isinstance(mask, mx.array):
+            return mask is self.forward.mask()
+        return mask == self.make_mask(self.forward.length) if self.forward.rows == 1 else False

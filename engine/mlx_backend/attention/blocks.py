@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from engine.mlx_backend.attention.exponential import softmax_exp
 from engine.mlx_backend.forward import Table
 from kvstore.arena import Arena, LayerArena
 
@@ -69,7 +70,7 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
     if where.bias is not None:
         tiles = tiles + where.bias
     peak = tiles.max(axis=(2, 4), keepdims=True)
-    weights = mx.exp(tiles - peak)
+    weights = softmax_exp(tiles - peak)
     values = layer.value_blocks()
     weighted = mx.gather_mm(
         weights.astype(values.dtype).reshape(-1, n, layer.block_size),
@@ -84,10 +85,17 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
     )
 
 
+def part_of(scores: mx.array, values: mx.array) -> Part:
+    """The softmax's part over keys with `scores`, `[kv_heads, queries, keys]`, and `values`."""
+    peak = scores.max(axis=-1, keepdims=True)
+    weights = softmax_exp(scores - peak)
+    return Part(peak, weights.sum(axis=-1, keepdims=True), weights @ values)
+
+
 def merge(left: Part, right: Part) -> Part:
     """The softmax over both parts' keys."""
     peak = mx.maximum(left.peak, right.peak)
-    of_left, of_right = mx.exp(left.peak - peak), mx.exp(right.peak - peak)
+    of_left, of_right = softmax_exp(left.peak - peak), softmax_exp(right.peak - peak)
     return Part(
         peak,
         left.total * of_left + right.total * of_right,

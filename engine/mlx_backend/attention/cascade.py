@@ -1,6 +1,6 @@
 """Decodes attend to blocks where they lie, and to blocks that rows share only once.
 
-Prompt chunks are left to `gather`: there the products, not the reads, are what costs.
+Prompt chunks are gathered and go tile by tile: there the scores, not the reads, are what costs.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from engine.mlx_backend.attention.blocks import BlockReads, attend, attend_together, merge, reads
 from engine.mlx_backend.attention.sharing import SharedPrefix, shared_prefixes
+from engine.mlx_backend.attention.tiles import TiledView, TilePlan
 from engine.mlx_backend.cache_views import CacheView
 from engine.mlx_backend.forward import Forward, pad_tables
 from kvstore.arena import Arena, LayerArena
@@ -33,7 +34,8 @@ class CascadeAttention:
 
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
         if forward.length > 1:
-            return [CacheView(layer, forward) for layer in arena.layers]
+            tiles = TilePlan(forward)
+            return [TiledView(layer, forward, tiles) for layer in arena.layers]
         plan = CascadePlan(arena, forward, self._min_saved_blocks)
         return [CascadeView(layer, forward, plan) for layer in arena.layers]
 
@@ -91,8 +93,7 @@ class CascadeView(CacheView):
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
     ) -> mx.array | None:
         """As `CacheView.attend`. `queries`: `[rows, heads, 1, key_dim]`."""
-        given = self.fetched is not None and keys is self.fetched[0] and values is self.fetched[1]
-        if not given or not (mask is None or mask is self.forward.mask()):
+        if not self.is_causal_attention(keys, values, mask):
             return None
         shape = self.layer.shape
         rows, heads = queries.shape[:2]

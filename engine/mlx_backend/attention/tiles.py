@@ -1,0 +1,117 @@
+"""Attention of prompt chunks on a CPU, tile by tile.
+
+A tile is few enough queries and keys that its scores stay in a core's cache through all passes of
+the softmax, and keys that causality hides from a whole tile are never touched.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from engine.mlx_backend.attention.blocks import Part, merge, part_of
+from engine.mlx_backend.cache_views import CacheView
+from engine.mlx_backend.forward import Forward
+from kvstore.arena import LayerArena
+
+TILE_QUERIES = 32
+TILE_KEYS = 1024
+"""Scores of one tile: 8 heads of 32 x 1024 in float32 are 1 MiB. Measured in docs/adr/0003."""
+
+_HIDDEN = -1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Keys [first, last) of a row. `bias`, `[queries, keys]`, hides what lies ahead of a query."""
+
+    first: int
+    last: int
+    bias: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Queries [first, last) of a row's chunk, and the keys that they see."""
+
+    first: int
+    last: int
+    spans: tuple[Span, ...]
+
+
+class TilePlan:
+    """The tiles of each row of a forward; all layers share them."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.rows = [_tiles(piece.start, len(piece.tokens)) for piece in forward.pieces]
+
+
+def _tiles(start: int, n_queries: int) -> list[Tile]:
+    tiles = []
+    for first in range(0, n_queries, TILE_QUERIES):
+        last = min(first + TILE_QUERIES, n_queries)
+        tiles.append(Tile(first, last, _spans(start + first, start + last)))
+    return tiles
+
+
+def _spans(first_query: int, last_query: int) -> tuple[Span, ...]:
+    """The keys that the queries at positions [first_query, last_query) see."""
+    spans = []
+    for first in range(0, last_query, TILE_KEYS):
+        last = min(first + TILE_KEYS, last_query)
+        bias = _bias(first_query, last_query, first, last) if last > first_query + 1 else None
+        spans.append(Span(first, last, bias))
+    return tuple(spans)
+
+
+def _bias(first_query: int, last_query: int, first_key: int, last_key: int) -> mx.array:
+    queries = mx.arange(first_query, last_query)[:, None]
+    return mx.where(mx.arange(first_key, last_key) <= queries, 0.0, _HIDDEN)
+
+
+class TiledView(CacheView):
+    """A layer's view while prompt chunks are computed."""
+
+    def __init__(self, layer: LayerArena, forward: Forward, plan: TilePlan) -> None:
+        super().__init__(layer, forward)
+        self._plan = plan
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
+    ) -> mx.array | None:
+        """As `CacheView.attend`. `queries`: `[rows, heads, length, key_dim]`."""
+        if not self.is_causal_attention(keys, values, mask):
+            return None
+        rows, heads, length, key_dim = queries.shape
+        kv_heads = self.layer.shape.kv_heads
+        grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, length, key_dim)
+        outputs = [
+            _attend_row(grouped[row], keys[row], values[row], tiles)
+            for row, tiles in enumerate(self._plan.rows)
+        ]
+        return mx.stack(outputs).reshape(rows, heads, length, -1)
+
+
+def _attend_row(queries: mx.array, keys: mx.array, values: mx.array, tiles: list[Tile]) -> mx.array:
+    """`queries`: scaled, `[kv_heads, group, length, key_dim]`; padded ones get zeros."""
+    length = queries.shape[2]
+    outputs = [_attend_tile(queries, keys, values, tile) for tile in tiles]
+    padding = length - tiles[-1].last
+    if padding:
+        outputs.append(mx.zeros((*queries.shape[:2], padding, values.shape[-1]), queries.dtype))
+    return mx.concatenate(outputs, axis=2)
+
+
+def _attend_tile(queries: mx.array, keys: mx.array, values: mx.array, tile: Tile) -> mx.array:
+    """`[kv_heads, group, last - first, value_dim]`."""
+    kv_heads, group, _, key_dim = queries.shape
+    n = tile.last - tile.first
+    own = queries[:, :, tile.first : tile.last].reshape(kv_heads, group * n, key_dim)
+    part: Part | None = None
+    for span in tile.spans:
+        scores = own @ keys[:, span.first : span.last].swapaxes(-1, -2)
+        if span.bias is not None:
+            scores = scores + mx.concatenate([span.bias] * group)
+        new = part_of(scores, values[:, span.first : span.last])
+        part = new if part is None else merge(part, new)
+    assert part is not None, "a tile sees at least its own first token"
+    return part.output().reshape(kv_heads, group, n, -1)

@@ -1,0 +1,91 @@
+"""Pieces of attention against MLX's own, on shapes that the golden models do not reach."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.mlx_backend.attention.exponential import softmax_exp
+from engine.mlx_backend.attention.tiles import TILE_KEYS, TILE_QUERIES, TiledView, TilePlan
+from engine.mlx_backend.cache_views import CacheView
+from engine.mlx_backend.forward import Forward, Piece
+from kvstore.arena import Arena, LayerShape
+from kvstore.types import BlockId
+
+SHAPE = LayerShape(kv_heads=2, key_dim=16, value_dim=8)
+HEADS = 4
+BLOCK_SIZE = 16
+
+
+def test_softmax_exp_is_exp_where_a_softmax_looks() -> None:
+    scores = np.linspace(-100, 0, 20_001, dtype=np.float32)
+    found = np.array(softmax_exp(mx.array(scores)), dtype=np.float64)
+    exact = np.exp(scores.astype(np.float64))
+    assert np.abs(found - exact).max() < 4e-6
+    near = scores > -20
+    assert (np.abs(found - exact) / exact)[near].max() < 2e-5
+
+
+def test_softmax_exp_of_what_is_hidden_is_nothing() -> None:
+    assert 0 <= float(softmax_exp(mx.array([-1e30]))[0]) < 1e-30
+    assert float(softmax_exp(mx.array([0.0]))[0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [(0, 1)],
+        [(0, TILE_QUERIES)],
+        [(5, TILE_QUERIES + 3)],
+        [(TILE_KEYS - 20, 50)],
+        [(TILE_KEYS, 2)],
+        [(0, 7), (40, 3), (TILE_KEYS + 9, 12)],
+    ],
+)
+def test_tiled_attention_equals_the_model_s_own(chunks: list[tuple[int, int]]) -> None:
+    arena = Arena([SHAPE], mx.float32, n_blocks=300, block_size=BLOCK_SIZE)
+    fill(arena)
+    pieces, used = [], 0
+    for start, length in chunks:
+        n_blocks = -(-(start + length) // BLOCK_SIZE)
+        blocks = [BlockId(block) for block in reversed(range(used, used + n_blocks))]
+        pieces.append(Piece(start, [1] * length, blocks))
+        used += n_blocks
+    forward = Forward(pieces, arena)
+    rows, length = forward.rows, forward.length
+    queries, keys, values = (
+        mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed))
+        for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, 8)])
+    )
+    view = TiledView(arena.layers[0], forward, TilePlan(forward))
+    fetched = view.update_and_fetch(keys, values)
+    mask = view.make_mask(length)
+    found = view.attend(queries, *fetched, 0.25, mask)
+    expected = mx.fast.scaled_dot_product_attention(
+        queries, *fetched, scale=0.25, mask=forward.mask()
+    )
+    assert found is not None
+    for row, (_, n_tokens) in enumerate(chunks):
+        error = mx.abs(found[row, :, :n_tokens] - expected[row, :, :n_tokens]).max()
+        assert float(error) < 1e-5
+
+
+def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
+    arena = Arena([SHAPE], mx.float32, n_blocks=4, block_size=BLOCK_SIZE)
+    forward = Forward([Piece(0, [1, 2, 3], [BlockId(0)])], arena)
+    view = TiledView(arena.layers[0], forward, TilePlan(forward))
+    queries = mx.zeros((1, HEADS, 3, 16))
+    assert view.attend(queries, queries, queries, 1.0, "causal") is None, "nothing fetched yet"
+    fetched = view.update_and_fetch(mx.zeros((1, 2, 3, 16)), mx.zeros((1, 2, 3, 8)))
+    assert view.attend(queries, *fetched, 1.0, None) is None
+    assert view.attend(queries, *fetched, 1.0, mx.ones((1, 1, 3, 3), mx.bool_)) is None
+    assert isinstance(view, CacheView)
+
+
+def fill(arena: Arena) -> None:
+    """So that every slot holds something that would show."""
+    for layer in arena.layers:
+        ids = mx.arange(arena.n_blocks)
+        keys, values = layer.blocks(ids)
+        keys, values = mx.random.normal(keys.shape), mx.random.normal(values.shape)
+        mx.eval(keys, values)
+        layer.put_blocks(ids, keys, values)
