@@ -7,7 +7,7 @@ from kvstore.types import BlockId
 
 @dataclass(frozen=True, slots=True)
 class CopyBlock:
-    """Copy one block, in every layer, from `source` to `target`.
+    """Copy the first `n_tokens` slots of one block, in every layer, from `source` to `target`.
 
     Orders are carried out one after another in the order in which they were given: a block that
     an earlier order read from may be the target of a later one.
@@ -15,3 +15,4 @@ class CopyBlock:
 
     source: BlockId
     target: BlockId
+    n_tokens: int

@@ -88,6 +88,11 @@ class LayerArena:
         """Copies of whole blocks, K and V."""
         return self._keys[ids], self._values[ids]
 
+    def clear(self, places: mx.array) -> None:
+        """Zero the vectors at `places`, as `Arena.places` gives them."""
+        self._keys = _put_vectors(self._keys, places, mx.zeros((1, 1), self._keys.dtype))
+        self._values = _put_vectors(self._values, places, mx.zeros((1, 1), self._values.dtype))
+
     def put_blocks(self, ids: mx.array, keys: mx.array, values: mx.array) -> None:
         """Overwrite whole blocks with what `blocks` returned."""
         self._keys[ids] = keys
@@ -111,9 +116,13 @@ class LayerArena:
 
 def _put(pool: mx.array, places: mx.array, new: mx.array) -> mx.array:
     """The pool with the vectors of `new` at `places`, in place once the caller rebinds it."""
+    return _put_vectors(pool, places, new.transpose(0, 2, 1, 3).reshape(-1, pool.shape[3]))
+
+
+def _put_vectors(pool: mx.array, places: mx.array, vectors: mx.array) -> mx.array:
     dim = pool.shape[3]
-    vectors = new.transpose(0, 2, 1, 3).reshape(-1, dim)
-    indices = mx.broadcast_to(places[:, None], vectors.shape)
+    indices = mx.broadcast_to(places[:, None], (places.size, dim))
+    vectors = mx.broadcast_to(vectors, indices.shape)
     # Twice as fast on the CPU as pool[blocks, :, slots] = new.
     return mx.put_along_axis(pool.reshape(-1, dim), indices, vectors, axis=0).reshape(pool.shape)
 
@@ -127,9 +136,10 @@ def _gather(pool: mx.array, heads: mx.array) -> mx.array:
 
 
 class Arena:
-    """K and V of all layers for `n_blocks` blocks, and one scratch block that nobody reads.
+    """K and V of all layers for `n_blocks` blocks, and two that belong to no sequence.
 
-    Padded positions of a ragged batch are written to `scratch`, whose id is `n_blocks`.
+    What ragged batches pad is written to `scratch`, which nobody reads, and read from `blank`,
+    which nobody writes. A masked slot must hold a number: its weight is 0, and 0 x NaN is NaN.
     """
 
     def __init__(
@@ -141,12 +151,13 @@ class Arena:
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.scratch = BlockId(n_blocks)
-        self.layers = tuple(LayerArena(shape, dtype, n_blocks + 1, block_size) for shape in layers)
+        self.blank = BlockId(n_blocks + 1)
+        self.layers = tuple(LayerArena(shape, dtype, n_blocks + 2, block_size) for shape in layers)
         mx.eval(self.arrays())  # memory is taken now, not when the first request comes
 
     @property
     def bytes(self) -> int:
-        """Bytes of the blocks that sequences can use (without the scratch block)."""
+        """Bytes of the blocks that sequences can use (without the other two)."""
         shapes = [layer.shape for layer in self.layers]
         return self.n_blocks * block_bytes(shapes, self.block_size, self.dtype)
 
@@ -185,7 +196,14 @@ class Arena:
     def _copy_together(self, orders: Sequence[CopyBlock]) -> None:
         sources = mx.array([order.source for order in orders])
         targets = mx.array([order.target for order in orders])
-        contents = [layer.blocks(sources) for layer in self.layers]
+        copied = mx.array([order.n_tokens for order in orders])[:, None] > mx.arange(
+            self.block_size
+        )
+        keep = copied[:, None, :, None]  # what lies behind is another's, and may be NaN
+        contents = [
+            [mx.where(keep, array, mx.zeros_like(array)) for array in layer.blocks(sources)]
+            for layer in self.layers
+        ]
         # A read that is still under way holds the pool, and the write would copy all of it.
         mx.eval(contents)
         for layer, (keys, values) in zip(self.layers, contents, strict=True):

@@ -125,7 +125,8 @@ class KVStore:
         copies = []
         for i, target in zip(shared, blocks, strict=False):
             source = lease.table.repoint(i, target)
-            copies.append(CopyBlock(source, target))
+            copied_tokens = max(lease.written_tokens - i * self._block_size, 0)
+            copies.append(CopyBlock(source, target, copied_tokens))
         self._drop([copy.source for copy in copies])
         self.counters.cow_copies += len(copies)
         return tuple(copies)

@@ -53,7 +53,7 @@ def arena_costs(n_blocks: int) -> dict[str, float]:
         return write
 
     def copy() -> object:
-        arena.copy([CopyBlock(BlockId(0), BlockId(1))])
+        arena.copy([CopyBlock(BlockId(0), BlockId(1), arena.block_size)])
         return arena.arrays()
 
     scattered = random.permutation(n_blocks * BLOCK_SIZE)[:ROWS].astype(np.uint32)

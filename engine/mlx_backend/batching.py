@@ -5,7 +5,8 @@ from collections.abc import Sequence
 FORWARD_TOKENS = 16
 """What one more forward costs, in tokens computed: padding below this is cheaper than a forward.
 
-Measured on two cores with 27 M parameters; a forward reads all weights however few its tokens are.
+A forward reads all weights however few its tokens are: with 27 M parameters on two cores one row of
+one token takes 12 ms without attention, and a token more in a chunk 0.6 ms.
 """
 
 

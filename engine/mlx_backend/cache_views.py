@@ -29,6 +29,9 @@ class CacheView:
         """
         self.forward.layer_reached(keys)
         kv_heads = self.layer.shape.kv_heads
+        cleared = self.forward.cleared(kv_heads)
+        if cleared is not None:
+            self.layer.clear(cleared)
         self.layer.write(self.forward.places(kv_heads), keys, values)
         self.offset = self.forward.offset_after
         fetched = self.layer.read(self.forward.heads(kv_heads))

@@ -8,16 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.arena import Arena
+from kvstore.block_table import blocks_for
 from kvstore.types import BlockId
 
 Table = npt.NDArray[np.uint32]
-"""Block ids of several rows, `[rows, blocks]`, padded with the scratch block."""
+"""Block ids of several rows, `[rows, blocks]`, padded with the arena's blank block."""
 
 EARLY_LAYERS = 3
 """The device starts once so many layers are laid out, while Python lays out the others.
 
-Measured on two cores with 8 layers: nothing gained on an idle machine, 3 to 10% of a decode on a
-busy one, as when clients and the server share it. A start in every layer costs more than it gains.
+On two cores with 8 layers it gains up to 2% of a decode on an idle machine and more on a busy one,
+as when clients and the server share it. A start in every layer costs more than it gains.
 """
 
 
@@ -50,7 +51,7 @@ class Forward:
         self.length = max(len(piece.tokens) for piece in pieces)
         self.context = max(piece.stop for piece in pieces)
         self.table = pad_tables(
-            [_needed_blocks(piece, arena.block_size) for piece in pieces], arena.scratch
+            [_needed_blocks(piece, arena.block_size) for piece in pieces], arena.blank
         )
         starts = np.array([piece.start for piece in pieces], dtype=np.int32)
         self.tokens = mx.array(self._padded_tokens())
@@ -59,7 +60,9 @@ class Forward:
         self._arena = arena
         self._blocks, self._slots = self._written(starts)
         self._mx_table = mx.array(self.table)
+        self._begun = [place for piece in pieces for place in self._begun_places(piece)]
         self._places: dict[int, mx.array] = {}
+        self._cleared: dict[int, mx.array] = {}
         self._heads: dict[int, mx.array] = {}
         self._masks: dict[int | None, mx.array] = {}
         self._layers_reached = 0
@@ -76,6 +79,21 @@ class Forward:
             self._places[kv_heads] = self._arena.places(self._blocks, self._slots, kv_heads)
         return self._places[kv_heads]
 
+    def cleared(self, kv_heads: int) -> mx.array | None:
+        """Slots to zero in a layer of `kv_heads`, as places: those behind each row's last token.
+
+        None when this forward begins no block that it does not fill: behind the last token of any
+        other there is nothing but zeros since it was begun, or copied.
+        """
+        if not self._begun:
+            return None
+        if kv_heads not in self._cleared:
+            blocks, slots = (
+                mx.array(column, mx.uint32) for column in zip(*self._begun, strict=True)
+            )
+            self._cleared[kv_heads] = self._arena.places(blocks, slots, kv_heads)
+        return self._cleared[kv_heads]
+
     def heads(self, kv_heads: int) -> mx.array:
         """The padded block table for a layer of `kv_heads`; see `Arena.head_ids`."""
         if kv_heads not in self._heads:
@@ -91,6 +109,15 @@ class Forward:
         if window not in self._masks:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
+
+    def _begun_places(self, piece: Piece) -> list[tuple[BlockId, int]]:
+        """Block and slot of what lies behind a piece, if it begins the block that it ends in."""
+        size = self._arena.block_size
+        filled = piece.stop % size
+        if filled == 0 or filled > len(piece.tokens):
+            return []
+        block = piece.blocks[piece.stop // size]
+        return [(block, slot) for slot in range(filled, size)]
 
     def _make_mask(self, window: int | None) -> mx.array:
         n_keys = self.context if self.rows == 1 else self.table.shape[1] * self._arena.block_size
@@ -127,14 +154,9 @@ def _needed_blocks(piece: Piece, block_size: int) -> Sequence[BlockId]:
     return piece.blocks[:needed]
 
 
-def blocks_for(n_tokens: int, block_size: int) -> int:
-    """How many blocks hold `n_tokens`."""
-    return -(-n_tokens // block_size)
-
-
-def pad_tables(tables: Sequence[Sequence[BlockId]], scratch: BlockId) -> Table:
+def pad_tables(tables: Sequence[Sequence[BlockId]], blank: BlockId) -> Table:
     """Tables of different lengths as one array."""
-    padded = np.full((len(tables), max(len(table) for table in tables)), scratch, dtype=np.uint32)
+    padded = np.full((len(tables), max(len(table) for table in tables)), blank, dtype=np.uint32)
     for row, table in enumerate(tables):
         padded[row, : len(table)] = table
     return padded

@@ -17,6 +17,7 @@ from engine.types import SamplingParams, TokenLogprob
 from kvstore.actions import CopyBlock
 from kvstore.arena import Arena
 from kvstore.types import BlockId
+from tests.checkpoints import VOCAB_SIZE
 
 BLOCK_SIZE = 8
 N_BLOCKS = 96
@@ -102,6 +103,11 @@ class Driver:
         while subjects[0].computed_tokens < len(subjects[0].tokens):
             steps.append(self.run([(subject, 1) for subject in subjects]))
         return [np.stack(rows) for rows in zip(*steps, strict=True)]
+
+
+def random_tokens(n_tokens: int, seed: int) -> list[int]:
+    drawn: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, n_tokens).tolist()
+    return drawn
 
 
 def reference(model: Module, tokens: Sequence[int]) -> Logits:

@@ -15,16 +15,18 @@ from engine.mlx_backend.forward import Forward, Piece
 from engine.mlx_backend.loader import LoadedModel
 from engine.step import Row, SequenceId, StepPlan
 from kvstore.actions import CopyBlock
-from tests.checkpoints import VOCAB_SIZE
-from tests.golden.driving import BLOCK_SIZE, Driver, Logits, Subject, reference, rms
+from tests.golden.driving import (
+    BLOCK_SIZE,
+    Driver,
+    Logits,
+    Subject,
+    random_tokens,
+    reference,
+    rms,
+)
 
 TOLERANCE = 1e-4
-"""DESIGN's figure for float32 full-attention models."""
-
-
-def random_tokens(n_tokens: int, seed: int) -> list[int]:
-    drawn: list[int] = np.random.default_rng(seed).integers(3, VOCAB_SIZE, n_tokens).tolist()
-    return drawn
+"""Invariant 18 of docs/invariants.md."""
 
 
 def expect(found: Logits, model: Module, tokens: Sequence[int]) -> None:
@@ -92,7 +94,7 @@ def test_fork_then_diverge(loaded: LoadedModel, peer: Module, attention: Attenti
     prompt = random_tokens(2 * BLOCK_SIZE + 3, seed=8)
     parent = driver.subject(prompt + random_tokens(5, seed=9))
     driver.run([(parent, len(prompt))])
-    copy = CopyBlock(parent.blocks[2], driver.free_block())
+    copy = CopyBlock(parent.blocks[2], driver.free_block(), 3)
     child_tokens = prompt + random_tokens(5, seed=10)
     child = Subject(SequenceId(99), child_tokens, [*parent.blocks[:2], copy.target], len(prompt))
     steps = [driver.run([(parent, 1), (child, 1)], [copy])]

@@ -59,7 +59,8 @@ class Arena:
         self._slots: list[list[Slot]] = [[None] * block_size for _ in range(n_blocks)]
 
     def copy(self, order: CopyBlock) -> None:
-        self._slots[order.target] = list(self._slots[order.source])
+        copied = self._slots[order.source][: order.n_tokens]
+        self._slots[order.target] = copied + [None] * (self._block_size - order.n_tokens)
 
     def write(self, block: BlockId, position: int, slot: Slot) -> None:
         self._slots[block][position % self._block_size] = slot

@@ -40,7 +40,7 @@ class FakeRunner:
         assert plan.rows, "a step that computes nothing"
         self._fault()
         for copy in plan.copies:
-            for slot in range(self._block_size):
+            for slot in range(copy.n_tokens):
                 self._slots[copy.target, slot] = self._slots.get((copy.source, slot), (-1, -1))
         sampled, scored, failed = {}, {}, {}
         for row in plan.rows:

@@ -77,7 +77,7 @@ def test_dtype_is_kept(dtype: mx.Dtype) -> None:
     arena = Arena([LayerShape(1, 2, 2)], dtype, n_blocks=2, block_size=2)
     new = mx.ones((1, 1, 1, 2), dtype)
     arena.layers[0].write(arena.places(mx.array([0]), mx.array([0]), 1), new, new)
-    arena.copy([CopyBlock(A, B)])
+    arena.copy([CopyBlock(A, B, 2)])
     assert {array.dtype for array in arena.arrays()} == {dtype}
 
 
@@ -85,16 +85,24 @@ def test_copies_are_carried_out_in_order() -> None:
     arena = small_arena()
     for value, block in enumerate((A, B, C), start=1):
         write(arena, [block, block], [0, 1], float(value))
-    arena.copy([CopyBlock(A, B), CopyBlock(C, A)])
+    arena.copy([CopyBlock(A, B, 2), CopyBlock(C, A, 2)])
     assert [read(arena, 1, [block])[0][0, 0, 0, 0] for block in (A, B, C)] == [3, 1, 3]
-    arena.copy([CopyBlock(B, C), CopyBlock(C, A)])
+    arena.copy([CopyBlock(B, C, 2), CopyBlock(C, A, 2)])
     assert [read(arena, 1, [block])[0][0, 0, 0, 0] for block in (A, B, C)] == [1, 1, 1]
 
 
+def test_what_lies_behind_the_copied_tokens_is_zero_even_where_it_was_nan() -> None:
+    arena = small_arena()
+    write(arena, [A, A], [0, 1], 5.0)
+    write(arena, [A, B, B], [1, 0, 1], float("nan"))
+    arena.copy([CopyBlock(A, B, 1)])
+    assert read(arena, 0, [B])[0][0, 0, :, 0].tolist() == [5, 0]
+
+
 def test_orders_that_depend_on_each_other_are_split() -> None:
-    chain = [CopyBlock(A, B), CopyBlock(C, A), CopyBlock(A, C)]
+    chain = [CopyBlock(A, B, 2), CopyBlock(C, A, 2), CopyBlock(A, C, 2)]
     assert independent_copies(chain) == [chain[:2], chain[2:]]
-    rewritten = [CopyBlock(A, B), CopyBlock(C, B)]
+    rewritten = [CopyBlock(A, B, 2), CopyBlock(C, B, 2)]
     assert independent_copies(rewritten) == [rewritten[:1], rewritten[1:]]
 
 
@@ -102,7 +110,7 @@ def test_unknown_blocks_are_refused_before_anything_is_copied() -> None:
     arena = small_arena()
     write(arena, [A, A], [0, 1], 7.0)
     with pytest.raises(ArenaError, match="block 3"):
-        arena.copy([CopyBlock(A, B), CopyBlock(A, BlockId(3))])
+        arena.copy([CopyBlock(A, B, 2), CopyBlock(A, BlockId(3), 2)])
     assert not read(arena, 0, [B])[0].any()
 
 
@@ -115,7 +123,7 @@ def test_writes_and_copies_are_in_place() -> None:
     for _ in range(3):
         places = arena.places(mx.array([5]), mx.array([7]), 4)
         arena.layers[0].write(places, mx.ones((1, 4, 1, 64)), mx.ones((1, 4, 1, 64)))
-        arena.copy([CopyBlock(BlockId(5), BlockId(6))])
+        arena.copy([CopyBlock(BlockId(5), BlockId(6), 2)])
         mx.eval(arena.arrays())
     assert mx.get_peak_memory() - before < pool_bytes / 4
 

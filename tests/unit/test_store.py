@@ -132,7 +132,7 @@ class TestCopyOnWrite:
         lease = admit(store, [*PROMPT, 7, 8, 9])
         tail = lease.table[2]
         [copy] = extend(store, lease, 1)
-        assert copy == CopyBlock(tail, lease.table[2])
+        assert copy == CopyBlock(tail, lease.table[2], 2)
         store.publish(lease, 11)
         assert extend(store, lease, 1) == ()
         store.publish(lease, 12)
@@ -150,7 +150,7 @@ class TestCopyOnWrite:
         serve(store, run_of(1, 8))
         lease = admit(store, [*run_of(1, 6), 70, 80])
         adopted = lease.table[1]
-        assert compute(store, lease) == (CopyBlock(adopted, lease.table[1]),)
+        assert compute(store, lease) == (CopyBlock(adopted, lease.table[1], 2),)
         assert serve(store, [*run_of(1, 8), 9]) == 8
 
     def test_the_last_of_several_writers_needs_no_copy(self) -> None:

@@ -56,7 +56,7 @@ class CascadePlan:
             piece.blocks[skip : -(-piece.stop // size)]
             for piece, skip in zip(forward.pieces, skipped, strict=True)
         ]
-        self._own_table = pad_tables(own, arena.scratch)
+        self._own_table = pad_tables(own, arena.blank)
         stops = np.array([piece.stop for piece in forward.pieces]) - np.array(skipped) * size
         self._own_bias = self._bias(stops)
         self._tables = tables
