@@ -1,0 +1,44 @@
+"""What the layout promises and import-linter cannot see."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("kvstore", "engine", "server")
+MOST_LINES = {"engine/scheduler.py": 350, "kvstore/radix_tree.py": 350, "kvstore/store.py": 350}
+MOST_LINES_ELSEWHERE = 500
+
+
+def sources() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_stay_small(path: Path) -> None:
+    most = MOST_LINES.get(str(path.relative_to(ROOT)), MOST_LINES_ELSEWHERE)
+    assert len(path.read_text().splitlines()) <= most
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["kvstore.store", "kvstore.invariants", "engine.scheduler", "engine.threaded", "server.app"],
+)
+def test_it_runs_without_mlx(module: str) -> None:
+    """In a fresh interpreter, in which nothing else has imported it."""
+    program = f"import sys, {module}; sys.exit('mlx' in sys.modules or 'mlx_lm' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_loading_the_launcher_leaves_mlx_to_the_blas_loader() -> None:
+    program = "import sys, engine.launch; sys.exit('mlx' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_the_scheduler_names_no_model_family() -> None:
+    text = (ROOT / "engine/scheduler.py").read_text().lower()
+    assert not [
+        family for family in ("llama", "qwen", "mamba", "window", "recurrent") if family in text
+    ]
