@@ -14,7 +14,7 @@ from pathlib import Path
 
 ADVICE = (
     "matrix products will be 20 to 50 times slower than they could be: install Debian's or "
-    'Ubuntu\'s libopenblas0-pthread, or run pip install "rootstock[mkl]"'
+    "Ubuntu's libopenblas0-pthread, or run pip install mkl"
 )
 _GPU_PACKAGES = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
