@@ -10,9 +10,9 @@ def admission_key(sequence: Sequence) -> tuple[int, int]:
 
     A preempted sequence keeps its arrival, so it comes back before those that came after it.
     """
-    return sequence.request.priority, sequence.serial
+    return sequence.request.priority, sequence.id
 
 
 def victim(candidates: Iterable[Sequence]) -> Sequence:
     """Who is preempted: the lowest priority, then the least progress lost, then the latest."""
-    return max(candidates, key=lambda s: (s.request.priority, -s.computed_tokens, s.serial))
+    return max(candidates, key=lambda s: (s.request.priority, -s.computed_tokens, s.id))

@@ -74,7 +74,7 @@ class Scheduler:
         self._limits = limits
         self._draw_seed = draw_seed
         self._model = model
-        self._serials = count()
+        self._ids = count()
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
         self._requests: dict[str, list[Sequence]] = {}
@@ -159,10 +159,8 @@ class Scheduler:
     def _new_sequence(
         self, request: Request, index: int, seed: int, first: Sequence | None
     ) -> Sequence:
-        serial = next(self._serials)
         return Sequence(
-            id=SequenceId(serial),
-            serial=serial,
+            id=SequenceId(next(self._ids)),
             index=index,
             request=request,
             namespace=self.namespace(request.cache_salt),

@@ -32,14 +32,13 @@ class IllegalTransitionError(RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """The `index`-th of a request's n outputs. `serial` tells the order of arrival.
+    """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
 
     `tokens` are prompt and output. Progress is one number, `computed_tokens`: how many of them
     have KV. A decode is a sequence that lacks one.
     """
 
     id: SequenceId
-    serial: int
     index: int
     request: Request
     namespace: Namespace

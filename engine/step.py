@@ -9,7 +9,7 @@ from kvstore.actions import CopyBlock
 from kvstore.types import BlockId
 
 SequenceId = NewType("SequenceId", int)
-"""Names a sequence for as long as the engine runs; never used twice."""
+"""Names a sequence for as long as the engine runs; never used twice, later ones are higher."""
 
 
 @dataclass(frozen=True, slots=True)

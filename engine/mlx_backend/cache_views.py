@@ -64,6 +64,12 @@ class CacheView:
         """
         return None
 
+    def by_kv_head(self, queries: mx.array) -> mx.array:
+        """`[rows, heads, length, key_dim]` to `[rows, kv_heads, group, length, key_dim]`."""
+        rows, heads, length, key_dim = queries.shape
+        kv_heads = self.layer.shape.kv_heads
+        return queries.reshape(rows, kv_heads, heads // kv_heads, length, key_dim)
+
     def is_causal_attention(self, keys: mx.array, values: mx.array, mask: object) -> bool:
         """Whether the model passes on just what this view gave it: all keys, causal mask."""
         if self.fetched is None or keys is not self.fetched[0] or values is not self.fetched[1]:

@@ -4,6 +4,7 @@ import pytest
 
 from engine.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
 from engine.types import FinishReason
+from engine.waiting import WaitingQueue
 from tests.unit.engine_harness import Harness, prompt
 
 
@@ -29,9 +30,11 @@ def test_every_status_but_the_last_can_end() -> None:
 
 def test_the_queue_gives_back_only_what_waits() -> None:
     harness = Harness()
-    request = harness.add(prompt(1, 5))
-    sequence = harness.sequence(request)
-    harness.step()
-    queue = type(harness.scheduler._waiting)()
+    first, second = (harness.sequence(harness.add(prompt(i, 5))) for i in range(2))
+    queue = WaitingQueue()
+    queue.add(first)
     with pytest.raises(ValueError, match="does not wait"):
-        queue.remove(sequence)
+        queue.remove(second)
+    queue.remove(first)
+    with pytest.raises(ValueError, match="does not wait"):
+        queue.remove(first)

@@ -95,11 +95,8 @@ class CascadeView(CacheView):
         """As `CacheView.attend`. `queries`: `[rows, heads, 1, key_dim]`."""
         if not self.is_causal_attention(keys, values, mask):
             return None
-        shape = self.layer.shape
-        rows, heads = queries.shape[:2]
-        grouped = (queries * scale).reshape(rows, shape.kv_heads, -1, shape.key_dim)
-        output = self._attend(grouped)
-        return output.astype(queries.dtype).reshape(rows, heads, 1, shape.value_dim)
+        output = self._attend(self.by_kv_head(queries * scale).squeeze(3))
+        return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
     def _attend(self, queries: mx.array) -> mx.array:
         own_reads, shared_reads = self._plan.reads(self.layer.shape.kv_heads)

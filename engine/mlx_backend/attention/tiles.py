@@ -81,14 +81,12 @@ class TiledView(CacheView):
         """As `CacheView.attend`. `queries`: `[rows, heads, length, key_dim]`."""
         if not self.is_causal_attention(keys, values, mask):
             return None
-        rows, heads, length, key_dim = queries.shape
-        kv_heads = self.layer.shape.kv_heads
-        grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, length, key_dim)
+        grouped = self.by_kv_head(queries * scale)
         outputs = [
             _attend_row(grouped[row], keys[row], values[row], tiles)
             for row, tiles in enumerate(self._plan.rows)
         ]
-        return mx.stack(outputs).reshape(rows, heads, length, -1)
+        return mx.stack(outputs).astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
 
 def _attend_row(queries: mx.array, keys: mx.array, values: mx.array, tiles: list[Tile]) -> mx.array:
