@@ -211,6 +211,17 @@ def test_a_step_that_raises_fails_its_requests_publishes_nothing_and_spares_the_
     assert harness.usage(harness.serve(prompt(1, 10))).cached_tokens == 0
 
 
+def test_a_failed_step_adds_nothing_to_what_was_published_before_it() -> None:
+    harness = Harness(block_size=4, step_tokens=18)
+    harness.add(prompt(1, 40))
+    harness.step()
+    harness.fault = raise_injected
+    harness.step()
+    harness.fault = lambda: None
+    retried = harness.serve(prompt(1, 40))
+    assert harness.usage(retried).cached_tokens == 16, "the tail went with its sequence"
+
+
 def test_a_row_that_fails_alone_harms_no_other() -> None:
     doomed_start: list[int] = []
     harness = Harness(row_fault=lambda row: row.sequence_id in doomed_start)
