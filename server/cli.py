@@ -1,4 +1,4 @@
-"""`rootstock serve` and `rootstock doctor`."""
+"""`rootstock serve`, `rootstock doctor` and `rootstock chat`."""
 
 import logging
 from pathlib import Path
@@ -10,11 +10,13 @@ from rich.console import Console
 from engine.api import Engine
 from engine.launch import describe_machine, launch
 from server.app import create_app
+from server.chat.client import Endpoint
+from server.chat.run import chat as run_chat
 from server.doctor import machine_table
 from server.lifecycle import DrainingServer, bind
 from server.log import configure_logging
 from server.metrics import EngineTelemetry
-from server.settings import Settings, SettingsError, load_settings
+from server.settings import ENVIRONMENT_PREFIX, Settings, SettingsError, load_settings
 
 USAGE_ERROR = 2
 
@@ -44,7 +46,9 @@ BlockSizeFlag = Annotated[
 
 @app.callback()
 def rootstock() -> None:
-    """Every flag can be set as ROOTSTOCK_NAME and in the YAML file, too; a flag wins."""
+    """Every flag of serve and doctor can be set as ROOTSTOCK_NAME and in the YAML file, too; a
+    flag wins.
+    """
 
 
 @app.command()
@@ -105,6 +109,38 @@ def doctor(
     report = describe_machine(_settings(context).engine_config())
     Console().print(machine_table(report))
     if report.problem:
+        raise typer.Exit(1)
+
+
+@app.command()
+def chat(
+    url: Annotated[
+        str | None,
+        typer.Option(help="Any OpenAI-compatible server, such as http://127.0.0.1:8000/v1."),
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar=f"{ENVIRONMENT_PREFIX}API_KEY", help="What the URL asks for.")
+    ] = "",
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --url its name there, or else the first one; without, as serve."),
+    ] = None,
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The longest answer.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same again.")] = None,
+) -> None:
+    """Talk to a model: at a URL, or on a daemon that runs as long as the chat."""
+    parameters = {
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "top_p": top_p,
+        "seed": seed,
+    }
+    given = {name: value for name, value in parameters.items() if value is not None}
+    endpoint = None if url is None else Endpoint(url, api_key)
+    if not run_chat(endpoint, model, system, given):
         raise typer.Exit(1)
 
 

@@ -1,0 +1,74 @@
+"""One answer as it comes: its text, its times, and the line that sums it up. No I/O, no clock."""
+
+from dataclasses import dataclass
+
+from server.chat.events import Event, Finish, Reasoning, Text, Usage
+
+
+@dataclass(slots=True)
+class Answer:
+    """Gathers events. All times are seconds on one clock of the caller's."""
+
+    asked_at: float
+    text: str = ""
+    usage: Usage | None = None
+    finish_reason: str = ""
+    interrupted: bool = False  # by the user, who has seen enough
+    pieces: int = 0
+    first_at: float = 0.0  # the first piece of text or reasoning
+    last_at: float = 0.0  # the last one, or the finish: its token may have no text
+
+    def hear(self, event: Event, now: float) -> None:
+        match event:
+            case Text(text):
+                self.text += text
+                self._piece(now)
+            case Reasoning():
+                self._piece(now)
+            case Finish(reason):
+                self.finish_reason = reason
+                self.last_at = now
+            case Usage():
+                self.usage = event
+
+    def summary(self) -> str:
+        """Tokens, speed and what else is worth knowing; what the server did not say is omitted."""
+        return " · ".join([*_counts(self.usage), *self._times(), *self._ending()])
+
+    def _piece(self, now: float) -> None:
+        if self.pieces == 0:
+            self.first_at = now
+        self.pieces += 1
+        self.last_at = now
+
+    def _times(self) -> list[str]:
+        if self.pieces == 0:
+            return []
+        first_token = f"first after {self.first_at - self.asked_at:.2f} s"
+        decode_seconds = self.last_at - self.first_at
+        # The first token ends the prompt's time; one piece with all the text tells no speed.
+        if self.usage is None or self.pieces == 1 or decode_seconds <= 0:
+            return [first_token]
+        speed = (self.usage.completion_tokens - 1) / decode_seconds
+        return [f"{speed:.1f} tokens/s", first_token]
+
+    def _ending(self) -> list[str]:
+        if self.interrupted:
+            return ["stopped"]
+        match self.finish_reason:
+            case "" | "stop":
+                return []
+            case "length":
+                return ["cut off by the token limit"]
+            case other:
+                return [f"ended by {other}"]
+
+
+def _counts(usage: Usage | None) -> list[str]:
+    if usage is None:
+        return []
+    cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens:,} cached)"
+    return [
+        f"prompt {usage.prompt_tokens:,} tokens{cached}",
+        f"answer {usage.completion_tokens:,} tokens",
+    ]

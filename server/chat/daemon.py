@@ -1,0 +1,104 @@
+"""A daemon of the chat's own, in the background, for as long as the chat lasts."""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from server.chat.client import Endpoint
+from server.chat.events import ChatError
+from server.settings import ENVIRONMENT_PREFIX
+
+ROOT = Path(__file__).parents[2]
+READY = re.compile(r"ready on (http://\S+)\n")
+POLL_SECONDS = 0.1
+STOP_SECONDS = 10.0
+LAST_LINES = 10
+CLEAN_ENDS = {0, -signal.SIGTERM}
+LOGGER = " rootstock: "  # in the log, before what a line has to say
+
+
+def serve_command(model: str | None) -> list[str]:
+    """Serve the model, or the one of the settings, on a free port of the loopback."""
+    command = [sys.executable, "-P", "-m", "server", "serve"]  # -P: not the user's own `server`
+    command += ["--host", "127.0.0.1", "--port", "0"]
+    command += ["--log-level", "info"]  # says where it listens
+    return command if model is None else [*command, "--model", model]
+
+
+@contextmanager
+def daemon(command: Sequence[str], progress: Callable[[str], None]) -> Iterator[Endpoint]:
+    """Run a daemon until the context ends. It has a random API key: nobody else may ask it.
+
+    `progress` is told the log's last line while the daemon starts. Raises ChatError with the
+    log's end when it does not start, and when it has died meanwhile.
+    """
+    api_key = secrets.token_urlsafe()
+    with TemporaryDirectory(prefix="rootstock-chat-") as directory:
+        log = Path(directory) / "daemon.log"
+        with log.open("wb") as output, _started(command, output.fileno(), api_key) as process:
+            try:
+                yield Endpoint(_ready_url(process, log, progress), api_key)
+            finally:
+                _stop(process)
+            if process.returncode not in CLEAN_ENDS:
+                raise _ended(process, log)
+
+
+def _started(command: Sequence[str], output: int, api_key: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command,
+        env=_environment(api_key),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,  # the terminal's Ctrl-C is not for the daemon
+    )
+
+
+def _environment(api_key: str) -> dict[str, str]:
+    """This process's, with the key, and a path on which Python finds this very package."""
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        f"{ENVIRONMENT_PREFIX}API_KEY": api_key,
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+
+def _ready_url(
+    process: "subprocess.Popen[bytes]", log: Path, progress: Callable[[str], None]
+) -> str:
+    """The base URL in the log, waited for as long as the process runs: a model may have to come
+    from the hub first.
+    """
+    while process.poll() is None:
+        text = log.read_text(errors="replace")
+        if match := READY.search(text):
+            return match[1]
+        for line in text.splitlines()[-1:]:
+            progress(line.rpartition(LOGGER)[2])
+        time.sleep(POLL_SECONDS)
+    raise _ended(process, log)
+
+
+def _ended(process: "subprocess.Popen[bytes]", log: Path) -> ChatError:
+    lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    return ChatError("\n".join([f"the daemon exited with {process.returncode}", *lines]))
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        process.kill()  # nothing, if it has ended

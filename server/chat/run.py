@@ -1,0 +1,76 @@
+"""Puts a chat together: a server, a screen, and an orderly end whatever the signal."""
+
+import signal
+import sys
+from collections.abc import Iterator, Set
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+
+from server.chat.client import ChatClient, Endpoint, Parameters, connected
+from server.chat.conversation import Conversation
+from server.chat.daemon import daemon, serve_command
+from server.chat.events import ChatError
+from server.chat.screen import Screen, is_terminal, pipe_screen, replace_bad_text, terminal_screen
+from server.chat.session import Session
+
+TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
+PIPE_ENDS = TERMINAL_ENDS | {signal.SIGINT}  # Ctrl-C ends a script, not only one of its answers
+
+
+def chat(endpoint: Endpoint | None, model: str | None, system: str, parameters: Parameters) -> bool:
+    """Chat until the user leaves, with a daemon of its own where there is no endpoint.
+
+    Returns whether every question was answered.
+    """
+    replace_bad_text()
+    if is_terminal():
+        screen, ends = terminal_screen(), TERMINAL_ENDS
+    else:
+        screen, ends = pipe_screen(), PIPE_ENDS
+    with _exiting_on(ends):
+        try:
+            with _client(endpoint, model, parameters, screen) as client:
+                return _talk(client, screen, Conversation(system))
+        except ChatError as error:
+            screen.error(str(error))
+            return False
+
+
+def _talk(client: ChatClient, screen: Screen, conversation: Conversation) -> bool:
+    screen.note(f"{client.model} at {client.base_url}; /help lists the commands")
+    session = Session(client, screen, conversation)
+    session.run()
+    return session.failures == 0
+
+
+@contextmanager
+def _client(
+    endpoint: Endpoint | None, model: str | None, parameters: Parameters, screen: Screen
+) -> Iterator[ChatClient]:
+    with ExitStack() as stack:
+        if endpoint is None:
+            with screen.busy("starting a daemon") as progress:
+                endpoint = stack.enter_context(daemon(serve_command(model), progress))
+            model = None  # the daemon may serve it by another name
+        yield stack.enter_context(connected(endpoint, model, parameters))
+
+
+@contextmanager
+def _exiting_on(signals: Set[signal.Signals]) -> Iterator[None]:
+    """Turn the signals into SystemExit, so that contexts end and the daemon with them.
+
+    A signal that is ignored, as nohup does, stays so.
+    """
+    before = {number: signal.getsignal(number) for number in signals}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)

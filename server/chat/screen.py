@@ -1,0 +1,140 @@
+"""The terminal, or what stands in for it in a pipe. The only place that prints.
+
+What is printed comes from outside (a model, a server, a log) and is untrusted: control characters
+are taken out, and nothing is read as rich's markup.
+"""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import TextIO
+
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+from rich.text import Text
+
+SPINNER_CELLS = 3
+PLAIN, DIM, RED = Style.null(), Style(dim=True), Style(color="red")
+# C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
+CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than newline and tab."""
+    return text.translate(CONTROL_CHARACTERS)
+
+
+class Screen:
+    """Answers go to one console, all that is said about them to the other; both may be one."""
+
+    def __init__(self, read_line: Callable[[], str], answers: Console, notes: Console) -> None:
+        self._read_line = read_line
+        self._answers = answers
+        self._notes = notes
+        self._stream = (answers, PLAIN)  # what was written last, and how
+        self._at_line_start = True
+
+    def read(self) -> str:
+        """The user's next line. Raises EOFError or KeyboardInterrupt when there is none."""
+        return self._read_line().rstrip()
+
+    def answer(self, text: str) -> None:
+        """A piece of an answer, which the next may continue."""
+        self._piece(text, self._answers, PLAIN)
+
+    def reasoning(self, text: str) -> None:
+        """A piece of a model's thoughts, which the next may continue."""
+        self._piece(text, self._notes, DIM)
+
+    def note(self, text: str) -> None:
+        self._line(text, DIM)
+
+    def error(self, text: str) -> None:
+        self._line(f"error: {text}", RED)
+
+    def interrupted(self) -> None:
+        """The user has pressed Ctrl-C, which the terminal has echoed."""
+        self._at_line_start = False
+
+    @contextmanager
+    def busy(self, text: str) -> Iterator[Callable[[str], None]]:
+        """A spinner with a text, which the function it gives replaces. Nothing in a pipe."""
+        with self._notes.status(self._status(text)) as status:
+            yield lambda line: status.update(self._status(line))
+
+    def _status(self, text: str) -> Text:
+        """As much as fits into the spinner's line."""
+        status = Text(printable(text))
+        status.truncate(self._notes.width - SPINNER_CELLS, overflow="ellipsis")
+        return status
+
+    def _line(self, text: str, style: Style) -> None:
+        self._end_line()
+        self._piece(text + "\n", self._notes, style)
+
+    def _piece(self, text: str, console: Console, style: Style) -> None:
+        text = printable(text)
+        if not text:
+            return
+        if (console, style) != self._stream:
+            self._end_line()
+        self._stream = console, style
+        _write(console, text, style)
+        self._at_line_start = text.endswith("\n")
+
+    def _end_line(self) -> None:
+        if not self._at_line_start:
+            console, style = self._stream
+            _write(console, "\n", style)
+        self._at_line_start = True
+
+
+def terminal_screen() -> Screen:
+    """Colours, line editing, and a history of this session's lines."""
+    import readline  # noqa: F401, PLC0415  # `input` uses it once it is there; `serve` does not
+
+    console = Console()
+    return Screen(_prompted_line, console, console)
+
+
+def pipe_screen() -> Screen:
+    """Plain text: answers alone on standard output, the rest on standard error."""
+    return Screen(input, _plain_console(sys.stdout), _plain_console(sys.stderr))
+
+
+def is_terminal() -> bool:
+    """Whether a person sits at both ends."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def replace_bad_text() -> None:
+    """What is no text in the locale's encoding becomes `?` or U+FFFD instead of an exception."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _prompted_line() -> str:
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        print()  # the shell's own prompt gets a line of its own
+        raise
+
+
+def _plain_console(file: TextIO) -> Console:
+    return Console(file=file, force_terminal=False, color_system=None)
+
+
+def _write(console: Console, text: str, style: Style) -> None:
+    """As a segment, because rich would wrap a string, and turn its tabs into spaces. A Ctrl-C
+    waits, because rich writes again later what it was interrupted in writing.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        console.print(Segments([Segment(text, style)]), end="", soft_wrap=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,0 +1,107 @@
+"""JSON of OpenAI-compatible servers, read leniently: only what a chat client needs."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+
+from server.chat.events import ChatError, Event, Finish, Reasoning, Text, Usage
+
+MAX_ERROR_CHARACTERS = 500
+
+
+class _Delta(BaseModel):
+    content: str | None = None
+    reasoning: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
+
+
+class _Choice(BaseModel):
+    delta: _Delta = _Delta()
+    finish_reason: str | None = None
+
+
+class _TokenDetails(BaseModel):
+    cached_tokens: int | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _TokenDetails | None = None
+
+
+class _Chunk(BaseModel):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _ModelList(BaseModel):
+    data: list[_Model] = Field(min_length=1)
+
+
+def chunk_events(data: bytes) -> Iterator[Event]:
+    """The news in one chunk of a stream. Raises ChatError where it is an error, or no chunk."""
+    try:
+        chunk = _Chunk.model_validate_json(data)
+    except ValidationError:
+        raise ChatError(f"not a chunk of a chat completion: {one_line(data)}") from None
+    if chunk.error is not None:
+        raise ChatError(error_message(data))
+    for choice in chunk.choices:
+        yield from _choice_events(choice)
+    if chunk.usage is not None:
+        yield _usage(chunk.usage)
+
+
+def first_model(body: bytes) -> str:
+    """The name of the first model in an answer of GET /models. Raises ChatError."""
+    try:
+        return _ModelList.model_validate_json(body).data[0].id
+    except ValidationError:
+        raise ChatError(f"not a list of models: {one_line(body)}") from None
+
+
+def error_message(body: bytes) -> str:
+    """The message in OpenAI's error object or the likes of it, else the beginning of the body."""
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return one_line(body)
+    match content:
+        case (
+            {"error": {"message": str(message)}}
+            | {"error": str(message)}
+            | {"message": str(message)}
+            | {"detail": str(message)}
+        ):
+            return one_line(message.encode(errors="replace"))
+        case _:
+            return one_line(body)
+
+
+def one_line(text: bytes) -> str:
+    """The text's beginning, its line breaks and indents become spaces."""
+    line = " ".join(text.decode(errors="replace").split())
+    return line if len(line) <= MAX_ERROR_CHARACTERS else line[:MAX_ERROR_CHARACTERS] + "…"
+
+
+def _choice_events(choice: _Choice) -> Iterator[Event]:
+    if choice.delta.reasoning:
+        yield Reasoning(choice.delta.reasoning)
+    if choice.delta.content:
+        yield Text(choice.delta.content)
+    if choice.finish_reason:
+        yield Finish(choice.finish_reason)
+
+
+def _usage(usage: _Usage) -> Usage:
+    details = usage.prompt_tokens_details or _TokenDetails()
+    return Usage(usage.prompt_tokens, details.cached_tokens, usage.completion_tokens)

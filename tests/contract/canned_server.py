@@ -1,0 +1,62 @@
+"""A server that is not Rootstock: says what it is told to, once for each request."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MODELS = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET lists models, POST is answered with the server's body. HTTP/1.0: the end is a close."""
+
+    server: "CannedServer"
+
+    def do_GET(self) -> None:
+        self._send("application/json", json.dumps(MODELS).encode())
+
+    def do_POST(self) -> None:
+        size = int(self.headers["Content-Length"])
+        self.server.requests.append(json.loads(self.rfile.read(size)))
+        self._send("text/event-stream", self.server.body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _send(self, media_type: str, body: bytes) -> None:
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", media_type)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class CannedServer(ThreadingHTTPServer):
+    """`requests` has the bodies that were posted."""
+
+    def __init__(self, body: bytes, status: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.body = body
+        self.status = status
+        self.requests: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+@contextmanager
+def canned(*events: object, status: int = 200) -> Iterator[CannedServer]:
+    """A server whose answers are these events: strings as they are, everything else as JSON."""
+    data = [e if isinstance(e, str) else json.dumps(e, ensure_ascii=False) for e in events]
+    body = "".join(f"data: {d}\n\n" for d in data).encode()
+    with CannedServer(body, status) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

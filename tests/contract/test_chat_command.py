@@ -1,0 +1,191 @@
+"""`rootstock chat` as a whole: in a pipe, at a terminal, and with a daemon of its own."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from engine.api import QueueFull
+from server.chat.daemon import daemon
+from server.chat.events import ChatError
+from server.cli import app
+from server.settings import Settings
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine, Gate, Script
+
+WAIT_SECONDS = 30
+ANSWER = "Hello, wörld!"
+
+
+def piped(text: str, *arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, ["chat", *arguments], input=text, env=environment)
+
+
+@pytest.fixture
+def url(base_url: str, engine: FakeEngine) -> str:
+    return f"{base_url}/v1"
+
+
+def test_a_pipe_gets_the_answers_alone_on_standard_output(url: str) -> None:
+    result = piped("hello\nagain\n", "--url", url)
+    assert result.stdout == f"{ANSWER}\n{ANSWER}\n"
+    assert " cached) · answer 14 tokens" in result.stderr
+    assert "\x1b" not in result.output
+    assert result.exit_code == 0
+
+
+def test_a_pipe_in_which_an_answer_fails_says_so_at_the_end(url: str, engine: FakeEngine) -> None:
+    engine.script = Script(refusal=QueueFull("no room", 3))
+    result = piped("hello\nagain\n", "--url", url)
+    assert result.stdout == ""
+    assert result.stderr.count("no room") == 2
+    assert result.exit_code == 1
+
+
+def test_only_what_is_given_is_sent(url: str, engine: FakeEngine) -> None:
+    piped("hello\n", "--url", url, "--system", "Be brief.", "--max-tokens", "3", "--seed", "7")
+    request = engine.submitted.get(timeout=WAIT_SECONDS)
+    assert engine.tokenizer.decode(request.prompt).startswith("<system>Be brief.\n<user>hello")
+    assert (request.max_tokens, request.sampling.seed) == (3, 7)
+    assert (request.sampling.temperature, request.sampling.top_p) == (1.0, 1.0)
+
+
+def test_a_model_that_is_not_served(url: str) -> None:
+    result = piped("hello\n", "--url", url, "--model", "other")
+    assert "error: HTTP 404" in result.stderr
+    assert "other" in result.stderr
+    assert result.exit_code == 1
+
+
+def test_nobody_at_the_url() -> None:
+    with running(FakeEngine(), Settings(port=0)) as gone:
+        pass
+    result = piped("hello\n", "--url", f"{gone}/v1")
+    assert result.stderr.startswith(f"error: cannot connect to {gone}/v1: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.exit_code == 1
+
+
+def test_the_key_may_come_from_the_environment() -> None:
+    with running(FakeEngine(), Settings(port=0, api_key="secret")) as base_url:
+        assert piped("", "--url", base_url, ROOTSTOCK_API_KEY="secret").exit_code == 0
+        assert piped("", "--url", base_url).exit_code == 1
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """The command in a terminal of its own, and the terminal's other end."""
+    ours, theirs = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-m", "server", "chat", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm"},
+        ) as process:
+            try:
+                yield process, ours
+            finally:
+                process.kill()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def read_until(terminal: int, awaited: bytes) -> bytes:
+    """What the terminal shows, up to the awaited bytes and a little more."""
+    shown = b""
+    while awaited not in shown:
+        assert select.select([terminal], [], [], WAIT_SECONDS)[0], shown
+        shown += os.read(terminal, 1024)
+    return shown
+
+
+def test_ctrl_c_at_a_terminal_stops_the_answer_and_ctrl_d_leaves(
+    url: str, engine: FakeEngine
+) -> None:
+    gate = Gate()
+    engine.script = Script(gate=gate, gate_after_tokens=5)
+    with terminal("--url", url) as (process, screen):
+        read_until(screen, b"> ")
+        os.write(screen, b"hi\n")
+        read_until(screen, b"Hello")
+        process.send_signal(signal.SIGINT)
+        assert engine.aborted.get(timeout=WAIT_SECONDS)
+        gate.open()
+        assert b"stopped" in read_until(screen, b"> ")
+        os.write(screen, b"\x04")
+        assert process.wait(WAIT_SECONDS) == 0
+
+
+def test_sigterm_ends_a_chat_in_the_middle_of_an_answer(url: str, engine: FakeEngine) -> None:
+    gate = Gate()
+    engine.script = Script(gate=gate, gate_after_tokens=5)
+    with terminal("--url", url) as (process, screen):
+        read_until(screen, b"> ")
+        os.write(screen, b"hi\n")
+        read_until(screen, b"Hello")
+        process.terminate()
+        assert process.wait(WAIT_SECONDS) == 128 + signal.SIGTERM
+    assert engine.aborted.get(timeout=WAIT_SECONDS)
+    gate.open()
+
+
+def ignore(line: str) -> None:
+    """Progress that nobody watches."""
+
+
+def test_a_daemon_of_its_own_is_private_and_ends_with_the_chat() -> None:
+    """Its gate is open: what it reads from is empty."""
+    with daemon([sys.executable, "-m", "tests.contract.gated_daemon"], ignore) as endpoint:
+        models = f"{endpoint.base_url}/models"
+        key = {"Authorization": f"Bearer {endpoint.api_key}"}
+        assert httpx.get(models, headers=key, trust_env=False).status_code == 200
+        assert httpx.get(models, trust_env=False).status_code == 401
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(models, trust_env=False)
+
+
+def test_a_daemon_that_does_not_start_says_why() -> None:
+    program = "print('one'); print('two'); raise SystemExit(3)"
+    with (
+        pytest.raises(ChatError, match=r"^the daemon exited with 3\none\ntwo$"),
+        daemon([sys.executable, "-c", program], ignore),
+    ):
+        pass
+
+
+DIES = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
+print("ready on http://127.0.0.1:1/v1", flush=True)
+signal.pause()
+"""
+
+
+def test_a_daemon_that_ends_badly_says_so() -> None:
+    with (
+        pytest.raises(ChatError, match="exited with 3"),
+        daemon([sys.executable, "-c", DIES], ignore),
+    ):
+        pass
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon is this one, also where the working directory has a `server` of its own."""
+    (tmp_path / "server.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    result = piped("hello\n", "--model", "/no/such/model")
+    assert result.stderr.startswith("error: the daemon exited with ")
+    assert "cannot load /no/such/model" in result.stderr
+    assert result.exit_code == 1
