@@ -7,6 +7,7 @@ from functools import partial
 
 from engine.api import Engine, Telemetry
 from engine.detokenizer import detokenizer_factory
+from engine.groups import build_groups
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.mlx_backend.backend import describe_machine, load_backend
@@ -40,12 +41,13 @@ def _build(
     config: EngineConfig, telemetry: Telemetry, report: Report, inbox: Inbox, deliver: Deliver
 ) -> EngineParts:
     backend = load_backend(config, report)
-    pool = BlockPool(backend.n_blocks)
+    pool = BlockPool(backend.sizes.n_blocks)
+    groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
     if config.prefix_cache:
-        store = KVStore(pool, RadixTree(pool, config.block_size), config.block_size)
-        sharing: NoSharing | WaitForTwins = WaitForTwins(config.block_size)
+        store = KVStore(pool, RadixTree(pool, config.block_size), config.block_size, groups)
+        sharing: NoSharing | WaitForTwins = WaitForTwins(config.block_size, store.checkpoint)
     else:
-        store = KVStore(pool, NoIndex(), config.block_size)
+        store = KVStore(pool, NoIndex(), config.block_size, groups)
         sharing = NoSharing()
     limits = Limits(
         vocab_size=backend.card.vocab_size,
@@ -66,5 +68,5 @@ def _build(
     )
     timing = Timing(time.monotonic, telemetry)
     loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing)
-    block_bytes = backend.arena_bytes // backend.n_blocks
+    block_bytes = backend.arena_bytes // pool.n_blocks
     return EngineParts(loop, backend.card, backend.tokenizer, block_bytes)

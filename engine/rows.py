@@ -8,6 +8,7 @@ def next_row(sequence: Sequence, n_tokens: int) -> Row:
     """The next `n_tokens` tokens of a running sequence; samples after its last one."""
     start, tokens = sequence.computed_tokens, sequence.tokens
     end = start + n_tokens
+    lease = held_lease(sequence)
     is_last = end == len(tokens) and sequence.request.max_tokens > 0
     scored_end = min(end + 1, sequence.prompt_tokens)
     has_scores = sequence.request.prompt_logprobs is not None and start + 1 < scored_end
@@ -15,7 +16,8 @@ def next_row(sequence: Sequence, n_tokens: int) -> Row:
         sequence_id=sequence.id,
         start=start,
         tokens=tokens.ids(start, end),
-        blocks=held_lease(sequence).table,
+        blocks=lease.table,
+        holds=lease.holds,
         sample=_sample_order(sequence) if is_last else None,
         prompt_logprobs=sequence.request.prompt_logprobs if has_scores else None,
         next_tokens=tokens.ids(start + 1, scored_end) if has_scores else (),

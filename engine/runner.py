@@ -9,7 +9,7 @@ class ModelRunner(Protocol):
     """Computes steps. Lives on the engine thread, where it was made."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Carry out the copies, write the rows' KV into their blocks, sample where asked.
+        """Carry out the orders, write the rows' KV into their blocks, sample where asked.
 
         Returns when everything has been computed. Raises whatever the device raises; the rows'
         blocks are then undefined, all others untouched.

@@ -9,7 +9,7 @@ before those with more, so a long prompt is computed in chunks beside the others
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 from engine import policy
 from engine.api import InvalidRequest, QueueFull
@@ -21,7 +21,7 @@ from engine.step import Row, SequenceId, StepPlan, StepResult
 from engine.types import FinishReason, OutputEvent, Request, TokenLogprob
 from engine.validation import Limits, validate
 from engine.waiting import WaitingQueue
-from kvstore.actions import CopyBlock
+from kvstore.actions import Order
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -48,11 +48,11 @@ class _Draft:
 
     budget_tokens: int
     rows: dict[SequenceId, Row] = field(default_factory=dict)
-    copies: list[CopyBlock] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
 
-    def add(self, row: Row, copies: tuple[CopyBlock, ...]) -> None:
+    def add(self, row: Row, orders: tuple[Order, ...]) -> None:
         self.rows[row.sequence_id] = row
-        self.copies += copies
+        self.orders += orders
         self.budget_tokens -= len(row.tokens)
 
 
@@ -132,7 +132,7 @@ class Scheduler:
         self._schedule_running(draft)
         if self.counters.preemptions == preemptions:  # else who gave way would be back at once
             self._schedule_waiting(draft)
-        return StepPlan(tuple(draft.copies), tuple(draft.rows.values()))
+        return StepPlan(tuple(draft.orders), tuple(draft.rows.values()))
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """The step has been computed: publish its blocks, append its tokens, say what is new."""
@@ -154,6 +154,7 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
         """The step has raised: its sequences end, and nothing of it is published."""
+        self._store.revoke(plan.orders)
         return [self._fail(self._live[row.sequence_id], message) for row in plan.rows]
 
     def _new_sequence(
@@ -175,7 +176,9 @@ class Scheduler:
         def order(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
             return sequence.remaining_tokens > 1, policy.admission_key(sequence)
 
-        for sequence in sorted(self._running, key=order):  # Limits leave each of them a token
+        for sequence in sorted(self._running, key=order):  # Limits leave each decode a token
+            if draft.budget_tokens == 0:
+                return
             if sequence.status is Status.RUNNING:  # not preempted by one before it
                 self._schedule(sequence, draft)
 
@@ -195,6 +198,8 @@ class Scheduler:
                 self.counters.cached_prompt_tokens += sequence.cached_tokens
             self._running.append(sequence)
             self._sharing.joined(sequence)
+            for other in islice(self._waiting, self._limits.max_running):
+                self._must_wait(other)  # says where it will resume, before the step runs past that
             self._schedule(sequence, draft)
 
     def _must_wait(self, sequence: Sequence) -> bool:
@@ -222,8 +227,9 @@ class Scheduler:
 
     def _schedule(self, sequence: Sequence, draft: _Draft) -> None:
         """Put as much of the sequence into the step as the budget allows."""
-        n_tokens = min(sequence.remaining_tokens, draft.budget_tokens)
-        while isinstance(room := self._store.extend(held_lease(sequence), n_tokens), Refusal):
+        lease = held_lease(sequence)
+        n_tokens = self._store.stride(lease, min(sequence.remaining_tokens, draft.budget_tokens))
+        while isinstance(room := self._store.extend(lease, n_tokens), Refusal):
             candidates = [s for s in self._running if s.id not in draft.rows]
             victim = policy.victim(candidates)
             self._preempt(victim)

@@ -1,9 +1,11 @@
 """Which waiting sequences had better wait for what a running one is computing right now."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.sequence import Sequence, Status
+from engine.sequence import Sequence, Status, held_lease
+from kvstore.lease import Lease
 from kvstore.tokens import common_tokens
 
 
@@ -40,11 +42,13 @@ class _Wait:
 class WaitForTwins:
     """A prompt whose next whole blocks are being computed waits for them.
 
-    Each waiting sequence is compared with each running one at most once.
+    Each waiting sequence is compared with each running one at most once. `checkpoint` is told which
+    lease somebody waits for, and behind how many of its tokens they will want to go on.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, checkpoint: Callable[[Lease, int], None]) -> None:
         self._block_size = block_size
+        self._checkpoint = checkpoint
         self._leaders: dict[Sequence, int] = {}  # running, with the order in which they joined
         self._joined = 0
         self._waits: dict[Sequence, _Wait] = {}
@@ -67,6 +71,8 @@ class WaitForTwins:
             if shared_tokens > leader.computed_tokens and shared_tokens > wait.until_tokens:
                 wait.leader, wait.until_tokens = leader, shared_tokens
         wait.compared = self._joined
+        if wait.leader is not None:
+            self._checkpoint(held_lease(wait.leader), wait.until_tokens)
         return self._is_computing(wait)
 
     def forget(self, sequence: Sequence) -> None:

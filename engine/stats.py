@@ -38,6 +38,7 @@ def cache_stats(store: KVStore, block_bytes: int) -> CacheStats:
         hit_tokens=counters.hit_tokens,
         evictions=counters.evictions,
         cow_copies=counters.cow_copies,
+        groups=tuple(group.stats() for group in store.groups),
     )
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from engine.types import SamplingParams, TokenLogprob
-from kvstore.actions import CopyBlock
+from kvstore.actions import Order
+from kvstore.groups.group import Hold
 from kvstore.types import BlockId
 
 SequenceId = NewType("SequenceId", int)
@@ -39,13 +40,14 @@ class Row:
     sample: SampleOrder | None = None  # None: more of the prompt is still to come
     prompt_logprobs: int | None = None  # score each token after `tokens[i]` (see `next_tokens`)
     next_tokens: Sequence[int] = ()  # with prompt_logprobs: the token that follows tokens[i]
+    holds: Sequence[Hold] = ()  # the lease's shares of the store's groups, in their order
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. `copies` are carried out in order, before anything is written."""
+    """One step. `orders` are carried out in order, before anything is written."""
 
-    copies: tuple[CopyBlock, ...] = ()
+    orders: tuple[Order, ...] = ()
     rows: tuple[Row, ...] = ()
 
 

@@ -6,6 +6,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
+from kvstore.groups.group import GroupStats
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended."""
@@ -107,6 +109,7 @@ class CacheStats:
     hit_tokens: int
     evictions: int
     cow_copies: int
+    groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,7 @@ class EngineConfig:
     step_tokens: int = 512  # tokens computed in one step
     prefix_cache: bool = True
     attention: str = "auto"  # "auto", "gather" or "cascade"
+    state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,46 @@
-"""Orders that the store gives to the arena: what must happen to tensors before a step's forward."""
+"""Orders that the store gives to the arena: what must happen to tensors before a step's forward.
+
+Orders are carried out one after another in the order in which they were given: a block that an
+earlier order read from may be the target of a later one.
+"""
 
 from dataclasses import dataclass
 
-from kvstore.types import BlockId
+from kvstore.types import BlockId, SlotId
 
 
 @dataclass(frozen=True, slots=True)
 class CopyBlock:
-    """Copy the first `n_tokens` slots of one block, in every layer, from `source` to `target`.
-
-    Orders are carried out one after another in the order in which they were given: a block that
-    an earlier order read from may be the target of a later one.
-    """
+    """Copy the first `n_tokens` slots of one block, in every layer, from `source` to `target`."""
 
     source: BlockId
     target: BlockId
     n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWindowBlock:
+    """The same for a block of the `group`-th group, a window."""
+
+    group: int
+    source: SlotId
+    target: SlotId
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetState:
+    """Let a slot hold the state before the first token."""
+
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """Save or restore: let slot `target` hold the state that slot `source` holds now."""
+
+    source: SlotId
+    target: SlotId
+
+
+Order = CopyBlock | CopyWindowBlock | ResetState | CopyState

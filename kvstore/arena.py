@@ -24,7 +24,10 @@ class ArenaError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps for each token: `kv_heads` vectors of K and as many of V."""
+    """What one layer keeps for each token: `kv_heads` vectors of K and as many of V.
+
+    Either dimension may be 0: then there is nothing of it.
+    """
 
     kv_heads: int
     key_dim: int
@@ -78,11 +81,11 @@ class LayerArena:
 
     def key_blocks(self) -> mx.array:
         """K as `[blocks * kv_heads, block_size, key_dim]`, to be read within this step."""
-        return self._keys.reshape(-1, self.block_size, self.shape.key_dim)
+        return self._keys.flatten(0, 1)
 
     def value_blocks(self) -> mx.array:
         """V as `[blocks * kv_heads, block_size, value_dim]`, likewise."""
-        return self._values.reshape(-1, self.block_size, self.shape.value_dim)
+        return self._values.flatten(0, 1)
 
     def blocks(self, ids: mx.array) -> tuple[mx.array, mx.array]:
         """Copies of whole blocks, K and V."""
@@ -116,11 +119,14 @@ class LayerArena:
 
 def _put(pool: mx.array, places: mx.array, new: mx.array) -> mx.array:
     """The pool with the vectors of `new` at `places`, in place once the caller rebinds it."""
-    return _put_vectors(pool, places, new.transpose(0, 2, 1, 3).reshape(-1, pool.shape[3]))
+    vectors = new.transpose(0, 2, 1, 3).reshape(places.size, pool.shape[3])
+    return _put_vectors(pool, places, vectors)
 
 
 def _put_vectors(pool: mx.array, places: mx.array, vectors: mx.array) -> mx.array:
     dim = pool.shape[3]
+    if dim == 0:
+        return pool
     indices = mx.broadcast_to(places[:, None], (places.size, dim))
     vectors = mx.broadcast_to(vectors, indices.shape)
     # Twice as fast on the CPU as pool[blocks, :, slots] = new.
@@ -130,6 +136,8 @@ def _put_vectors(pool: mx.array, places: mx.array, vectors: mx.array) -> mx.arra
 def _gather(pool: mx.array, heads: mx.array) -> mx.array:
     rows, kv_heads, blocks = heads.shape
     block_size, dim = pool.shape[2:]
+    if dim == 0:
+        return mx.zeros((rows, kv_heads, blocks * block_size, 0), pool.dtype)
     # In two dimensions each index moves one contiguous run: one memcpy per block and head.
     runs = pool.reshape(-1, block_size * dim)[heads]
     return runs.reshape(rows, kv_heads, blocks * block_size, dim)

@@ -1,6 +1,6 @@
 """Block ids, their reference counts and the free list. Knows no keys, no tokens, no recency."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.types import BlockId
 
@@ -21,6 +21,11 @@ class BlockPool:
         self._free = [BlockId(block) for block in reversed(range(n_blocks))]
         self._n_held = 0
         self._n_shared = 0
+        self._freed: list[Callable[[BlockId], None]] = []
+
+    def when_freed(self, tell: Callable[[BlockId], None]) -> None:
+        """Call `tell` with each block that becomes free."""
+        self._freed.append(tell)
 
     @property
     def n_blocks(self) -> int:
@@ -103,7 +108,7 @@ class BlockPool:
                 if self._kept[block]:
                     cached.append(block)
                 else:
-                    self._free.append(block)
+                    self._become_free(block)
         return cached
 
     def keep(self, block: BlockId) -> None:
@@ -118,4 +123,9 @@ class BlockPool:
             raise ValueError(f"block {block} is not kept")
         self._kept[block] = 0
         if self._holders[block] == 0:
-            self._free.append(block)
+            self._become_free(block)
+
+    def _become_free(self, block: BlockId) -> None:
+        self._free.append(block)
+        for tell in self._freed:
+            tell(block)

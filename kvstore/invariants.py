@@ -23,6 +23,7 @@ def check(store: KVStore) -> None:
         *_edges(store),
         *_siblings(store),
         *_leases(store),
+        *_groups(store),
     ]
     if problems:
         raise InvariantError("; ".join(problems))
@@ -115,3 +116,10 @@ def _leases(store: KVStore) -> Iterator[str]:
             common = min(len(path), len(own))
             if namespace != lease.namespace or path[:common] != own[:common]:
                 yield f"block {block} is indexed under tokens that are not its sequence's"
+
+
+def _groups(store: KVStore) -> Iterator[str]:
+    pool = store.pool
+    known = frozenset(block for block in map(BlockId, range(pool.n_blocks)) if pool.count(block))
+    for index, group in enumerate(store.groups):
+        yield from group.problems([lease.holds[index] for lease in store.leases], known)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvstore.block_table import BlockTable
+from kvstore.groups.group import Hold
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
@@ -12,7 +13,8 @@ class Lease:
     """The KV of one sequence. Only the store changes it; its owner reads.
 
     `tokens` belongs to the sequence and grows as it generates. Positions [0, cached_tokens) were
-    adopted; [0, written_tokens) hold KV that was adopted or that a step has computed.
+    adopted; [0, written_tokens) hold KV that was adopted or that a step has computed. `holds` are
+    its shares of the store's groups, in their order.
     """
 
     namespace: Namespace
@@ -20,6 +22,7 @@ class Lease:
     table: BlockTable
     cached_tokens: int
     written_tokens: int
+    holds: tuple[Hold, ...] = ()
     published_blocks: int = 0
 
 

@@ -15,7 +15,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import blocks_for
@@ -60,6 +60,13 @@ class Match:
     n_tokens: int
     blocks: tuple[BlockId, ...]
     path: tuple[Node, ...]
+
+    def until(self, n_tokens: int, block_size: int) -> "Match":
+        """What there is of it in the first `n_tokens` tokens."""
+        blocks = self.blocks[: blocks_for(n_tokens, block_size)]
+        above = accumulate((len(node.blocks) for node in self.path), initial=0)
+        path = [node for node, start in zip(self.path, above, strict=False) if start < len(blocks)]
+        return Match(n_tokens, blocks, tuple(path))
 
 
 class RadixTree:

@@ -2,17 +2,20 @@
 
 probe  how much of a prompt is here?          changes nothing
 admit  adopt what is here, allocate the rest  a Lease, or a Refusal and no trace
-extend room for the next tokens               copy orders where a block is shared, or a Refusal
+extend room for the next tokens               orders for the arena, or a Refusal
 publish these tokens' KV has been written     whole blocks become visible to all
 donate / release  the sequence has ended      its blocks go to the index / are let go
+
+A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.actions import CopyBlock
+from kvstore.actions import CopyBlock, Order
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable, blocks_for
+from kvstore.groups.group import Group
 from kvstore.lease import Lease, Refusal
 from kvstore.prefix_index import PrefixIndex
 from kvstore.radix_tree import Match
@@ -33,11 +36,21 @@ class StoreCounters:
 class KVStore:
     """Leases of `pool`'s blocks, shared through `index`. Belongs to the engine thread."""
 
-    def __init__(self, pool: BlockPool, index: PrefixIndex, block_size: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        index: PrefixIndex,
+        block_size: int,
+        groups: Sequence[Group] = (),
+    ) -> None:
         self._pool = pool
         self._index = index
         self._block_size = block_size
+        self._groups = tuple(groups)
         self._leases: set[Lease] = set()
+        self._orders: list[Order] = []  # of groups, for the next step
+        for group in self._groups:
+            pool.when_freed(group.forget)
         self.counters = StoreCounters()
 
     @property
@@ -54,6 +67,10 @@ class KVStore:
         return self._index
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        return self._groups
+
+    @property
     def leases(self) -> frozenset[Lease]:
         """The leases that have not been released."""
         return frozenset(self._leases)
@@ -65,7 +82,7 @@ class KVStore:
 
     def probe(self, namespace: Namespace, tokens: Tokens) -> int:
         """How many tokens of a prompt `admit` would adopt now. Changes nothing, not recency."""
-        return self._match(namespace, tokens).n_tokens
+        return self._resumable(self._match(namespace, tokens)).n_tokens
 
     def admit(
         self, namespace: Namespace, tokens: Tokens, reserve_tokens: int = 0, spare_blocks: int = 0
@@ -75,17 +92,19 @@ class KVStore:
         The last token of a prompt is never adopted: one must be computed to get logits. There is
         room for `reserve_tokens` behind the prompt, and `spare_blocks` remain available to others.
         """
-        match = self._match(namespace, tokens)
+        found = self._match(namespace, tokens)
+        match = self._resumable(found)
         lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
-        tail_tokens = match.n_tokens % self._block_size
-        if isinstance(lease, Refusal) and tail_tokens:
+        while isinstance(lease, Refusal) and (tail_tokens := match.n_tokens % self._block_size):
             # Its copy may need the very block that it stands in: do without what matched of that.
-            match = self._index.match(namespace, tokens.packed(0, match.n_tokens - tail_tokens))
+            match = self._resumable(match.until(match.n_tokens - tail_tokens, self._block_size))
             lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
         if isinstance(lease, Lease):
             self._index.touch(match)
             self.counters.queried_tokens += len(tokens)
             self.counters.hit_tokens += match.n_tokens
+            if match.n_tokens < found.n_tokens:
+                self.checkpoint(lease, found.n_tokens)  # here the next one will want to resume
         return lease
 
     def admit_cold(
@@ -98,10 +117,12 @@ class KVStore:
         """A second lease of the first `n_tokens` positions that `lease` has written.
 
         `tokens` begin with the same `n_tokens` tokens. Nothing is copied before somebody writes.
+        Where a group cannot resume there, the second lease begins with fewer.
         Raises ValueError for positions that have not been written.
         """
         if n_tokens > lease.written_tokens:
             raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
+        n_tokens = self._resume_point(lease.table, n_tokens)
         shared = tuple(lease.table[: blocks_for(n_tokens, self._block_size)])
         fresh_blocks = blocks_for(len(tokens), self._block_size) - len(shared)
         needed = fresh_blocks + (1 if n_tokens % self._block_size else 0)
@@ -109,10 +130,24 @@ class KVStore:
             return Refusal(needed, self.available_blocks)
         return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
 
-    def extend(self, lease: Lease, n_tokens: int) -> tuple[CopyBlock, ...] | Refusal:
+    def stride(self, lease: Lease, n_tokens: int) -> int:
+        """How many of the next `n_tokens` tokens the next step may compute, at least one."""
+        for hold in lease.holds:
+            n_tokens = hold.stride(lease.written_tokens, n_tokens)
+        return n_tokens
+
+    def checkpoint(self, lease: Lease, n_tokens: int) -> None:
+        """Somebody will want to resume behind the first `n_tokens` tokens of this lease."""
+        if n_tokens > lease.written_tokens:
+            for hold in lease.holds:
+                hold.checkpoint(n_tokens)
+
+    def extend(self, lease: Lease, n_tokens: int) -> tuple[Order, ...] | Refusal:
         """Make the next `n_tokens` (at least one) positions writable, all or nothing.
 
-        No block that is written has another holder: a shared one is replaced by a copy.
+        No block that is written has another holder: a shared one is replaced by a copy. The orders
+        are for the next step, whoever runs in it; among them are those that admissions and saved
+        states have left since the last call.
         """
         first = lease.written_tokens // self._block_size
         end = blocks_for(lease.written_tokens + n_tokens, self._block_size)
@@ -127,9 +162,12 @@ class KVStore:
             source = lease.table.repoint(i, target)
             copied_tokens = max(lease.written_tokens - i * self._block_size, 0)
             copies.append(CopyBlock(source, target, copied_tokens))
+            self._carry_over(source, target, copied_tokens)
+        self._extend_holds(lease, n_tokens, copies)
         self._drop([copy.source for copy in copies])
         self.counters.cow_copies += len(copies)
-        return tuple(copies)
+        orders, self._orders = self._orders, []
+        return (*copies, *orders)
 
     def publish(self, lease: Lease, n_tokens: int) -> None:
         """The KV of the lease's first `n_tokens` tokens has been written: index whole blocks.
@@ -141,6 +179,10 @@ class KVStore:
         if whole > lease.published_blocks:
             self._insert(lease, whole * self._block_size)
             lease.published_blocks = whole
+        saves = [order for hold in lease.holds for order in hold.advance(lease.table, n_tokens)]
+        if saves:
+            self._orders += saves
+            self._leave_to_index(lease)
 
     def donate(self, lease: Lease) -> None:
         """Release the lease, leaving all that it has written to the index, the tail too.
@@ -149,6 +191,7 @@ class KVStore:
         """
         if lease in self._leases and lease.written_tokens:
             self._insert(lease, lease.written_tokens)
+            self._donate_holds(lease)
         self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -156,7 +199,14 @@ class KVStore:
         if lease not in self._leases:
             raise ValueError("the lease has been released before")
         self._leases.remove(lease)
+        for hold in lease.holds:
+            hold.release()
         self._drop(lease.table[:])
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        """The step with these orders has failed: what they were to save is not cached."""
+        for group in self._groups:
+            group.revoke(orders)
 
     def clear(self, namespace: Namespace | None = None) -> int:
         """Forget the index of one namespace, or all. Returns how many blocks became free.
@@ -168,6 +218,20 @@ class KVStore:
 
     def _match(self, namespace: Namespace, tokens: Tokens) -> Match:
         return self._index.match(namespace, tokens.packed(0, len(tokens) - 1))
+
+    def _resumable(self, match: Match) -> Match:
+        """As much of the match as all groups can go on from."""
+        n_tokens = self._resume_point(match.blocks, match.n_tokens)
+        return match if n_tokens == match.n_tokens else match.until(n_tokens, self._block_size)
+
+    def _resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
+        """The last position up to `n_tokens` at which all groups can resume."""
+        asked = None
+        while n_tokens != asked:
+            asked = n_tokens
+            for group in self._groups:
+                n_tokens = group.resume_point(blocks, n_tokens)
+        return n_tokens
 
     def _admit(
         self,
@@ -195,6 +259,8 @@ class KVStore:
         fresh_blocks: int,
     ) -> Lease | Refusal:
         """Hold `adopted` and allocate the rest, or leave everything as it was."""
+        if not all(group.has_room() for group in self._groups):
+            return Refusal(needed_blocks=1, available_blocks=0)
         self._pool.hold(adopted)  # before anything is evicted, lest it be these
         fresh = self._take(fresh_blocks)
         if isinstance(fresh, Refusal):
@@ -202,6 +268,10 @@ class KVStore:
             return fresh
         table = BlockTable(self._block_size, (*adopted, *fresh))
         lease = Lease(namespace, tokens, table, adopted_tokens, adopted_tokens)
+        for group in self._groups:
+            hold, orders = group.admit(table, adopted_tokens, len(tokens))
+            lease.holds += (hold,)
+            self._orders += orders
         self._leases.add(lease)
         return lease
 
@@ -221,6 +291,38 @@ class KVStore:
     def _is_shared(self, lease: Lease, index: int) -> bool:
         return self._pool.count(lease.table[index]) > 1
 
+    def _carry_over(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
+        for group in self._groups:
+            group.copy(source, target, n_tokens)
+
+    def _extend_holds(self, lease: Lease, n_tokens: int, copies: Sequence[CopyBlock]) -> None:
+        by_target = {copy.target: copy for copy in copies}
+        for hold in lease.holds:
+            self._orders += hold.extend(lease.table, lease.written_tokens, n_tokens, by_target)
+
+    def _donate_holds(self, lease: Lease) -> None:
+        """Leave to the index what the groups have at the lease's end, if the index has that."""
+        if lease.holds and (block := self._leave_to_index(lease)) is not None:
+            last_tokens = (lease.written_tokens - 1) % self._block_size + 1
+            for hold in lease.holds:
+                hold.donate(block, last_tokens)
+
+    def _leave_to_index(self, lease: Lease) -> BlockId | None:
+        """The indexed block with the last written token, if there is one.
+
+        It may be another's, which begins with the same tokens as the lease's own and goes on
+        otherwise; then it carries from now on what the lease's own does up to here.
+        """
+        n_tokens = lease.written_tokens
+        match = self._index.match(lease.namespace, lease.tokens.packed(0, n_tokens))
+        if match.n_tokens < n_tokens:
+            return None
+        index, before = divmod(n_tokens - 1, self._block_size)
+        own, indexed = lease.table[index], match.blocks[-1]
+        if own != indexed:
+            self._carry_over(own, indexed, before + 1)
+        return indexed
+
     def _insert(self, lease: Lease, n_tokens: int) -> None:
         blocks = lease.table[: blocks_for(n_tokens, self._block_size)]
         equal = self._index.insert(lease.namespace, lease.tokens.packed(0, n_tokens), blocks)
@@ -229,6 +331,8 @@ class KVStore:
     def _repoint(self, lease: Lease, blocks: Sequence[BlockId]) -> None:
         """Let the table begin with `blocks`, which hold the same tokens as its own."""
         for i, block in enumerate(blocks):
-            if lease.table[i] != block:
+            if (own := lease.table[i]) != block:
+                for hold in lease.holds:
+                    hold.repoint(own, block)
                 self._pool.hold((block,))
                 self._drop((lease.table.repoint(i, block),))

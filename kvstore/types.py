@@ -6,6 +6,9 @@ from typing import NewType
 BlockId = NewType("BlockId", int)
 """Index of a block in the arena, from 0."""
 
+SlotId = NewType("SlotId", int)
+"""Index of a slot of a group's own storage, from 0: a window's block, or a whole state."""
+
 
 @dataclass(frozen=True, slots=True)
 class Namespace:

@@ -39,6 +39,12 @@ CacheFlag = Annotated[
     str | None,
     typer.Option("--kv-cache-bytes", metavar="BYTES", help="The arena's size, such as 4GiB."),
 ]
+StateCacheFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--state-cache-bytes", metavar="BYTES", help="For saved states of recurrent layers."
+    ),
+]
 BlockSizeFlag = Annotated[
     int | None, typer.Option("--block-size", help="Tokens in one block of the KV cache.")
 ]
@@ -61,6 +67,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
     kv_cache_bytes: CacheFlag = None,
+    state_cache_bytes: StateCacheFlag = None,
     block_size: BlockSizeFlag = None,
     max_running: Annotated[int | None, typer.Option(help="Sequences computed in one step.")] = None,
     max_waiting: Annotated[
@@ -102,6 +109,7 @@ def doctor(
     context: typer.Context,
     model: ModelFlag = None,
     kv_cache_bytes: CacheFlag = None,
+    state_cache_bytes: StateCacheFlag = None,
     block_size: BlockSizeFlag = None,
     config: ConfigFlag = None,
 ) -> None:

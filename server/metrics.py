@@ -125,6 +125,7 @@ class Metrics:
         if self._latest is not None:
             yield from engine_families(self._latest)
             yield from cache_families(self._latest.cache)
+            yield group_family(self._latest.cache)
         for alias in self._aliases:
             yield from alias(self._telemetry.collect(), self._latest, model)
 
@@ -202,6 +203,19 @@ def cache_families(cache: CacheStats) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "rootstock_kv_copied_blocks", "Blocks forked by copy-on-write.", cache.cow_copies
     )
+
+
+def group_family(cache: CacheStats) -> Metric:
+    slots = GaugeMetricFamily(
+        "rootstock_group_slots",
+        "Slots of sliding windows (blocks) and recurrent layers (states), by state.",
+        labels=["group", "state"],
+    )
+    for group in cache.groups:
+        slots.add_metric([group.name, "free"], group.free)
+        slots.add_metric([group.name, "cached"], group.cached)
+        slots.add_metric([group.name, "held"], group.held)
+    return slots
 
 
 def _model_info(card: ModelCard, model: str) -> Metric:

@@ -37,6 +37,7 @@ class Settings(BaseSettings):
     model: str = ""
     served_model_name: str | None = Field(None, min_length=1, max_length=256)
     kv_cache_bytes: ByteSize | None = Field(None, gt=0)
+    state_cache_bytes: ByteSize | None = Field(None, ge=0)
     block_size: int = Field(32, ge=1, le=1024)
     max_running: int = Field(32, ge=1, le=1024)
     max_waiting: int = Field(1024, ge=0, le=1_000_000)
@@ -113,6 +114,7 @@ class Settings(BaseSettings):
             step_tokens=self.step_tokens,
             prefix_cache=self.prefix_cache,
             attention=self.attention,
+            state_cache_bytes=self.state_cache_bytes,
         )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from engine.mlx_backend.checkpoint import train_tokenizer, write_checkpoint
+from engine.mlx_backend.checkpoint import QuantizationRule, train_tokenizer, write_checkpoint
+from tests.cache_configs import CONFIGS
 
 VOCAB_SIZE = 320
 _COMMON: dict[str, Any] = {
@@ -31,6 +32,12 @@ _MOE: dict[str, Any] = {
     "moe_intermediate_size": 64,
     "norm_topk_prob": True,
 }
+_QWEN3 = {**_COMMON, "model_type": "qwen3"}
+
+
+def _mixed_bits(path: str, module: object) -> bool | dict[str, int]:
+    """More bits for what is written back into the residual stream."""
+    return {"bits": 6 if "down_proj" in path else 4, "group_size": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +47,20 @@ class Family:
     name: str
     config: dict[str, Any]
     quantization: dict[str, int] | None = None
+    rule: QuantizationRule | None = None
 
 
 FAMILIES = {
     family.name: family
     for family in (
         Family("llama", {**_COMMON, "model_type": "llama"}),
-        Family("qwen3", {**_COMMON, "model_type": "qwen3"}),
+        Family("qwen3", _QWEN3),
         Family("qwen3_moe", {**_COMMON, **_MOE, "model_type": "qwen3_moe"}),
-        Family("qwen3_4bit", {**_COMMON, "model_type": "qwen3"}, {"bits": 4, "group_size": 32}),
+        Family("qwen3_4bit", _QWEN3, {"bits": 4, "group_size": 32}),
+        Family("qwen3_8bit", _QWEN3, {"bits": 8, "group_size": 32}),
+        Family("qwen3_mixed", _QWEN3, {"bits": 4, "group_size": 32}, _mixed_bits),
+        *(Family(name, config) for name, config in CONFIGS.items()),
+        Family("qwen3_next_4bit", CONFIGS["qwen3_next"], {"bits": 4, "group_size": 32}),
     )
 }
 
@@ -61,5 +73,7 @@ def tiny_tokenizer() -> Tokenizer:
 def write_family(family: Family, parent: Path, seed: int = 0, dtype: mx.Dtype = mx.float32) -> Path:
     """Write the family's checkpoint below `parent`, unless it is there already."""
     directory = parent / f"{family.name}-{seed}"
-    write_checkpoint(directory, family.config, seed, tiny_tokenizer(), dtype, family.quantization)
+    write_checkpoint(
+        directory, family.config, seed, tiny_tokenizer(), dtype, family.quantization, family.rule
+    )
     return directory

@@ -1,10 +1,13 @@
 """Puts the backend's parts together for one configuration."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
 
+from engine.groups import StorageSizes
 from engine.mlx_backend import machine
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.cascade import CascadeAttention
@@ -12,16 +15,20 @@ from engine.mlx_backend.attention.gather import GatherAttention
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.backend import Backend
 from engine.mlx_backend.blas import Blas
-from engine.mlx_backend.budget import arena_blocks, default_kv_bytes
+from engine.mlx_backend.budget import Footprint, divide, find_budget
+from engine.mlx_backend.cached_model import CachedModel
 from engine.mlx_backend.default_model import default_checkpoint, user_cache_directory
 from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.layout import Layout
 from engine.mlx_backend.loader import LoadedModel, Report, load_weights, open_model
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampler import Sampler
 from engine.mlx_backend.source import find_checkpoint
+from engine.mlx_backend.storage import Storage
 from engine.mlx_backend.tokenizer import CheckpointTokenizer
 from engine.types import EngineConfig, MachineReport, ModelCard
-from kvstore.arena import Arena, block_bytes, token_bytes
+from kvstore.arena import block_bytes, token_bytes
+from kvstore.state_arena import state_bytes
 
 
 def assemble(
@@ -31,22 +38,23 @@ def assemble(
     checkpoint = _checkpoint(config, cache_directory, download=True)
     report(f"model {checkpoint}")
     loaded = open_model(checkpoint, machine.examine().left_bytes)
-    load_weights(loaded, report)
+    batching = load_weights(loaded, report)
     host = machine.examine()
-    n_blocks = _n_blocks(config, loaded, host.left_bytes, host.kv_share)
-    arena = Arena(loaded.layers, loaded.dtype, n_blocks, config.block_size)
-    report(
-        f"KV cache: {n_blocks:,} blocks of {config.block_size} tokens, {arena.bytes / 1e9:.2f} GB"
-    )
-    attention = _attention(config.attention)
+    sizes = _sizes(config, loaded, host)
+    storage = Storage(loaded.layout, sizes, config.block_size)
+    for line in _inventory(config, loaded.layout, storage, sizes):
+        report(line)
     dispatch.install(loaded.model)
+    model = CachedModel(
+        loaded.model, loaded.layout, storage, _attention(config.attention), batching
+    )
     return Backend(
-        runner=MlxRunner(loaded.model, arena, attention, Sampler(loaded.vocab_size)),
-        card=_card(config, loaded, arena, host, blas),
+        runner=MlxRunner(model, Sampler(loaded.layout.vocab_size)),
+        card=_card(config, loaded, sizes, host, blas),
         tokenizer=CheckpointTokenizer(loaded.tokenizer),
         hf_tokenizer=loaded.tokenizer._tokenizer,
-        n_blocks=n_blocks,
-        arena_bytes=arena.bytes,
+        sizes=sizes,
+        arena_bytes=storage.bytes,
     )
 
 
@@ -57,9 +65,9 @@ def describe(config: EngineConfig, blas: Blas, cache_directory: Path | None) -> 
     try:
         loaded = open_model(_checkpoint(config, cache_directory, download=False), host.left_bytes)
         left_bytes = host.left_bytes - loaded.weight_bytes
-        n_blocks = _n_blocks(config, loaded, left_bytes, host.kv_share)
-        arena_tokens = n_blocks * config.block_size
-        arena_bytes = n_blocks * block_bytes(loaded.layers, config.block_size, loaded.dtype)
+        sizes = _sizes(config, loaded, replace(host, left_bytes=left_bytes))
+        arena_tokens = sizes.n_blocks * config.block_size
+        arena_bytes = _storage_bytes(config, loaded.layout, sizes)
     except ModelError as error:
         problem = str(error)
     return MachineReport(
@@ -83,13 +91,54 @@ def _checkpoint(config: EngineConfig, cache_directory: Path | None, *, download:
     return default_checkpoint(cache_directory or user_cache_directory())
 
 
-def _n_blocks(config: EngineConfig, loaded: LoadedModel, left_bytes: int, share: float) -> int:
-    per_token = token_bytes(loaded.layers, loaded.dtype)
-    kv_bytes = config.kv_cache_bytes
-    if kv_bytes is None:
-        useful = config.max_running * loaded.max_context_tokens * per_token
-        kv_bytes = default_kv_bytes(left_bytes, share, useful)
-    return arena_blocks(kv_bytes, per_token * config.block_size, config.max_running)
+def _sizes(config: EngineConfig, loaded: LoadedModel, host: machine.Machine) -> StorageSizes:
+    footprint = _footprint(loaded.layout, config.block_size)
+    shared_bytes = int(host.left_bytes * host.kv_share)
+    budget = find_budget(config, footprint, loaded.max_context_tokens, shared_bytes)
+    return divide(config, footprint, loaded.max_context_tokens, budget)
+
+
+def _footprint(layout: Layout, block_size: int) -> Footprint:
+    return Footprint(
+        block_bytes(layout.full_layers, block_size, layout.dtype),
+        tuple(
+            (window, block_bytes(layout.layers_of(window), block_size, layout.dtype))
+            for window in layout.windows
+        ),
+        state_bytes(layout.states),
+    )
+
+
+def _storage_bytes(config: EngineConfig, layout: Layout, sizes: StorageSizes) -> int:
+    """Bytes of all blocks, as `Storage.bytes`."""
+    footprint = _footprint(layout, config.block_size)
+    windows_bytes = sum(
+        size.n_slots * slot_bytes
+        for size, (_, slot_bytes) in zip(sizes.windows, footprint.windows, strict=True)
+    )
+    return sizes.n_blocks * footprint.block_bytes + windows_bytes
+
+
+def _inventory(
+    config: EngineConfig, layout: Layout, storage: Storage, sizes: StorageSizes
+) -> Iterator[str]:
+    """What has been allocated, for people."""
+    size = config.block_size
+    if layout.full_layers:
+        bytes_used = f"{storage.full.bytes / 1e9:.2f} GB"
+        yield f"KV cache: {sizes.n_blocks:,} blocks of {size} tokens, {bytes_used}"
+    for window, arena in zip(sizes.windows, storage.windows, strict=True):
+        yield (
+            f"window of {window.window:,} tokens: {window.n_slots:,} blocks of {size} tokens, "
+            f"{arena.bytes / 1e9:.2f} GB"
+        )
+    if sizes.states is not None:
+        running, saved = sizes.states.running, sizes.states.saved
+        one = state_bytes(layout.states)
+        yield (
+            f"recurrent states: {running} running and {saved} saved, at most "
+            f"{(running + saved) * one / 1e9:.2f} GB"
+        )
 
 
 def _attention(name: str) -> Attention:
@@ -100,18 +149,23 @@ def _attention(name: str) -> Attention:
 
 
 def _card(
-    config: EngineConfig, loaded: LoadedModel, arena: Arena, host: machine.Machine, blas: Blas
+    config: EngineConfig,
+    loaded: LoadedModel,
+    sizes: StorageSizes,
+    host: machine.Machine,
+    blas: Blas,
 ) -> ModelCard:
+    layout = loaded.layout
     return ModelCard(
         name=config.model or "rootstock-default",
         fingerprint=loaded.fingerprint,
-        vocab_size=loaded.vocab_size,
+        vocab_size=layout.vocab_size,
         max_context_tokens=loaded.max_context_tokens,
         eos_token_ids=loaded.eos_token_ids,
-        kv_bytes_per_token=token_bytes(loaded.layers, loaded.dtype),
-        arena_tokens=arena.n_blocks * arena.block_size,
-        block_size=arena.block_size,
+        kv_bytes_per_token=token_bytes(layout.full_layers, layout.dtype),
+        arena_tokens=sizes.n_blocks * config.block_size,
+        block_size=config.block_size,
         device=host.device,
-        dtype=str(loaded.dtype).removeprefix("mlx.core."),
+        dtype=str(layout.dtype).removeprefix("mlx.core."),
         blas=f"{blas.name} {blas.library}".strip(),
     )

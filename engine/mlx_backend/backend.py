@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.groups import StorageSizes
 from engine.mlx_backend.blas import load_blas
 from engine.runner import ModelRunner
 from engine.types import EngineConfig, MachineReport, ModelCard, Tokenizer
@@ -18,7 +19,7 @@ class Backend:
     card: ModelCard
     tokenizer: Tokenizer
     hf_tokenizer: Any  # transformers' fast tokenizer
-    n_blocks: int
+    sizes: StorageSizes
     arena_bytes: int
 
 

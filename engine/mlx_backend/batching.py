@@ -1,6 +1,13 @@
-"""Which prompt chunks run side by side in one forward. Pure functions."""
+"""How rows of a model may share a forward: a ladder of rules, from best to slowest."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from engine.mlx_backend.forward import Forward, GroupedMaskForward, LoneForward, Piece
+from kvstore.state_arena import StateArena
+from kvstore.types import SlotId
 
 FORWARD_TOKENS = 16
 """What one more forward costs, in tokens computed: padding below this is cheaper than a forward.
@@ -9,19 +16,87 @@ A forward reads all weights however few its tokens are: with 27 M parameters on 
 one token takes 12 ms without attention, and a token more in a chunk 0.6 ms.
 """
 
+Groups = list[list[int]]
+"""Forwards, as lists of indices into some pieces."""
 
-def group_by_length(
-    lengths: Sequence[int], forward_tokens: int = FORWARD_TOKENS
-) -> list[list[int]]:
+Grouping = Callable[[Sequence[Piece], int], Groups]
+"""Splits pieces into forwards. The number is how many tokens of padding save a forward's cost."""
+
+
+ReadStates = Callable[[StateArena, Sequence[SlotId], bool], Sequence[mx.array | None]]
+"""The arrays of some slots' states as the model is given them; whether all slots are fresh."""
+
+
+def initial_or_saved(
+    states: StateArena, slots: Sequence[SlotId], is_fresh: bool
+) -> Sequence[mx.array | None]:
+    """A fresh row begins with zeros, so that it can run beside others."""
+    return states.read(slots)
+
+
+def none_or_saved(
+    states: StateArena, slots: Sequence[SlotId], is_fresh: bool
+) -> Sequence[mx.array | None]:
+    """A fresh row begins with nothing, as in mlx-lm."""
+    return [None] * len(states.shapes) if is_fresh else states.read(slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """A rung of the ladder: which rows run side by side, and what their caches give them."""
+
+    name: str
+    group: Grouping
+    forward: type[Forward] = Forward
+    read_states: ReadStates = initial_or_saved
+
+
+def group_by_length(lengths: Sequence[int], forward_tokens: int = FORWARD_TOKENS) -> Groups:
     """Split chunks into forwards, as lists of indices into `lengths`.
 
     Chunks are taken longest first; each joins the forward before it unless the padding that it
     brings outweighs the forward that it saves.
     """
-    groups: list[list[int]] = []
+    groups: Groups = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if groups and lengths[groups[-1][0]] - lengths[index] <= forward_tokens:
             groups[-1].append(index)
         else:
             groups.append([index])
     return groups
+
+
+def padded(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
+    """Rows of like length, padded to the longest."""
+    return group_by_length([len(piece.tokens) for piece in pieces], forward_tokens)
+
+
+def of_equal_length(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
+    """Rows of one length: for recurrent layers that take padding for tokens."""
+    return padded(pieces, 0)
+
+
+def fresh_apart(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
+    """Of equal length, and those that begin apart: for layers that have no initial state."""
+    groups = of_equal_length(pieces, forward_tokens)
+    parts = [
+        [index for index in group if (pieces[index].start == 0) is is_fresh]
+        for group in groups
+        for is_fresh in (True, False)
+    ]
+    return [part for part in parts if part]
+
+
+def one_by_one(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
+    """Each row alone: for models that ask for one position, or count keys from the end."""
+    return [[index] for index in range(len(pieces))]
+
+
+LADDER = (
+    Batching("padded rows", padded),
+    Batching("padded rows with masks by KV head", padded, GroupedMaskForward),
+    Batching("rows of equal length", of_equal_length),
+    Batching("rows of equal length, fresh ones apart", fresh_apart, Forward, none_or_saved),
+    Batching("one row at a time", one_by_one, LoneForward, none_or_saved),
+)
+"""From the fewest forwards to the most. The check at load takes the first that is right."""

@@ -1,26 +1,48 @@
-"""What an unmodified mlx-lm model sees in place of its own caches: one view per layer, per forward.
+"""What an unmodified mlx-lm model sees in place of its own caches: one view per cache, per forward.
 
-A view answers what mlx-lm's `KVCache` answers during a forward and is backed by the arena. It lives
+A view answers what mlx-lm's own cache answers during a forward and is backed by the arena. It lives
 no longer than the forward, because it refers to the arena's arrays (see `kvstore.arena`).
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
 
 from engine.mlx_backend.forward import Forward
 from kvstore.arena import LayerArena
 
 
-class CacheView:
+class UnusedView:
+    """A cache that the model never writes: it knows positions and nothing else."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.offset = forward.offset
+
+    def make_mask(
+        self, length: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """The attention mask of this forward, in mlx-lm's terms; see `create_attention_mask`."""
+        if self.forward.rows == 1 and not return_array and window_size is None:
+            return None if length == 1 else "causal"
+        return self.forward.mask(window_size)
+
+
+class CacheView(UnusedView):
     """One layer's blocks, for one forward.
 
-    `offset`: `[rows]`, the position of each row's next token.
+    `offset`: `[rows]`, the position of each row's next token. `keys` and `values` are there from
+    `update_and_fetch` on; a model may read and replace them, with no effect on what is stored.
     """
 
     def __init__(self, layer: LayerArena, forward: Forward) -> None:
+        super().__init__(forward)
         self.layer = layer
-        self.forward = forward
-        self.offset = forward.offset
         self.fetched: tuple[mx.array, mx.array] | None = None
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the new tokens; return every row's K and V, `[rows, kv_heads, keys, dim]`.
@@ -36,9 +58,10 @@ class CacheView:
         self.offset = self.forward.offset_after
         fetched = self.layer.read(self.forward.heads(kv_heads))
         if self.forward.rows == 1:
-            context = self.forward.context
-            fetched = fetched[0][:, :, :context], fetched[1][:, :, :context]
+            n_keys = self.forward.n_keys
+            fetched = fetched[0][:, :, :n_keys], fetched[1][:, :, :n_keys]
         self.fetched = fetched
+        self.keys, self.values = fetched
         return fetched
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
@@ -46,14 +69,6 @@ class CacheView:
         if self.fetched is None:
             raise RuntimeError("the model reads a layer's cache before writing to it")
         return self.fetched
-
-    def make_mask(
-        self, length: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | str | None:
-        """The attention mask of this forward, in mlx-lm's terms; see `create_attention_mask`."""
-        if self.forward.rows == 1 and not return_array and window_size is None:
-            return None if length == 1 else "causal"
-        return self.forward.mask(window_size)
 
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
@@ -77,3 +92,44 @@ class CacheView:
         if isinstance(mask, mx.array):
             return mask is self.forward.mask()
         return mask == self.make_mask(self.forward.length) if self.forward.rows == 1 else False
+
+
+class WindowView(CacheView):
+    """A sliding window's layer: K and V begin with the first block that a row holds."""
+
+    def __init__(self, layer: LayerArena, forward: Forward, window: int) -> None:
+        super().__init__(layer, forward)
+        self._window = window
+
+    def make_mask(
+        self, length: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array:
+        return self.forward.mask(window_size or self._window)
+
+
+class ChunkView(CacheView):
+    """A layer that sees its own chunk, of one row; the model makes the mask from positions."""
+
+    @property
+    def start_position(self) -> int:
+        """The position of the first key."""
+        return int(self.forward.first_positions[0])
+
+    def maybe_trim_front(self) -> None:
+        """What no token sees any more is not among the row's blocks."""
+
+
+class StateView(ArraysCache):  # type: ignore[misc]  # a base class without types
+    """A recurrent layer's state of several rows; `cache` is what the model has put there."""
+
+    cache: list[Any]
+
+    def __init__(self, arrays: Sequence[mx.array | None], lengths: mx.array | None) -> None:
+        super().__init__(len(arrays))
+        self.cache = list(arrays)
+        self.lengths = lengths
+
+    def advance(self, N: int) -> None:  # noqa: N803 - as mlx-lm has it
+        """Rebinds `lengths`, which all layers share; mlx-lm's own changes the array."""
+        if self.lengths is not None:
+            self.lengths = self.lengths - N

@@ -24,6 +24,9 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+QuantizationRule = Callable[[str, Module], bool | dict[str, int]]
+"""mlx-lm's quant_predicate: for a module's path, whether it is quantized, or its bits."""
+
 
 def write_checkpoint(
     directory: Path,
@@ -32,12 +35,14 @@ def write_checkpoint(
     tokenizer: Tokenizer,
     dtype: mx.Dtype = mx.float16,
     quantization: Mapping[str, int] | None = None,
+    rule: QuantizationRule | None = None,
 ) -> None:
     """Write a random checkpoint that mlx-lm and transformers load.
 
     `config` is its config.json and names the architecture by `model_type`. `quantization`, when
-    given, is {"bits", "group_size"}. The same arguments write the same weights. The directory
-    appears whole or not at all; an existing one is left alone.
+    given, is {"bits", "group_size"}, and `rule` says otherwise for single modules. The same
+    arguments write the same weights. The directory appears whole or not at all; an existing one is
+    left alone.
     """
     if directory.exists():
         return
@@ -45,7 +50,11 @@ def write_checkpoint(
     model = random_model(config, seed, dtype)
     if quantization is not None:
         model, config = quantize_model(
-            model, dict(config), quantization["group_size"], quantization["bits"]
+            model,
+            dict(config),
+            quantization["group_size"],
+            quantization["bits"],
+            quant_predicate=rule,
         )
     _appear(directory, lambda unfinished: _write(unfinished, model, config, tokenizer))
 

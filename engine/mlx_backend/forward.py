@@ -1,4 +1,4 @@
-"""One forward of the model: padded tokens and the index arrays that all layers share."""
+"""One forward of the model: padded tokens and the index arrays that a group's layers share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from kvstore.arena import Arena
 from kvstore.block_table import blocks_for
-from kvstore.types import BlockId
+from kvstore.groups.group import Hold
+from kvstore.types import BlockId, SlotId
 
 Table = npt.NDArray[np.uint32]
 """Block ids of several rows, `[rows, blocks]`, padded with the arena's blank block."""
@@ -24,11 +25,17 @@ as when clients and the server share it. A start in every layer costs more than 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive tokens of one sequence, positions [start, start + len(tokens))."""
+    """Consecutive tokens of one sequence, positions [start, start + len(tokens)).
+
+    `blocks[i]` holds the positions of the sequence's block `first_block + i`; they cover every
+    position up to the last token's.
+    """
 
     start: int
     tokens: Sequence[int]
-    blocks: Sequence[BlockId]  # covers every position up to the last token's
+    blocks: Sequence[BlockId] | Sequence[SlotId]
+    first_block: int = 0
+    holds: Sequence[Hold] = ()  # the sequence's shares of the store's groups
 
     @property
     def stop(self) -> int:
@@ -36,27 +43,36 @@ class Piece:
 
 
 class Forward:
-    """Pieces side by side, padded on the right to one length.
+    """Pieces side by side, padded on the right to one length, over one group's arena.
 
     Padded tokens write to the arena's scratch block; no real token's mask admits them.
     `tokens` is `[rows, length]`; `offset` and `offset_after` are `[rows]`: the position of each
-    row's first token, and the position after the last token of the padded row.
+    row's first token, and the position after the last token of the padded row. `first_positions`,
+    `[rows]`, are those of each row's first key, and `n_keys` is how many a row has.
 
     Raises ValueError when a piece's blocks do not cover its positions.
     """
+
+    offset: mx.array | int
+    offset_after: mx.array | int
 
     def __init__(self, pieces: Sequence[Piece], arena: Arena) -> None:
         self.pieces = pieces
         self.rows = len(pieces)
         self.length = max(len(piece.tokens) for piece in pieces)
-        self.context = max(piece.stop for piece in pieces)
         self.table = pad_tables(
             [_needed_blocks(piece, arena.block_size) for piece in pieces], arena.blank
         )
+        size = arena.block_size
         starts = np.array([piece.start for piece in pieces], dtype=np.int32)
-        self.tokens = mx.array(self._padded_tokens())
-        self.offset = mx.array(starts)
-        self.offset_after = mx.array(starts + self.length)
+        firsts = np.array([piece.first_block * size for piece in pieces], dtype=np.int32)
+        self.tokens = mx.array(padded_tokens(pieces, self.length))
+        self.starts = mx.array(starts)
+        self.offset, self.offset_after = self.starts, mx.array(starts + self.length)
+        self.first_positions = firsts
+        self.n_keys = self.table.shape[1] * size
+        if self.rows == 1:
+            self.n_keys = pieces[0].stop - int(firsts[0])
         self._arena = arena
         self._blocks, self._slots = self._written(starts)
         self._mx_table = mx.array(self.table)
@@ -103,8 +119,8 @@ class Forward:
     def mask(self, window: int | None = None) -> mx.array:
         """Which keys each token sees, boolean `[rows, 1, length, keys]`.
 
-        Keys are those of the whole table, or of exactly `context` positions for one row alone.
-        With a window a token sees itself and the `window - 1` tokens before it.
+        Keys are those of the whole table, or for one row alone of exactly its positions. With a
+        window a token sees itself and the `window - 1` tokens before it.
         """
         if window not in self._masks:
             self._masks[window] = self._make_mask(window)
@@ -116,45 +132,69 @@ class Forward:
         filled = piece.stop % size
         if filled == 0 or filled > len(piece.tokens):
             return []
-        block = piece.blocks[piece.stop // size]
+        block = BlockId(piece.blocks[piece.stop // size - piece.first_block])
         return [(block, slot) for slot in range(filled, size)]
 
     def _make_mask(self, window: int | None) -> mx.array:
-        n_keys = self.context if self.rows == 1 else self.table.shape[1] * self._arena.block_size
-        queries = (self.offset[:, None] + mx.arange(self.length))[:, None, :, None]
-        keys = mx.arange(n_keys)
+        positions = self.starts[:, None] + mx.arange(self.length)
+        lasts = mx.array([piece.stop - 1 for piece in self.pieces])[:, None]
+        # What is padded sees what its row's last token does: a softmax over nothing is no number.
+        queries = mx.minimum(positions, lasts)[:, None, :, None]
+        keys = mx.arange(self.n_keys)
+        if self.first_positions.any():
+            keys = keys + mx.array(self.first_positions)[:, None, None, None]
         mask = keys <= queries
         return mask if window is None else mask & (keys > queries - window)
-
-    def _padded_tokens(self) -> npt.NDArray[np.int32]:
-        tokens = np.zeros((self.rows, self.length), dtype=np.int32)
-        for row, piece in enumerate(self.pieces):
-            tokens[row, : len(piece.tokens)] = piece.tokens
-        return tokens
 
     def _written(self, starts: npt.NDArray[np.int32]) -> tuple[mx.array, mx.array]:
         """Block and slot of every token, `[rows * length]`, row by row."""
         size = self._arena.block_size
         steps = np.arange(self.length, dtype=np.int32)
         positions = starts[:, None] + steps
+        firsts = self.first_positions[:, None]
         lengths = np.array([len(piece.tokens) for piece in self.pieces])
         real = steps < lengths[:, None]
-        entries = np.minimum(positions // size, self.table.shape[1] - 1)
+        entries = np.minimum((positions - firsts) // size, self.table.shape[1] - 1)
         blocks = np.where(real, np.take_along_axis(self.table, entries, 1), self._arena.scratch)
         slots = positions % size
         return mx.array(blocks.astype(np.uint32).ravel()), mx.array(slots.astype(np.uint32).ravel())
 
 
-def _needed_blocks(piece: Piece, block_size: int) -> Sequence[BlockId]:
-    needed = blocks_for(piece.stop, block_size)
-    if len(piece.blocks) < needed:
+class LoneForward(Forward):
+    """One row, whose position the model wants as a Python number."""
+
+    def __init__(self, pieces: Sequence[Piece], arena: Arena) -> None:
+        super().__init__(pieces, arena)
+        (piece,) = pieces
+        self.offset, self.offset_after = piece.start, piece.stop
+
+
+class GroupedMaskForward(Forward):
+    """For models that keep the heads of a KV head apart: masks `[rows, 1, 1, length, keys]`."""
+
+    def _make_mask(self, window: int | None) -> mx.array:
+        return super()._make_mask(window)[:, :, None]
+
+
+def padded_tokens(pieces: Sequence[Piece], length: int) -> npt.NDArray[np.int32]:
+    """The pieces' tokens, `[rows, length]`, with zeros behind those of shorter rows."""
+    tokens = np.zeros((len(pieces), length), dtype=np.int32)
+    for row, piece in enumerate(pieces):
+        tokens[row, : len(piece.tokens)] = piece.tokens
+    return tokens
+
+
+def _needed_blocks(piece: Piece, block_size: int) -> Sequence[BlockId] | Sequence[SlotId]:
+    needed = blocks_for(piece.stop, block_size) - piece.first_block
+    if len(piece.blocks) < needed or piece.first_block * block_size > piece.start:
         raise ValueError(
-            f"a table of {len(piece.blocks)} blocks does not cover {piece.stop} positions"
+            f"{len(piece.blocks)} blocks from the {piece.first_block}-th on do not cover the "
+            f"positions {piece.start} to {piece.stop}"
         )
     return piece.blocks[:needed]
 
 
-def pad_tables(tables: Sequence[Sequence[BlockId]], blank: BlockId) -> Table:
+def pad_tables(tables: Sequence[Sequence[BlockId] | Sequence[SlotId]], blank: BlockId) -> Table:
     """Tables of different lengths as one array."""
     padded = np.full((len(tables), max(len(table) for table in tables)), blank, dtype=np.uint32)
     for row, table in enumerate(tables):

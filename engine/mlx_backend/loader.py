@@ -7,15 +7,19 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx.utils import tree_unflatten
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
+from engine.mlx_backend.batching import Batching
 from engine.mlx_backend.errors import ModelError, UnsupportedModel
 from engine.mlx_backend.layers import discover
-from engine.mlx_backend.selfcheck import check_views
+from engine.mlx_backend.layout import Layout
+from engine.mlx_backend.selfcheck import check_batching
 from engine.mlx_backend.source import fingerprint
 from engine.mlx_backend.weights import weight_bytes
-from kvstore.arena import LayerShape
 
 Report = Callable[[str], None]
 
@@ -29,10 +33,8 @@ class LoadedModel:
 
     model: Module
     tokenizer: TokenizerWrapper
-    layers: tuple[LayerShape, ...]
-    dtype: mx.Dtype  # of K and V
+    layout: Layout
     eos_token_ids: frozenset[int]
-    vocab_size: int
     max_context_tokens: int
     fingerprint: str
     weight_bytes: int
@@ -50,30 +52,32 @@ def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
     model, config = _build(checkpoint)
     if mx.default_device() == mx.cpu:
         model = _for_cpu(model, checkpoint, memory_bytes)
-    layers, dtype, vocab_size = discover(model)
+    max_tokens = fix_dynamic_rope(model, max_context_tokens(config))
+    layout = discover(model).within(max_tokens)
     tokenizer = _tokenizer(checkpoint, config)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        layers=layers,
-        dtype=dtype,
+        layout=layout,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
-        vocab_size=vocab_size,
-        max_context_tokens=max_context_tokens(config),
+        max_context_tokens=max_tokens,
         fingerprint=fingerprint(checkpoint),
         weight_bytes=weight_bytes(model),
     )
 
 
-def load_weights(loaded: LoadedModel, report: Report) -> None:
-    """Read the weights into memory and check that the model runs over an arena.
+def load_weights(loaded: LoadedModel, report: Report) -> Batching:
+    """Read the weights into memory and find out how the model runs over shared storage.
 
     Raises UnsupportedModel when it does not.
     """
     report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
     mx.eval(loaded.model.parameters())
     report("checking the model against its own caches")
-    check_views(loaded.model, loaded.layers, loaded.dtype)
+    batching = check_batching(loaded.model, loaded.layout)
+    mx.clear_cache()  # what the check has left
+    report(f"batches: {batching.name}")
+    return batching
 
 
 def max_context_tokens(config: Mapping[str, Any]) -> int:
@@ -83,6 +87,24 @@ def max_context_tokens(config: Mapping[str, Any]) -> int:
             if isinstance(part.get(key), int):
                 return int(part[key])
     return _DEFAULT_CONTEXT_TOKENS
+
+
+def fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
+    """Make each dynamic NTK RoPE the plain one that it is up to its model's first context length.
+
+    Beyond that its base changes, and with it all keys that have been cached. Returns how many
+    tokens a sequence may have then.
+    """
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, DynamicNTKScalingRoPE)
+    }
+    plain = [(name, RoPE(rope.dims, rope.traditional, rope.base)) for name, rope in found.items()]
+    model.update_modules(tree_unflatten(plain))
+    return min(
+        [max_context_tokens, *(int(rope.max_position_embeddings) for rope in found.values())]
+    )
 
 
 def _build(checkpoint: Path) -> tuple[Module, dict[str, Any]]:

@@ -1,18 +1,15 @@
-"""The model runner: a step's copies, prompt chunks, decodes and samples on the device."""
+"""The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.batching import group_by_length
-from engine.mlx_backend.forward import Forward, Piece
+from engine.mlx_backend.cached_model import CachedModel
+from engine.mlx_backend.forward import Piece
 from engine.mlx_backend.sampler import UnusableLogits
 from engine.step import Row, SampleOrder, SequenceId, StepPlan, StepResult
 from engine.types import TokenLogprob
-from kvstore.arena import Arena
 
 SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""
@@ -37,24 +34,21 @@ class TokenSampler(Protocol):
 
 
 class MlxRunner:
-    """Implements `ModelRunner` for an mlx-lm model over an arena.
+    """Implements `ModelRunner` for an mlx-lm model over the engine's storage.
 
     Belongs to the thread that made it, as all MLX arrays do. Logits are computed only where
-    somebody reads them: of the prompt chunks just the arena is evaluated, and every row that
-    samples runs its last token in one forward of length 1.
+    somebody reads them: of the prompt chunks just the storage is evaluated, and every row that
+    samples runs its last token in a forward of length 1.
     """
 
-    def __init__(
-        self, model: Module, arena: Arena, attention: Attention, sampler: TokenSampler
-    ) -> None:
+    def __init__(self, model: CachedModel, sampler: TokenSampler) -> None:
         self._model = model
-        self._arena = arena
-        self._attention = attention
+        self._storage = model.storage
         self._sampler = sampler
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelRunner.run`."""
-        self._arena.copy(plan.copies)
+        self._storage.carry_out(plan.orders)
         scored_rows = [row for row in plan.rows if row.prompt_logprobs is not None]
         plain_rows = [row for row in plan.rows if row.prompt_logprobs is None]
         self._compute_chunks([chunk for row in plain_rows if (chunk := _chunk(row)) is not None])
@@ -78,35 +72,29 @@ class MlxRunner:
         return StepResult(sampled, scored, failed | unusable)
 
     def _compute_chunks(self, chunks: Sequence[Piece]) -> None:
-        for group in group_by_length([len(chunk.tokens) for chunk in chunks]):
-            self._forward([chunks[index] for index in group])
-            mx.eval(self._arena.arrays())
+        for group in self._model.groups(chunks):
+            self._model.forward([chunks[index] for index in group])
+            mx.eval(self._storage.arrays())
 
     def _decode(self, rows: Sequence[Row]) -> mx.array:
         """Logits after each row's last token, `[rows, vocabulary]`."""
-        last = [Piece(row.start + len(row.tokens) - 1, row.tokens[-1:], row.blocks) for row in rows]
-        return self._forward(last)[:, -1]
+        logits = self._model.last_logits([_piece(row, len(row.tokens) - 1) for row in rows])
+        if states := self._storage.states.unevaluated():
+            mx.async_eval(logits, states)  # the logits alone do not lead to all of them
+        return logits
 
     def _score(self, row: Row) -> tuple[tuple[TokenLogprob, ...], mx.array]:
         """Score what follows each token; also the logits after the last one, `[1, vocabulary]`."""
         found: list[TokenLogprob] = []
         logits = mx.zeros((1, 1, 1))
         for first in range(0, len(row.tokens), SCORED_TOKENS):
-            tokens = row.tokens[first : first + SCORED_TOKENS]
-            logits = self._forward([Piece(row.start + first, tokens, row.blocks)])
-            mx.eval(logits, self._arena.arrays())
-            following = row.next_tokens[first : first + len(tokens)]
+            logits = self._model.forward([_piece(row, first, first + SCORED_TOKENS)])
+            mx.eval(logits, self._storage.arrays())
+            following = row.next_tokens[first : first + SCORED_TOKENS]
             if following:
                 top = row.prompt_logprobs or 0
                 found += self._sampler.score(logits[0, : len(following)], following, top)
         return tuple(found), logits[:, -1]
-
-    def _forward(self, pieces: Sequence[Piece]) -> mx.array:
-        """Lazy logits of one forward, `[rows, length, vocabulary]`."""
-        forward = Forward(pieces, self._arena)
-        views = self._attention.views(self._arena, forward)
-        logits: mx.array = self._model(forward.tokens, cache=views)
-        return logits
 
     def _sample(
         self, rows: Sequence[Row], logits: Sequence[mx.array]
@@ -130,8 +118,13 @@ class MlxRunner:
 
 def _chunk(row: Row) -> Piece | None:
     """The row's tokens whose logits nobody reads."""
-    tokens = row.tokens if row.sample is None else row.tokens[:-1]
-    return Piece(row.start, tokens, row.blocks) if tokens else None
+    n_tokens = len(row.tokens) if row.sample is None else len(row.tokens) - 1
+    return _piece(row, 0, n_tokens) if n_tokens else None
+
+
+def _piece(row: Row, first: int, end: int | None = None) -> Piece:
+    """Some of a row's tokens."""
+    return Piece(row.start + first, row.tokens[first:end], row.blocks, holds=row.holds)
 
 
 def _table(row: Row) -> tuple[int, ...]:

@@ -42,6 +42,19 @@ class ClearResponse(BaseModel):
     bytes_freed: int
 
 
+class GroupSlots(BaseModel):
+    """Slots of a kind of layer that does not keep every token: a window's blocks, or states."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    total: int
+    free: int
+    cached: int
+    held: int
+    evictions: int
+
+
 class CacheStatsResponse(BaseModel):
     """A block is free, cached (only the tree holds it) or held (in at least one table)."""
 
@@ -59,6 +72,7 @@ class CacheStatsResponse(BaseModel):
     hit_tokens: int
     evictions: int
     cow_copies: int
+    groups: list[GroupSlots]
 
 
 class LiveRequest(BaseModel):

@@ -83,6 +83,7 @@ def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
         "hit_tokens",
         "evictions",
         "cow_copies",
+        "groups",
     }
     total = stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_held"]
     assert total == stats["blocks_total"]

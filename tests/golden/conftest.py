@@ -8,17 +8,23 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.gather import GatherAttention
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.loader import LoadedModel, load_weights, open_model
 from tests.checkpoints import FAMILIES, write_family
+from tests.offline import Served, load
 
 ATTENTION: dict[str, Callable[[], Attention]] = {
     "gather": GatherAttention,
     "cascade": lambda: CascadeAttention(min_saved_blocks=1),
 }
+
+CASCADED = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "qwen3_next", "deepseek_v3")
+"""Attention strategies meet the layers of full attention alone; these have all kinds of those."""
+
+CASES = [(family, "gather") for family in sorted(FAMILIES)] + [
+    (family, "cascade") for family in CASCADED
+]
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +35,9 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 
 @pytest.fixture(scope="session")
-def loaded_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], LoadedModel]:
+def served_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Served]:
     """A family's model as the daemon loads it."""
-
-    @cache
-    def load(family: str) -> LoadedModel:
-        loaded = open_model(checkpoint_of(family), memory_bytes=1 << 30)
-        load_weights(loaded, lambda line: None)
-        dispatch.install(loaded.model)
-        return loaded
-
-    return load
+    return cache(lambda family: load(checkpoint_of(family)))
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +46,21 @@ def peer_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Module]:
     return cache(lambda family: load_model(checkpoint_of(family))[0])
 
 
-@pytest.fixture(params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=CASES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A family and an attention strategy."""
+    family, attention = request.param
+    return family, attention
 
 
 @pytest.fixture
-def loaded(family: str, loaded_of: Callable[[str], LoadedModel]) -> LoadedModel:
-    return loaded_of(family)
+def family(case: tuple[str, str]) -> str:
+    return case[0]
+
+
+@pytest.fixture
+def served(family: str, served_of: Callable[[str], Served]) -> Served:
+    return served_of(family)
 
 
 @pytest.fixture
@@ -63,6 +68,6 @@ def peer(family: str, peer_of: Callable[[str], Module]) -> Module:
     return peer_of(family)
 
 
-@pytest.fixture(params=sorted(ATTENTION))
-def attention(request: pytest.FixtureRequest) -> Attention:
-    return ATTENTION[request.param]()
+@pytest.fixture
+def attention(case: tuple[str, str]) -> Attention:
+    return ATTENTION[case[1]]()

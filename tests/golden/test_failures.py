@@ -7,24 +7,28 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.attention.gather import GatherAttention
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.loader import LoadedModel
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampler import Sampler
+from engine.mlx_backend.storage import Storage
 from engine.step import Row, SampleOrder, SequenceId, StepPlan
 from engine.types import SamplingParams
 from kvstore.arena import Arena
-from kvstore.types import BlockId
+from kvstore.types import BlockId, SlotId
 from tests.checkpoints import VOCAB_SIZE
+from tests.golden.conftest import ATTENTION
 from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
+from tests.offline import Room, Served, cached_model
+
+
+def plain_runner(served: Served) -> MlxRunner:
+    model = cached_model(served, GatherAttention(), Room(n_blocks=4))
+    return MlxRunner(model, Sampler(VOCAB_SIZE))
 
 
 def test_a_row_with_every_token_banned_fails_alone(
-    loaded_of: Callable[[str], LoadedModel],
+    served_of: Callable[[str], Served],
 ) -> None:
-    loaded = loaded_of("qwen3")
-    arena = Arena(loaded.layers, loaded.dtype, n_blocks=4, block_size=8)
-    runner = MlxRunner(loaded.model, arena, GatherAttention(), Sampler(VOCAB_SIZE))
+    runner = plain_runner(served_of("qwen3"))
     greedy = SamplingParams(temperature=0)
     sound = SampleOrder(greedy, seed=0, output_index=0)
     hopeless = SampleOrder(greedy, seed=0, output_index=0, banned_tokens=range(VOCAB_SIZE))
@@ -40,38 +44,48 @@ def test_a_row_with_every_token_banned_fails_alone(
     assert alone.failed.keys() == {1}
 
 
-def test_a_table_that_is_too_short_is_refused(loaded_of: Callable[[str], LoadedModel]) -> None:
-    loaded = loaded_of("qwen3")
-    arena = Arena(loaded.layers, loaded.dtype, n_blocks=4, block_size=8)
-    runner = MlxRunner(loaded.model, arena, GatherAttention(), Sampler(VOCAB_SIZE))
+def test_a_table_that_is_too_short_is_refused(served_of: Callable[[str], Served]) -> None:
+    runner = plain_runner(served_of("qwen3"))
     row = Row(SequenceId(0), 0, [5] * 9, [BlockId(0)])
-    with pytest.raises(ValueError, match="does not cover 9 positions"):
+    with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
         runner.run(StepPlan((), (row,)))
 
 
-def test_what_freed_blocks_held_harms_nobody(
-    loaded_of: Callable[[str], LoadedModel], attention: Attention
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [("qwen3", "gather"), ("qwen3", "cascade"), ("gemma3_text", "gather"), ("qwen3_5", "gather")],
+)
+def test_what_freed_blocks_and_states_held_harms_nobody(
+    served_of: Callable[[str], Served], family: str, attention: str
 ) -> None:
-    """All blocks hold NaN, as if a broken request had had them: the answers are as from zeros."""
-    loaded = loaded_of("qwen3")
-    clean, poisoned = Driver(loaded, attention), Driver(loaded, attention)
-    poison(poisoned.arena)
+    """All storage holds NaN, as if broken requests had had it: the answers are as from zeros."""
+    served = served_of(family)
+    clean, poisoned = (Driver(served, ATTENTION[attention]()) for _ in range(2))
+    poison(poisoned.model.storage)
     found = []
     for driver in (clean, poisoned):
         lengths = (13, 5 * BLOCK_SIZE + 3, 12)
         rows = [driver.subject(random_tokens(n, seed=n)) for n in lengths]
-        found.append(np.concatenate(driver.logits(rows, [n - 9 for n in lengths])))
+        found.append(np.concatenate(driver.logits(rows, lasts=9)))
     assert np.isfinite(found[1]).all()
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
 
-def poison(arena: Arena) -> None:
+def poison(storage: Storage) -> None:
+    for arena in (storage.full, *storage.windows):
+        poison_blocks(arena)
+    slots = [SlotId(slot) for slot in range(storage.states.n_slots)]
+    if slots:
+        storage.states.write(slots, [array * mx.nan for array in storage.states.read(slots)])
+
+
+def poison_blocks(arena: Arena) -> None:
     blocks = mx.arange(arena.n_blocks)
     for layer in arena.layers:
         keys, values = (array * mx.nan for array in layer.blocks(blocks))
         mx.eval(keys, values)
         layer.put_blocks(blocks, keys, values)
-    places = arena.places(mx.array([arena.scratch]), mx.array([0]), arena.layers[0].shape.kv_heads)
-    nan = mx.full((1, arena.layers[0].shape.kv_heads, 1, arena.layers[0].shape.key_dim), mx.nan)
-    for layer in arena.layers:
+        shape = layer.shape
+        places = arena.places(mx.array([arena.scratch]), mx.array([0]), shape.kv_heads)
+        nan = mx.full((1, shape.kv_heads, 1, shape.key_dim), mx.nan)
         layer.write(places, nan, nan)

@@ -6,29 +6,31 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 from mlx_lm.utils import load_model
 
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import ModelError, UnsupportedModel
-from engine.mlx_backend.layers import discover, require_plain_kv
+from engine.mlx_backend.layers import discover
+from engine.mlx_backend.layout import KVCacheSpec, Layout
 from engine.mlx_backend.loader import open_model
-from engine.mlx_backend.selfcheck import check_views
+from engine.mlx_backend.selfcheck import check_batching
 from engine.step import Row, SampleOrder, SequenceId, StepPlan
 from engine.types import EngineConfig, SamplingParams
 from kvstore.arena import LayerShape
 from kvstore.types import BlockId
-from tests.checkpoints import FAMILIES, VOCAB_SIZE, write_family
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, Family, write_family
+from tests.offline import Served, load
 
 
-class Windowed(Module):
-    """A model whose second layer keeps a sliding window."""
+class Strange(Module):
+    """A model whose second layer keeps a cache of its own kind."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def make_cache(self) -> list[object]:
-        return [KVCache(), RotatingKVCache(max_size=8)]
+        return [KVCache(), ConcatenateKVCache()]
 
 
 class Forgetful(Module):
@@ -47,29 +49,74 @@ class Forgetful(Module):
 
 def test_shapes_and_vocabulary_are_discovered(checkpoint_of: Callable[[str], Path]) -> None:
     model, _ = load_model(checkpoint_of("llama"))
-    assert discover(model) == ((LayerShape(2, 32, 32),) * 3, mx.float32, VOCAB_SIZE)
+    shape = LayerShape(2, 32, 32)
+    assert discover(model) == Layout((KVCacheSpec(shape),) * 3, mx.float32, VOCAB_SIZE)
+
+
+def test_windows_states_and_lists_are_discovered(served_of: Callable[[str], Served]) -> None:
+    gemma, falcon = served_of("gemma3_text").layout, served_of("falcon_h1").layout
+    assert gemma.windows == (8,)
+    assert len(gemma.layers_of(8)) == len(gemma.full_layers) == 2
+    assert falcon.states[0].dtype == mx.float32
+    assert [len(cache) for cache in falcon.caches if isinstance(cache, tuple)] == [2] * 3
+
+
+def test_a_window_that_covers_the_context_is_full_attention() -> None:
+    shape = LayerShape(1, 4, 4)
+    layout = Layout((KVCacheSpec(shape, 64), (KVCacheSpec(shape, 63),)), mx.float32, 10)
+    within = layout.within(64)
+    assert within.windows == (63,)
+    assert within.full_layers == (shape,)
+
+
+@pytest.mark.parametrize(
+    ("family", "rung"),
+    [
+        ("llama", "padded rows"),
+        ("qwen3_next", "padded rows"),
+        ("nemotron_h", "rows of equal length"),
+        ("jamba", "rows of equal length"),
+        ("rwkv7", "rows of equal length"),
+        ("recurrent_gemma", "rows of equal length, fresh ones apart"),
+        ("llama4", "one row at a time"),
+    ],
+)
+def test_how_rows_share_forwards_is_found_out(
+    served_of: Callable[[str], Served], family: str, rung: str
+) -> None:
+    assert served_of(family).batching.name == rung
 
 
 def test_other_caches_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModel, match="layer 1 keeps a RotatingKVCache"):
-        require_plain_kv(Windowed())
+    with pytest.raises(UnsupportedModel, match="layer 1 keeps a ConcatenateKVCache"):
+        discover(Strange())
 
 
-def test_a_model_that_ignores_each_rows_position_is_refused(
+def test_a_model_that_ignores_what_is_cached_is_refused(
     checkpoint_of: Callable[[str], Path],
 ) -> None:
     model, _ = load_model(checkpoint_of("llama"))
-    layers, dtype, _ = discover(model)
+    layout = discover(model)
+    with pytest.raises(UnsupportedModel, match="one row at a time: logits are wrong by"):
+        check_batching(Forgetful(model), layout)
 
-    with pytest.raises(UnsupportedModel, match="wrong by"):
-        check_views(Forgetful(model), layers, dtype)
+
+def test_dynamic_rope_becomes_what_it_is_within_the_context(tmp_path: Path) -> None:
+    config = {
+        **FAMILIES["llama"].config,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+        "max_position_embeddings": 64,
+    }
+    served = load(write_family(Family("dynamic", config), tmp_path))
+    assert served.batching.name == "padded rows"
+    assert served.loaded.max_context_tokens == 64
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="elsewhere the dtype stands")
 def test_on_the_cpu_weights_become_float32_where_they_fit(tmp_path: Path) -> None:
     checkpoint = write_family(FAMILIES["qwen3_4bit"], tmp_path, dtype=mx.float16)
     roomy, tight = (open_model(checkpoint, memory_bytes=n) for n in (1 << 30, 1 << 16))
-    assert (roomy.dtype, tight.dtype) == (mx.float32, mx.float16)
+    assert (roomy.layout.dtype, tight.layout.dtype) == (mx.float32, mx.float16)
     assert tight.weight_bytes < roomy.weight_bytes / 4
 
 

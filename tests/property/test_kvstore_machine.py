@@ -292,12 +292,12 @@ class KVStoreMachine(RuleBasedStateMachine):
         if n_tokens == 0:
             return
         before = self.snapshot()
-        copies = self.store.extend(lease, n_tokens)
-        if isinstance(copies, Refusal):
+        orders = self.store.extend(lease, n_tokens)
+        if isinstance(orders, Refusal):
             self.check_refused(before)
         else:
             self.planned[lease] = n_tokens
-            self.copies += copies
+            self.copies += [order for order in orders if isinstance(order, CopyBlock)]
 
     def joined(self, lease: Lease | Refusal, before: object) -> None:
         if isinstance(lease, Refusal):

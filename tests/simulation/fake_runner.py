@@ -5,7 +5,11 @@ from collections.abc import Callable
 
 from engine.step import Row, SequenceId, StepPlan, StepResult
 from engine.types import TokenLogprob
+from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
 from kvstore.block_pool import BlockPool
+from kvstore.groups.recurrent import StateHold
+from kvstore.groups.window import WindowHold
+from kvstore.types import SlotId
 from tests.simulation.model import ROOT, chain, sample
 
 
@@ -34,14 +38,15 @@ class FakeRunner:
         self._fault = fault
         self._row_fault = row_fault
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}  # KV before, and own
+        self._windows: dict[tuple[int, SlotId, int], int] = {}  # by group: the slot's own KV
+        self._states: dict[SlotId, int] = {}  # the last token's KV
         self.computed_tokens: Counter[SequenceId] = Counter()
 
     def run(self, plan: StepPlan) -> StepResult:
         assert plan.rows, "a step that computes nothing"
         self._fault()
-        for copy in plan.copies:
-            for slot in range(copy.n_tokens):
-                self._slots[copy.target, slot] = self._slots.get((copy.source, slot), (-1, -1))
+        for order in plan.orders:
+            self._carry_out(order)
         sampled, scored, failed = {}, {}, {}
         for row in plan.rows:
             values = self._forward(row)
@@ -65,23 +70,66 @@ class FakeRunner:
                 )
         return StepResult(sampled, scored, failed)
 
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case CopyBlock(source, target, n_tokens):
+                for slot in range(n_tokens):
+                    self._slots[target, slot] = self._slots.get((source, slot), (-1, -1))
+            case CopyWindowBlock(group, copied, copy, n_tokens):
+                for slot in range(n_tokens):
+                    value = self._windows.get((group, copied, slot), -1)
+                    self._windows[group, copy, slot] = value
+            case ResetState(state):
+                self._states[state] = ROOT
+            case CopyState(saved, restored):
+                self._states[restored] = self._states[saved]
+
     def _forward(self, row: Row) -> list[int]:
         """KV of the row's tokens, each from the one before as the blocks have it."""
-        kv, values = self._attend(row), list[int]()
+        past = self._attend(row)
+        kv, values = past[-1], list[int]()
+        self._check_holds(row, past)
         for position, token_id in enumerate(row.tokens, start=row.start):
             block = row.blocks[position // self._block_size]
             assert self._pool.count(block) == 1, f"block {block} is written and shared"
             self._slots[block, position % self._block_size] = kv, chain(kv, token_id)
             kv = chain(kv, token_id)
             values.append(kv)
+        self._write_holds(row, values)
         return values
 
-    def _attend(self, row: Row) -> int:
-        """Read every position before the row's first, as attention does; the last one's KV."""
+    def _check_holds(self, row: Row, past: list[int]) -> None:
+        """The windows hold what the row's tokens will see of them, and the state is its own."""
+        for hold in row.holds:
+            if isinstance(hold, StateHold):
+                assert self._states[hold.slot] == past[-1], "the state of another prefix"
+            if isinstance(hold, WindowHold):
+                for position in range(max(row.start - hold.group.window + 1, 0), row.start):
+                    entry, slot = divmod(position, self._block_size)
+                    place = hold.group.index, hold.slots[entry - hold.first], slot
+                    assert self._windows[place] == past[position + 1], (
+                        f"position {position} of a window holds KV of another prefix"
+                    )
+
+    def _write_holds(self, row: Row, values: list[int]) -> None:
+        for hold in row.holds:
+            if isinstance(hold, StateHold):
+                self._states[hold.slot] = values[-1]
+            if isinstance(hold, WindowHold):
+                for position, value in enumerate(values, start=row.start):
+                    entry, slot = divmod(position, self._block_size)
+                    own = hold.slots[entry - hold.first]
+                    assert hold.group.slots.holders(own) == 1, "a window's block is shared"
+                    self._windows[hold.group.index, own, slot] = value
+
+    def _attend(self, row: Row) -> list[int]:
+        """Read every position before the row's first, as attention does: ROOT and their KV."""
         kv = ROOT
+        past = [kv]
         for position in range(row.start):
             block = row.blocks[position // self._block_size]
             previous, own = self._slots[block, position % self._block_size]
             assert previous == kv, f"position {position} holds KV of another prefix"
             kv = own
-        return kv
+            past.append(kv)
+        return past

@@ -20,6 +20,9 @@ from engine.types import FinishReason, OutputEvent, Request, SamplingParams
 from engine.validation import Limits
 from kvstore import invariants
 from kvstore.block_pool import BlockPool
+from kvstore.groups.group import Group
+from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.window import WindowGroup, lease_slots
 from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
@@ -117,10 +120,13 @@ class Simulation:
         )
         self.pool = BlockPool(n_blocks)
         index: PrefixIndex = RadixTree(self.pool, self.block_size)
-        sharing: Sharing = WaitForTwins(self.block_size)
-        if random.random() < 0.1:
-            index, sharing = NoIndex(), NoSharing()
-        self.store = KVStore(self.pool, index, self.block_size)
+        is_cached = random.random() < 0.9
+        if not is_cached:
+            index = NoIndex()
+        self.store = KVStore(self.pool, index, self.block_size, self._groups(is_cached))
+        sharing: Sharing = NoSharing()
+        if is_cached:
+            sharing = WaitForTwins(self.block_size, self.store.checkpoint)
         self.runner = FakeRunner(
             self.pool, self.block_size, self.limits.vocab_size, self._fault, self._row_fault
         )
@@ -131,6 +137,24 @@ class Simulation:
         timing = Timing(lambda: self.now, SilentTelemetry())
         self.inbox = Inbox()
         self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self._deliver, timing)
+
+    def _groups(self, is_cached: bool) -> list[Group]:
+        """None, or up to two windows and recurrent states, with little room beyond the least."""
+        random, limits = self.random, self.limits
+        groups: list[Group] = []
+        for _ in range(random.choice([0, 0, 1, 2])):
+            window = random.choice([1, 2, 5, 12, 40])
+            least = lease_slots(window, self.block_size, limits.step_tokens)
+            leases = random.randint(1, limits.max_running)
+            n_slots = least * leases + random.choice([0, 1, 10])
+            groups.append(
+                WindowGroup(len(groups), window, n_slots, self.block_size, limits.step_tokens)
+            )
+        if random.random() < 0.5:
+            n_saved = random.choice([1, 3, 20]) if is_cached else 0
+            interval = random.choice([2, 7, 32])
+            groups.append(RecurrentGroup(limits.max_running, n_saved, self.block_size, interval))
+        return groups
 
     def step(self) -> None:
         """Let something happen, then turn the loop once and recount everything."""

@@ -50,7 +50,11 @@ class Harness:
         )
         self.outputs = OutputFactory(eos_token_ids, LetterDetokenizer)
         self.scheduler = Scheduler(
-            self.store, WaitForTwins(block_size), self.outputs, self.limits, lambda: 7
+            self.store,
+            WaitForTwins(block_size, self.store.checkpoint),
+            self.outputs,
+            self.limits,
+            lambda: 7,
         )
         self.events: dict[str, list[OutputEvent]] = defaultdict(list)
         self.plans: list[StepPlan] = []

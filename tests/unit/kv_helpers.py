@@ -40,9 +40,9 @@ def fork(store: KVStore, lease: Lease, tokens: Iterable[int], n_tokens: int) -> 
 
 
 def extend(store: KVStore, lease: Lease, n_tokens: int) -> tuple[CopyBlock, ...]:
-    copies = store.extend(lease, n_tokens)
-    assert not isinstance(copies, Refusal), copies
-    return copies
+    orders = store.extend(lease, n_tokens)
+    assert not isinstance(orders, Refusal), orders
+    return tuple(order for order in orders if isinstance(order, CopyBlock))
 
 
 def compute(store: KVStore, lease: Lease) -> tuple[CopyBlock, ...]:

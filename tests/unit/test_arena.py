@@ -133,3 +133,20 @@ def test_sizes() -> None:
     assert small_arena().bytes == 3 * block_bytes(UNEVEN, 2, mx.float32)
     with pytest.raises(ArenaError):
         Arena(UNEVEN, mx.float32, n_blocks=0, block_size=2)
+
+
+def test_a_layer_may_keep_keys_alone() -> None:
+    arena = small_arena((LayerShape(1, 4, 0),))
+    write(arena, [A, A], [0, 1], 3.0)
+    arena.copy([CopyBlock(A, B, 1)])
+    keys, values = read(arena, 0, [B])
+    assert keys[0, 0, :, 0].tolist() == [3, 0]
+    assert values.shape == (1, 1, 2, 0)
+
+
+def test_without_layers_blocks_are_only_counted() -> None:
+    arena = small_arena(())
+    arena.copy([CopyBlock(A, B, 2)])
+    assert arena.bytes == 0
+    with pytest.raises(ArenaError, match="block 3"):
+        arena.copy([CopyBlock(A, BlockId(3), 2)])

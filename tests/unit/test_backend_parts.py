@@ -1,16 +1,19 @@
 """The backend's pure parts: BLAS choice, batching, budget, context length, checkpoints' places."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.mlx_backend.batching import group_by_length
 from engine.mlx_backend.blas import ADVICE, Blas, candidates, first_loadable
-from engine.mlx_backend.budget import arena_blocks, default_kv_bytes
+from engine.mlx_backend.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.loader import max_context_tokens
 from engine.mlx_backend.machine import device_memory_bytes, within_cgroup
 from engine.mlx_backend.source import find_checkpoint, fingerprint
+from engine.types import EngineConfig
+from kvstore.groups.window import lease_slots
 
 
 class Libraries:
@@ -60,16 +63,56 @@ def test_chunks_of_like_length_run_together(lengths: list[int], groups: list[lis
     assert group_by_length(lengths, forward_tokens=16) == groups
 
 
+CONFIG = EngineConfig(model="", block_size=8, max_running=4, step_tokens=32)
+WINDOW_LEASE_SLOTS = lease_slots(24, CONFIG.block_size, CONFIG.step_tokens)
+
+
 def test_the_default_budget_is_a_share_but_no_more_than_useful() -> None:
-    assert default_kv_bytes(1000, 0.25, useful_bytes=10_000) == 250
-    assert default_kv_bytes(1000, 0.8, useful_bytes=500) == 500
-    assert default_kv_bytes(-5, 0.8, useful_bytes=500) == 0
+    plain = Footprint(block_bytes=100)
+    assert find_budget(CONFIG, plain, 80, shared_bytes=1000) == Budget(1000, 0)
+    assert find_budget(CONFIG, plain, 80, shared_bytes=99_999) == Budget(4 * 10 * 100, 0)
+    assert find_budget(CONFIG, plain, 80, shared_bytes=-5) == Budget(0, 0)
+
+
+def test_states_have_a_budget_of_their_own() -> None:
+    hybrid = Footprint(block_bytes=100, state_bytes=50)
+    assert find_budget(CONFIG, hybrid, 80, shared_bytes=1000) == Budget(600, 200)
+    assert find_budget(CONFIG, hybrid, 80, shared_bytes=99_999) == Budget(4000, 4 * 4 * 50)
+    told = replace(CONFIG, kv_cache_bytes=3000, state_cache_bytes=123)
+    assert find_budget(told, hybrid, 80, shared_bytes=1000) == Budget(3000, 123)
+    unshared = replace(CONFIG, prefix_cache=False)
+    assert find_budget(unshared, hybrid, 80, shared_bytes=1000).saved_bytes == 0
+    with pytest.raises(ModelError, match="take 200 bytes of recurrent state"):
+        find_budget(CONFIG, hybrid, 80, shared_bytes=199)
 
 
 def test_a_budget_without_a_block_for_each_sequence_is_refused() -> None:
-    assert arena_blocks(1000, block_bytes=100, max_running=10) == 10
-    with pytest.raises(ModelError, match="at least 1,000"):
-        arena_blocks(999, block_bytes=100, max_running=10)
+    footprint = Footprint(block_bytes=100)
+    assert divide(CONFIG, footprint, 80, Budget(400, 0)).n_blocks == 4
+    with pytest.raises(ModelError, match="at least 400"):
+        divide(CONFIG, footprint, 80, Budget(399, 0))
+
+
+def test_windows_get_twice_what_running_sequences_need_and_at_most_half() -> None:
+    footprint = Footprint(block_bytes=100, windows=((24, 10),))
+    lease_bytes = WINDOW_LEASE_SLOTS * 10
+    rich = divide(CONFIG, footprint, 80, Budget(100_000, 0))
+    assert rich.windows[0].n_slots == 2 * 4 * WINDOW_LEASE_SLOTS
+    assert rich.n_blocks == (100_000 - 8 * lease_bytes) // 100
+    poor = divide(CONFIG, footprint, 80, Budget(400 + lease_bytes, 0))
+    assert poor.windows[0].n_slots == WINDOW_LEASE_SLOTS
+    assert poor.n_blocks == CONFIG.max_running
+    with pytest.raises(ModelError, match=f"at least {400 + lease_bytes}"):
+        divide(CONFIG, footprint, 80, Budget(399 + lease_bytes, 0))
+
+
+def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
+    recurrent = Footprint(block_bytes=0, state_bytes=50)
+    sizes = divide(CONFIG, recurrent, 80, Budget(0, 130))
+    assert sizes.n_blocks == 2 * 4 * 10
+    assert sizes.states is not None
+    assert (sizes.states.running, sizes.states.saved) == (4, 2)
+    assert divide(CONFIG, recurrent, 1 << 24, Budget(0, 0)).n_blocks == (1 << 24) // 8
 
 
 @pytest.mark.parametrize(

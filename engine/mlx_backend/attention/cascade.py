@@ -15,6 +15,7 @@ from engine.mlx_backend.attention.tiles import TiledView, TilePlan
 from engine.mlx_backend.cache_views import CacheView
 from engine.mlx_backend.forward import Forward, pad_tables
 from kvstore.arena import Arena, LayerArena
+from kvstore.types import BlockId
 
 MIN_SAVED_BLOCKS = 256
 """A prefix is attended to apart when that saves this many block reads in each layer.
@@ -33,6 +34,8 @@ class CascadeAttention:
         self._min_saved_blocks = min_saved_blocks
 
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
+        if not arena.layers:
+            return ()
         if forward.length > 1:
             tiles = TilePlan(forward)
             return [TiledView(layer, forward, tiles) for layer in arena.layers]
@@ -46,7 +49,10 @@ class CascadePlan:
     def __init__(self, arena: Arena, forward: Forward, min_saved_blocks: int) -> None:
         self._arena = arena
         size = arena.block_size
-        tables = [list(piece.blocks[: piece.stop // size]) for piece in forward.pieces]
+        tables = [
+            [BlockId(block) for block in piece.blocks[: piece.stop // size]]
+            for piece in forward.pieces
+        ]
         self.prefixes = shared_prefixes(tables, min_saved_blocks)
         skipped = [0] * forward.rows
         for prefix in self.prefixes:

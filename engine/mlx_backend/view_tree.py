@@ -1,0 +1,114 @@
+"""The views of one forward, in the shape in which the model keeps its caches."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.batching import Batching
+from engine.mlx_backend.cache_views import CacheView, ChunkView, StateView, UnusedView, WindowView
+from engine.mlx_backend.forward import Forward, Piece
+from engine.mlx_backend.layout import (
+    ChunkedCacheSpec,
+    KVCacheSpec,
+    Layout,
+    SpecTree,
+    StateSpec,
+    UnusedSpec,
+)
+from engine.mlx_backend.storage import Storage
+from kvstore.groups.group import Hold
+from kvstore.groups.recurrent import StateHold
+from kvstore.groups.window import WindowHold
+from kvstore.types import SlotId
+
+ViewTree: TypeAlias = "UnusedView | StateView | list[ViewTree]"
+"""One view, or those of a layer that keeps several caches."""
+
+
+class ViewFactory:
+    """Makes one forward's views, asked for in the order of the layout's caches."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        layout: Layout,
+        attention: Attention,
+        batching: Batching,
+        pieces: Sequence[Piece],
+    ) -> None:
+        self.forward = batching.forward(pieces, storage.full)
+        self._full = iter(attention.views(storage.full, self.forward))
+        self._windows = {
+            window: (batching.forward(_windowed(pieces, index), arena), iter(arena.layers))
+            for index, (window, arena) in enumerate(
+                zip(layout.windows, storage.windows, strict=True)
+            )
+        }
+        self._storage = storage.states
+        self._slots = _state_slots(pieces) if layout.states else []
+        is_fresh = pieces[0].start == 0
+        self._states = iter(
+            batching.read_states(storage.states, self._slots, is_fresh) if self._slots else ()
+        )
+        self._lengths = _lengths(self.forward)
+        self._state_views: list[StateView] = []
+
+    def view(self, spec: SpecTree) -> ViewTree:
+        """The next view of this kind."""
+        match spec:
+            case tuple():
+                return [self.view(part) for part in spec]
+            case StateSpec(arrays):
+                return self._state_view(len(arrays))
+            case UnusedSpec():
+                return UnusedView(self.forward)
+            case _:
+                return self._kv_view(spec)
+
+    def keep_states(self) -> None:
+        """Store what the model has left in its recurrent layers' views."""
+        if self._slots:
+            arrays = [array for view in self._state_views for array in view.cache]
+            self._storage.write(self._slots, arrays)
+
+    def _kv_view(self, spec: KVCacheSpec | ChunkedCacheSpec) -> CacheView:
+        if spec.window is None:
+            view = next(self._full)
+            return (
+                ChunkView(view.layer, view.forward) if isinstance(spec, ChunkedCacheSpec) else view
+            )
+        forward, layers = self._windows[spec.window]
+        if isinstance(spec, ChunkedCacheSpec):
+            return ChunkView(next(layers), forward)
+        return WindowView(next(layers), forward, spec.window)
+
+    def _state_view(self, n_arrays: int) -> StateView:
+        view = StateView([next(self._states) for _ in range(n_arrays)], self._lengths)
+        self._state_views.append(view)
+        return view
+
+
+def _windowed(pieces: Sequence[Piece], group: int) -> list[Piece]:
+    """The pieces over a window's blocks, from the first with a key that a token sees."""
+    return [_within_window(piece, piece.holds[group]) for piece in pieces]
+
+
+def _within_window(piece: Piece, hold: Hold) -> Piece:
+    assert isinstance(hold, WindowHold), "the store's groups are not the model's"
+    first_block = hold.group.first_needed(piece.start)
+    blocks = hold.slots[first_block - hold.first :]
+    return replace(piece, blocks=blocks, first_block=first_block)
+
+
+def _state_slots(pieces: Sequence[Piece]) -> list[SlotId]:
+    holds = [piece.holds[-1] for piece in pieces]  # the recurrent group is the last
+    return [hold.slot for hold in holds if isinstance(hold, StateHold)]
+
+
+def _lengths(forward: Forward) -> mx.array | None:
+    """Each row's number of tokens, `[rows]`; None when no row is padded."""
+    lengths = [len(piece.tokens) for piece in forward.pieces]
+    return mx.array(lengths) if min(lengths) < forward.length else None

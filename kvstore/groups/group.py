@@ -1,0 +1,101 @@
+"""What the store asks of a group, whatever its layers keep."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvstore.actions import CopyBlock, Order
+from kvstore.block_table import BlockTable
+from kvstore.types import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """A group's storage at one moment, in slots: a window's blocks, or states."""
+
+    name: str
+    total: int
+    free: int
+    cached: int  # left behind for others, and evicted when room is needed
+    held: int
+    evictions: int
+
+
+class Hold(Protocol):
+    """One lease's share of a group.
+
+    `table` is the lease's, brought up to date before each call. The calls come in the order in
+    which the lease lives: stride, extend, advance, again and again, and release once.
+    """
+
+    def stride(self, written_tokens: int, n_tokens: int) -> int:
+        """How many of the next `n_tokens` one step may compute (at least one)."""
+        ...
+
+    def checkpoint(self, n_tokens: int) -> None:
+        """Somebody will want to resume where this lease has written `n_tokens`."""
+        ...
+
+    def extend(
+        self,
+        table: BlockTable,
+        written_tokens: int,
+        n_tokens: int,
+        copies: Mapping[BlockId, CopyBlock],
+    ) -> Sequence[Order]:
+        """Make the next positions writable. `copies`: what was just copied, by target."""
+        ...
+
+    def advance(self, table: BlockTable, written_tokens: int) -> Sequence[Order]:
+        """The lease has written so many tokens."""
+        ...
+
+    def repoint(self, old: BlockId, new: BlockId) -> None:
+        """The table lists `new` in place of `old`: the same tokens, in a block that is indexed."""
+        ...
+
+    def donate(self, last_block: BlockId, block_tokens: int) -> None:
+        """All that was written ends in the indexed `last_block`, at its `block_tokens`."""
+        ...
+
+    def release(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class Group(Protocol):
+    """Layers that keep one kind of cache, and its storage."""
+
+    name: str
+
+    def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
+        """The last position up to `n_tokens` at which a lease of these blocks could go on."""
+        ...
+
+    def has_room(self) -> bool:
+        """Whether one more lease will always find the slots that it needs."""
+        ...
+
+    def admit(
+        self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
+    ) -> tuple[Hold, Sequence[Order]]:
+        """Go on behind the first `n_tokens` tokens (a resume point) of `end_tokens`."""
+        ...
+
+    def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
+        """`target` begins with the same tokens as `source`, of which a lease has written these."""
+        ...
+
+    def forget(self, block: BlockId) -> None:
+        """The block is free."""
+        ...
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        """These orders were not, or perhaps not, carried out: cache nothing that rests on them."""
+        ...
+
+    def stats(self) -> GroupStats: ...
+
+    def problems(self, holds: Sequence[Hold], known: frozenset[BlockId]) -> Iterator[str]:
+        """What does not add up, given all leases' holds and the blocks that are not free."""
+        ...

@@ -1,0 +1,157 @@
+"""Recurrent layers: each lease has one running state, and states are saved where others resume.
+
+A state stands for all tokens before it, so it serves at exactly its position. Blocks carry saved
+states: at `n` tokens of a block the one behind those `n` and all before. They are saved where a
+prompt ends, at every so many tokens of a long one, and where a prompt left what was cached.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from kvstore.actions import CopyBlock, CopyState, Order, ResetState
+from kvstore.block_table import BlockTable
+from kvstore.groups.carried import CarriedSlots
+from kvstore.groups.group import GroupStats, Hold
+from kvstore.types import BlockId, SlotId
+
+
+class StateHold:
+    """`slot` has the lease's state, behind the tokens that it has written."""
+
+    def __init__(self, group: "RecurrentGroup", slot: SlotId, checkpoints: set[int]) -> None:
+        self.slot = slot
+        self._group = group
+        self._checkpoints = checkpoints
+
+    def stride(self, written_tokens: int, n_tokens: int) -> int:
+        end = written_tokens + n_tokens
+        return min((c for c in self._checkpoints if written_tokens < c < end), default=end) - (
+            written_tokens
+        )
+
+    def checkpoint(self, n_tokens: int) -> None:
+        self._checkpoints.add(n_tokens)
+
+    def extend(
+        self,
+        table: BlockTable,
+        written_tokens: int,
+        n_tokens: int,
+        copies: Mapping[BlockId, CopyBlock],
+    ) -> Sequence[Order]:
+        return ()
+
+    def advance(self, table: BlockTable, written_tokens: int) -> Sequence[Order]:
+        if written_tokens not in self._checkpoints:
+            return ()
+        self._checkpoints.discard(written_tokens)
+        index, block_tokens = divmod(written_tokens - 1, table.block_size)
+        return self._group.save(self.slot, table[index], block_tokens + 1)
+
+    def repoint(self, old: BlockId, new: BlockId) -> None:
+        self._group.copy(old, new, self._group.block_size)
+
+    def donate(self, last_block: BlockId, block_tokens: int) -> None:
+        """The running state becomes a saved one: nobody will run it on."""
+        self._group.slots.carry(last_block, block_tokens, self.slot)
+
+    def release(self) -> None:
+        self._group.end(self.slot)
+
+
+class RecurrentGroup:
+    """States, of which `n_running` are kept for leases and the others can be saved.
+
+    A long prompt is saved every `interval_tokens` tokens.
+    """
+
+    name = "recurrent"
+
+    def __init__(self, n_running: int, n_saved: int, block_size: int, interval_tokens: int) -> None:
+        self.slots = CarriedSlots(n_running + n_saved)
+        self._n_running = n_running
+        self._n_saved = n_saved
+        self.block_size = block_size
+        self._interval_tokens = interval_tokens
+        self._leases = 0
+
+    def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
+        last = (n_tokens - 1) // self.block_size if n_tokens else -1
+        for index in range(last, -1, -1):
+            start = index * self.block_size
+            saved = self.slots.carried_by(blocks[index])
+            if best := max((n for n in saved if start + n <= n_tokens), default=0):
+                return start + best
+        return 0
+
+    def has_room(self) -> bool:
+        return self._leases < self._n_running
+
+    def admit(
+        self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
+    ) -> tuple[Hold, Sequence[Order]]:
+        saved = self._saved(blocks, n_tokens)
+        if saved is not None:
+            self.slots.hold(saved)  # lest it be evicted for its own copy
+        slot = self.slots.allocate()
+        assert slot is not None, "leases hold more states than were kept for them"
+        self._leases += 1
+        hold = StateHold(self, slot, self._checkpoints(n_tokens, end_tokens))
+        if saved is None:
+            return hold, (ResetState(slot),)
+        self.slots.drop(saved)
+        return hold, (CopyState(saved, slot),)
+
+    def save(self, slot: SlotId, block: BlockId, block_tokens: int) -> Sequence[Order]:
+        """Let the block carry a copy of the state, if there is room and it has none yet."""
+        if block_tokens in self.slots.carried_by(block):
+            return ()
+        target = self.slots.allocate()
+        if target is None:
+            return ()
+        self.slots.carry(block, block_tokens, target)
+        self.slots.drop(target)
+        return (CopyState(slot, target),)
+
+    def end(self, slot: SlotId) -> None:
+        """A lease is over, and lets go of its slot."""
+        self.slots.drop(slot)
+        self._leases -= 1
+
+    def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
+        self.slots.copy(source, target, n_tokens)
+
+    def forget(self, block: BlockId) -> None:
+        self.slots.forget(block)
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if isinstance(order, CopyState) and not self.slots.holders(order.target):
+                self.slots.uncarry(order.target)
+
+    def stats(self) -> GroupStats:
+        return self.slots.stats(self.name)
+
+    def problems(self, holds: Sequence[Hold], known: frozenset[BlockId]) -> Iterator[str]:
+        held = Counter(hold.slot for hold in holds if isinstance(hold, StateHold))
+        yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
+        if self._leases != len(holds):
+            yield f"{self.name}: {self._leases} leases, recounted {len(holds)}"
+        if strangers := self.slots.blocks() - known:
+            yield f"{self.name}: free blocks {sorted(strangers)} carry states"
+
+    def _saved(self, blocks: Sequence[BlockId], n_tokens: int) -> SlotId | None:
+        if n_tokens == 0:
+            return None
+        index, block_tokens = divmod(n_tokens - 1, self.block_size)
+        slot = self.slots.carried_by(blocks[index])[block_tokens + 1]
+        self.slots.touch(slot)
+        return slot
+
+    def _checkpoints(self, n_tokens: int, end_tokens: int) -> set[int]:
+        """Where the prompt ends, with its last token and without; on the way, every interval."""
+        if self._n_saved == 0:
+            return set()
+        first = n_tokens - n_tokens % self._interval_tokens + self._interval_tokens
+        on_the_way = range(first, end_tokens - 1, self._interval_tokens)
+        return {end_tokens - 1, end_tokens, *on_the_way}

@@ -1,0 +1,169 @@
+"""Sliding windows: a lease holds the blocks of the last `window` tokens, and lets go of the rest.
+
+A window's block is carried by the block of the same tokens. It stays behind when a lease's window
+has moved on, until another lease needs the room.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from kvstore.actions import CopyBlock, CopyWindowBlock, Order
+from kvstore.block_table import BlockTable, blocks_for
+from kvstore.groups.carried import CarriedSlots
+from kvstore.groups.group import GroupStats, Hold
+from kvstore.types import BlockId, SlotId
+
+_WHOLE = 0  # a window's block is carried at no number of tokens: it fills as its carrier does
+
+
+class WindowHold:
+    """`slots[i]` is the window's block for entry `first + i` of the lease's table."""
+
+    def __init__(self, group: "WindowGroup", first: int, slots: list[SlotId]) -> None:
+        self.first = first
+        self.slots = slots
+        self.group = group
+
+    def stride(self, written_tokens: int, n_tokens: int) -> int:
+        return min(n_tokens, self.group.step_tokens)
+
+    def checkpoint(self, n_tokens: int) -> None:
+        """The blocks are there for as long as nobody else needs them more."""
+
+    def extend(
+        self,
+        table: BlockTable,
+        written_tokens: int,
+        n_tokens: int,
+        copies: Mapping[BlockId, CopyBlock],
+    ) -> Sequence[Order]:
+        orders = [
+            self._fork(index, copy)
+            for index in range(self.first, self.first + len(self.slots))
+            if (copy := copies.get(table[index])) is not None
+        ]
+        end = blocks_for(written_tokens + n_tokens, table.block_size)
+        for index in range(self.first + len(self.slots), end):
+            self.slots.append(self.group.begin(table[index]))
+        return orders
+
+    def advance(self, table: BlockTable, written_tokens: int) -> Sequence[Order]:
+        needed = self.group.first_needed(written_tokens)
+        while self.first < needed and self.slots:
+            self.group.slots.drop(self.slots.pop(0))
+            self.first += 1
+        return ()
+
+    def repoint(self, old: BlockId, new: BlockId) -> None:
+        """`new` may have lost its own: then it carries what `old` does."""
+        self.group.slots.copy(old, new, _WHOLE)
+
+    def donate(self, last_block: BlockId, block_tokens: int) -> None:
+        """The blocks carry their windows already."""
+
+    def release(self) -> None:
+        self.group.end(self.slots)
+        self.slots.clear()
+
+    def _fork(self, index: int, copy: CopyBlock) -> Order:
+        source = self.slots[index - self.first]
+        target = self.slots[index - self.first] = self.group.begin(copy.target)
+        self.group.slots.drop(source)
+        return CopyWindowBlock(self.group.index, source, target, copy.n_tokens)
+
+
+class WindowGroup:
+    """The `index`-th group: layers whose tokens see themselves and the `window - 1` before them.
+
+    A lease computes at most `step_tokens` tokens in a step.
+    """
+
+    def __init__(
+        self, index: int, window: int, n_slots: int, block_size: int, step_tokens: int
+    ) -> None:
+        self.name = f"window-{window}"
+        self.index = index
+        self.window = window
+        self.step_tokens = step_tokens
+        self.slots = CarriedSlots(n_slots)
+        self._block_size = block_size
+        self._leases = 0
+        self._lease_slots = lease_slots(window, block_size, step_tokens)
+
+    def first_needed(self, n_tokens: int) -> int:
+        """The entry of the table with the first token that the one at `n_tokens` sees."""
+        return max(n_tokens - self.window + 1, 0) // self._block_size
+
+    def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
+        while n_tokens:
+            missing = self._last_missing(blocks, n_tokens)
+            if missing is None:
+                break
+            n_tokens = missing * self._block_size
+        return n_tokens
+
+    def has_room(self) -> bool:
+        return (self._leases + 1) * self._lease_slots <= self.slots.n_slots
+
+    def admit(
+        self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
+    ) -> tuple[Hold, Sequence[Order]]:
+        first = self.first_needed(n_tokens)
+        slots = [
+            self.slots.carried_by(block)[_WHOLE]
+            for block in blocks[first : blocks_for(n_tokens, self._block_size)]
+        ]
+        for slot in slots:
+            self.slots.hold(slot)
+        self._leases += 1
+        return WindowHold(self, first, slots), ()
+
+    def begin(self, block: BlockId) -> SlotId:
+        """A slot for the same tokens as `block`, which carries it from now on.
+
+        There is one: no lease holds more than the room that `has_room` kept for it.
+        """
+        slot = self.slots.allocate()
+        assert slot is not None, f"{self.name}: leases hold more than was kept for them"
+        self.slots.carry(block, _WHOLE, slot)
+        return slot
+
+    def end(self, slots: Sequence[SlotId]) -> None:
+        """A lease is over, and lets go of its slots."""
+        for slot in slots:
+            self.slots.drop(slot)
+        self._leases -= 1
+
+    def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
+        """A copy will be written to, and gets a slot of its own in `extend`."""
+
+    def forget(self, block: BlockId) -> None:
+        self.slots.forget(block)
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        """Blocks of a failed step are let go with their leases."""
+
+    def stats(self) -> GroupStats:
+        return self.slots.stats(self.name)
+
+    def problems(self, holds: Sequence[Hold], known: frozenset[BlockId]) -> Iterator[str]:
+        held = Counter(
+            slot for hold in holds if isinstance(hold, WindowHold) for slot in hold.slots
+        )
+        yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
+        if self._leases != len(holds):
+            yield f"{self.name}: {self._leases} leases, recounted {len(holds)}"
+        if strangers := self.slots.blocks() - known:
+            yield f"{self.name}: free blocks {sorted(strangers)} carry slots"
+
+    def _last_missing(self, blocks: Sequence[BlockId], n_tokens: int) -> int | None:
+        last = (n_tokens - 1) // self._block_size
+        for index in range(last, self.first_needed(n_tokens) - 1, -1):
+            if not self.slots.carried_by(blocks[index]):
+                return index
+        return None
+
+
+def lease_slots(window: int, block_size: int, step_tokens: int) -> int:
+    """The most slots that one lease holds: its window and a step, at any place in their blocks."""
+    return blocks_for(window + step_tokens, block_size) + 2

@@ -1,0 +1,134 @@
+"""The engine without threads or HTTP: a checkpoint's model under the real scheduler and store."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.groups import StateCounts, StorageSizes, WindowSize, build_groups
+from engine.mlx_backend.attention import dispatch
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.batching import Batching
+from engine.mlx_backend.cached_model import CachedModel
+from engine.mlx_backend.layout import Layout
+from engine.mlx_backend.loader import LoadedModel, load_weights, open_model
+from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.sampler import Sampler
+from engine.mlx_backend.storage import Storage
+from engine.output import OutputFactory
+from engine.scheduler import Scheduler
+from engine.sharing import WaitForTwins
+from engine.types import Request, Usage
+from engine.validation import Limits
+from kvstore import invariants
+from kvstore.block_pool import BlockPool
+from kvstore.groups.window import lease_slots
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from tests.simulation.simulator import LetterDetokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A checkpoint's model as the daemon loads it, and how its rows share forwards."""
+
+    loaded: LoadedModel
+    batching: Batching
+
+    @property
+    def layout(self) -> Layout:
+        return self.loaded.layout
+
+
+def load(checkpoint: Path, memory_bytes: int = 1 << 30) -> Served:
+    """Raises ModelError, as the daemon does, when the model cannot be served."""
+    loaded = open_model(checkpoint, memory_bytes)
+    batching = load_weights(loaded, lambda line: None)
+    dispatch.install(loaded.model)
+    return Served(loaded, batching)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine is given. Every group has room for `max_running` sequences and `spare` more.
+
+    A spare is the window of a sequence that has ended, or a saved state.
+    """
+
+    n_blocks: int
+    block_size: int = 8
+    max_running: int = 8
+    step_tokens: int = 32
+    spare: int = 24
+
+    def sizes(self, layout: Layout) -> StorageSizes:
+        return StorageSizes(
+            self.n_blocks,
+            tuple(
+                WindowSize(window, (self.max_running + self.spare) * self._lease_slots(window))
+                for window in layout.windows
+            ),
+            StateCounts(self.max_running, self.spare) if layout.states else None,
+        )
+
+    def _lease_slots(self, window: int) -> int:
+        return lease_slots(window, self.block_size, self.step_tokens)
+
+
+def cached_model(served: Served, attention: Attention, room: Room) -> CachedModel:
+    """The model over storage of its own."""
+    storage = Storage(served.layout, room.sizes(served.layout), room.block_size)
+    return CachedModel(served.loaded.model, served.layout, storage, attention, served.batching)
+
+
+def new_store(served: Served, room: Room, pool: BlockPool) -> KVStore:
+    """A store with the model's groups, sharing prefixes."""
+    groups = build_groups(room.sizes(served.layout), room.block_size, room.step_tokens)
+    return KVStore(pool, RadixTree(pool, room.block_size), room.block_size, groups)
+
+
+class OfflineDaemon:
+    """Requests in, all their tokens out, with the store recounted after every step."""
+
+    def __init__(self, served: Served, attention: Attention, room: Room) -> None:
+        vocab_size = served.layout.vocab_size
+        self.runner = MlxRunner(cached_model(served, attention, room), Sampler(vocab_size))
+        self.store = new_store(served, room, BlockPool(room.n_blocks))
+        self.scheduler = Scheduler(
+            self.store,
+            WaitForTwins(room.block_size, self.store.checkpoint),
+            OutputFactory(frozenset(), LetterDetokenizer),
+            Limits(
+                vocab_size,
+                served.loaded.max_context_tokens,
+                room.n_blocks * room.block_size,
+                room.max_running,
+                64,
+                room.step_tokens,
+            ),
+            draw_seed=lambda: 0,
+        )
+        self.usage: dict[str, Usage] = {}
+
+    def serve(self, *requests: Request) -> Mapping[tuple[str, int], Sequence[int]]:
+        """Tokens by request id and index, all requests at once."""
+        said = defaultdict[tuple[str, int], list[int]](list)
+        for request in requests:
+            self.scheduler.add(request)
+        while self.scheduler.has_work:
+            self._step(said)
+        return said
+
+    def step(self, n_steps: int) -> None:
+        """Compute so many steps of what has been added; what is said is lost."""
+        for _ in range(n_steps):
+            self._step(defaultdict(list))
+
+    def _step(self, said: dict[tuple[str, int], list[int]]) -> None:
+        plan = self.scheduler.plan()
+        for event in self.scheduler.commit(plan, self.runner.run(plan)):
+            assert event.error is None
+            said[event.request_id, event.index] += event.token_ids
+            if event.usage and event.index == 0:
+                self.usage[event.request_id] = event.usage
+        invariants.check(self.store)

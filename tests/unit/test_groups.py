@@ -1,0 +1,323 @@
+"""Windows and recurrent states behind the store's operations, seen from outside."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from kvstore import invariants
+from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
+from kvstore.block_pool import BlockPool
+from kvstore.groups.carried import CarriedSlots
+from kvstore.groups.group import Group
+from kvstore.groups.recurrent import RecurrentGroup, StateHold
+from kvstore.groups.window import WindowGroup, WindowHold, lease_slots
+from kvstore.lease import Lease, Refusal
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from kvstore.tokens import Tokens
+from kvstore.types import BlockId, SlotId
+from tests.unit.kv_helpers import BLOCK, NS, admit, drain, fork, run_of
+
+STEP = 16
+
+
+def make_store(*groups: Group, n_blocks: int = 64) -> KVStore:
+    pool = BlockPool(n_blocks)
+    return KVStore(pool, RadixTree(pool, BLOCK), BLOCK, groups)
+
+
+def windows(window: int, n_slots: int = 60) -> WindowGroup:
+    return WindowGroup(0, window, n_slots, BLOCK, STEP)
+
+
+def states(n_saved: int = 20, interval_tokens: int = 1000, n_running: int = 4) -> RecurrentGroup:
+    return RecurrentGroup(n_running, n_saved, BLOCK, interval_tokens)
+
+
+def compute(store: KVStore, lease: Lease, until: int | None = None) -> list[Order]:
+    """In steps as the scheduler takes them; all orders that were given."""
+    given: list[Order] = []
+    end = len(lease.tokens) if until is None else until
+    while lease.written_tokens < end:
+        n_tokens = store.stride(lease, min(end - lease.written_tokens, STEP))
+        orders = store.extend(lease, n_tokens)
+        assert not isinstance(orders, Refusal)
+        given += orders
+        store.publish(lease, lease.written_tokens + n_tokens)
+        invariants.check(store)
+    return given
+
+
+def serve(store: KVStore, prompt: Sequence[int], answer: Sequence[int] = ()) -> int:
+    """A whole request; returns how many tokens of its prompt were cached."""
+    lease = admit(store, prompt)
+    compute(store, lease)
+    for token_id in answer:
+        lease.tokens.append(token_id)
+        compute(store, lease)
+    store.donate(lease)
+    invariants.check_idle(store)
+    return lease.cached_tokens
+
+
+def held(lease: Lease) -> WindowHold:
+    [hold] = lease.holds
+    assert isinstance(hold, WindowHold)
+    return hold
+
+
+class TestCarriedSlots:
+    def test_a_slot_is_free_held_or_cached(self) -> None:
+        slots = CarriedSlots(2)
+        slot = slots.allocate()
+        assert slot is not None
+        assert (slots.n_free, slots.n_held, slots.n_cached) == (1, 1, 0)
+        slots.carry(BlockId(7), 3, slot)
+        slots.drop(slot)
+        assert (slots.n_free, slots.n_held, slots.n_cached) == (1, 0, 1)
+        slots.forget(BlockId(7))
+        assert (slots.n_free, slots.n_held, slots.n_cached) == (2, 0, 0)
+
+    def test_the_least_recently_used_goes_first(self) -> None:
+        slots = CarriedSlots(3)
+        for block in range(3):
+            slot = slots.allocate()
+            assert slot is not None
+            slots.carry(BlockId(block), 0, slot)
+            slots.drop(slot)
+        slots.touch(slots.carried_by(BlockId(0))[0])
+        slots.allocate()
+        assert [bool(slots.carried_by(BlockId(block))) for block in range(3)] == [True, False, True]
+        assert slots.evictions == 1
+
+    def test_what_is_held_is_never_evicted(self) -> None:
+        slots = CarriedSlots(1)
+        assert slots.allocate() is not None
+        assert slots.allocate() is None
+
+    def test_two_blocks_carry_one_slot(self) -> None:
+        slots = CarriedSlots(1)
+        slot = slots.allocate()
+        assert slot is not None
+        slots.carry(BlockId(1), 2, slot)
+        slots.copy(BlockId(1), BlockId(2), 2)
+        slots.copy(BlockId(1), BlockId(3), 1)
+        slots.drop(slot)
+        slots.forget(BlockId(1))
+        assert slots.carried_by(BlockId(2)) == {2: slot}
+        assert not slots.carried_by(BlockId(3))
+        assert slots.n_cached == 1
+
+    def test_misuse_raises(self) -> None:
+        slots = CarriedSlots(1)
+        with pytest.raises(ValueError, match="free and cannot be held"):
+            slots.hold(SlotId(0))
+        with pytest.raises(ValueError, match="held by no lease"):
+            slots.drop(SlotId(0))
+        with pytest.raises(ValueError, match="at least one slot"):
+            CarriedSlots(0)
+
+    def test_problems_are_found(self) -> None:
+        slots = CarriedSlots(2)
+        slot = slots.allocate()
+        assert slot is not None
+        assert list(slots.problems({slot: 1})) == []
+        assert list(slots.problems({})) == [f"slot {slot}: 1 holders, 0 leases"]
+
+
+class TestWindows:
+    def test_blocks_that_leave_the_window_are_let_go(self) -> None:
+        group = windows(window=6)
+        store = make_store(group)
+        lease = admit(store, run_of(0, 40))
+        compute(store, lease)
+        assert (held(lease).first, len(held(lease).slots)) == (8, 2)
+        assert group.stats().held == 2
+
+    def test_a_long_request_never_holds_more_than_window_and_step(self) -> None:
+        group = windows(window=6)
+        store = make_store(group)
+        lease = admit(store, run_of(0, 200))
+        most = 0
+        while lease.written_tokens < 200:
+            n_tokens = min(STEP, 200 - lease.written_tokens)
+            assert not isinstance(store.extend(lease, n_tokens), Refusal)
+            most = max(most, group.stats().held)
+            store.publish(lease, lease.written_tokens + n_tokens)
+        assert most <= lease_slots(6, BLOCK, STEP)
+
+    def test_a_hit_needs_the_trailing_window_alone(self) -> None:
+        group = windows(window=6, n_slots=lease_slots(6, BLOCK, STEP))
+        store = make_store(group)
+        serve(store, run_of(0, 40))  # more than its slots hold: the first ones are gone
+        assert serve(store, [*run_of(0, 40), 999]) == 40
+
+    def test_without_its_window_a_prefix_is_no_hit(self) -> None:
+        group = windows(window=6, n_slots=lease_slots(6, BLOCK, STEP))
+        store = make_store(group)
+        serve(store, run_of(0, 40))
+        assert store.probe(NS, Tokens([*run_of(0, 8), 999])) == 0
+
+    def test_recomputed_blocks_close_the_hole(self) -> None:
+        group = windows(window=6, n_slots=lease_slots(6, BLOCK, STEP))
+        store = make_store(group)
+        serve(store, run_of(0, 40))
+        assert serve(store, [*run_of(0, 8), 999]) == 0
+        assert store.probe(NS, Tokens([*run_of(0, 8), 998])) == 8
+
+    def test_a_shared_block_is_copied_in_both_places(self) -> None:
+        store = make_store(windows(window=6))
+        serve(store, run_of(0, 10))
+        lease = admit(store, [*run_of(0, 9), 999])
+        source = held(lease).slots[-1]
+        orders = store.extend(lease, 1)
+        assert not isinstance(orders, Refusal)
+        [block, window] = orders
+        assert isinstance(block, CopyBlock)
+        assert window == CopyWindowBlock(0, source, held(lease).slots[-1], 1)
+
+    def test_no_more_leases_than_there_is_room_for(self) -> None:
+        store = make_store(windows(window=6, n_slots=2 * lease_slots(6, BLOCK, STEP)))
+        leases = [admit(store, run_of(100 * i, 4)) for i in range(2)]
+        assert isinstance(store.admit(NS, Tokens(run_of(500, 4))), Refusal)
+        store.release(leases[0])
+        assert isinstance(store.admit(NS, Tokens(run_of(500, 4))), Lease)
+
+    def test_evicting_a_block_takes_its_window_along(self) -> None:
+        group = windows(window=6)
+        store = make_store(group)
+        serve(store, run_of(0, 40))
+        assert group.stats().cached == 10
+        drain(store)
+        assert group.stats().free == group.stats().total
+
+
+class TestRecurrent:
+    def test_a_new_sequence_starts_from_nothing(self) -> None:
+        store = make_store(states())
+        lease = admit(store, run_of(0, 5))
+        [hold] = lease.holds
+        assert isinstance(hold, StateHold)
+        assert compute(store, lease, 4) == [ResetState(hold.slot)]
+
+    def test_a_step_stops_before_the_prompts_last_token(self) -> None:
+        store = make_store(states())
+        lease = admit(store, run_of(0, 15))
+        assert store.stride(lease, 15) == 14
+
+    def test_a_resend_hits_all_but_the_last_token(self) -> None:
+        store = make_store(states())
+        assert serve(store, run_of(0, 15)) == 0
+        assert serve(store, run_of(0, 15)) == 14
+
+    def test_the_next_turn_goes_on_where_the_last_ended(self) -> None:
+        store = make_store(states())
+        serve(store, run_of(0, 15), answer=[100, 101, 102])
+        assert serve(store, [*run_of(0, 15), 100, 101, 102, 200, 201]) == 18
+
+    def test_a_turn_that_drops_the_answer_hits_the_whole_prompt(self) -> None:
+        store = make_store(states())
+        serve(store, run_of(0, 15), answer=[100, 101, 102])
+        assert serve(store, [*run_of(0, 15), 200, 201]) == 15
+
+    def test_the_third_request_resumes_where_the_second_diverged(self) -> None:
+        store = make_store(states())
+        serve(store, [*run_of(0, 21), 100, 101])
+        assert serve(store, [*run_of(0, 21), 200, 201]) == 0
+        assert serve(store, [*run_of(0, 21), 300, 301]) == 21
+
+    def test_a_long_prompt_is_saved_on_the_way(self) -> None:
+        store = make_store(states(interval_tokens=8))
+        serve(store, run_of(0, 30))
+        assert store.probe(NS, Tokens([*run_of(0, 21), 999])) == 16
+
+    def test_somebody_who_waits_finds_a_state(self) -> None:
+        store = make_store(states())
+        lease = admit(store, run_of(0, 30))
+        compute(store, lease, 4)
+        store.checkpoint(lease, 12)
+        compute(store, lease)
+        assert store.probe(NS, Tokens([*run_of(0, 12), 999])) == 12
+
+    def test_a_restored_state_is_a_copy(self) -> None:
+        store = make_store(states())
+        serve(store, run_of(0, 15))
+        lease = admit(store, [*run_of(0, 15), 9])
+        [hold] = lease.holds
+        assert isinstance(hold, StateHold)
+        [restore, *_] = compute(store, lease)[-1:]
+        assert isinstance(restore, CopyState | CopyBlock)
+        other = admit(store, [*run_of(0, 15), 8])
+        assert other.cached_tokens == 15
+        store.release(other)
+        store.donate(lease)
+        invariants.check_idle(store)
+
+    def test_states_go_least_recently_used_first_and_leave_the_blocks(self) -> None:
+        group = states(n_saved=2, n_running=1)
+        store = make_store(group)
+        serve(store, run_of(0, 15))
+        cached_blocks = store.pool.n_cached
+        serve(store, run_of(500, 15))
+        assert store.probe(NS, Tokens(run_of(0, 15))) == 0
+        assert store.probe(NS, Tokens(run_of(500, 15))) == 14
+        assert store.pool.n_cached == 2 * cached_blocks
+
+    def test_evicting_a_block_takes_its_states_along(self) -> None:
+        group = states()
+        store = make_store(group)
+        serve(store, run_of(0, 15))
+        assert group.stats().cached
+        drain(store)
+        assert group.stats().free == group.stats().total
+
+    def test_a_failed_step_saves_nothing(self) -> None:
+        store = make_store(states())
+        lease = admit(store, run_of(0, 30))
+        compute(store, lease, 8)
+        store.checkpoint(lease, 12)
+        compute(store, lease, 12)
+        orders = store.extend(lease, 4)
+        assert not isinstance(orders, Refusal)
+        store.revoke(orders)
+        store.release(lease)
+        invariants.check_idle(store)
+        assert store.probe(NS, Tokens([*run_of(0, 12), 999])) == 0
+
+    def test_a_fork_resumes_where_there_is_a_state(self) -> None:
+        store = make_store(states())
+        lease = admit(store, run_of(0, 15))
+        compute(store, lease)
+        other = fork(store, lease, run_of(0, 15), 14)
+        assert other.written_tokens == 14
+        compute(store, other)
+        store.donate(other)
+        store.donate(lease)
+        invariants.check_idle(store)
+
+    def test_a_tail_in_anothers_block_leaves_its_states_there(self) -> None:
+        store = make_store(states())
+        serve(store, run_of(0, 16))
+        serve(store, run_of(0, 14))
+        assert store.probe(NS, Tokens([*run_of(0, 14), 999])) == 14
+
+    def test_nothing_is_saved_where_nothing_may_be(self) -> None:
+        store = make_store(states(n_saved=0))
+        lease = admit(store, run_of(0, 15))
+        assert store.stride(lease, 15) == 15
+
+
+class TestTogether:
+    def test_all_groups_resume_at_one_position(self) -> None:
+        store = make_store(windows(window=6), states(interval_tokens=8))
+        serve(store, run_of(0, 30))
+        assert store.probe(NS, Tokens([*run_of(0, 21), 999])) == 16
+        assert serve(store, [*run_of(0, 21), 999]) == 16
+        assert serve(store, [*run_of(0, 21), 998]) == 21
+
+    def test_clear_forgets_all_groups(self) -> None:
+        store = make_store(windows(window=6), states())
+        serve(store, run_of(0, 30))
+        store.clear()
+        for group in store.groups:
+            assert group.stats().free == group.stats().total
