@@ -46,6 +46,7 @@ class EngineParts:
     card: ModelCard
     tokenizer: Tokenizer
     block_bytes: int
+    release_thread: Callable[[], None]  # called last of all on that thread
 
 
 Build = Callable[[Inbox, Deliver], EngineParts]
@@ -200,6 +201,7 @@ class ThreadedEngine:
         finally:
             self._inbox.close()
             self._subscribers.deliver(_last_events(parts.loop))
+            parts.release_thread()
 
 
 def _resolve(future: "Future[None]") -> None:

@@ -55,7 +55,16 @@ def assemble(
         hf_tokenizer=loaded.tokenizer._tokenizer,
         sizes=sizes,
         arena_bytes=storage.bytes,
+        release_thread=release_thread,
     )
+
+
+def release_thread() -> None:
+    """Give back what MLX keeps for this thread, as the thread's last act with it.
+
+    What is left to the end of the thread may race with the end of the interpreter and abort it.
+    """
+    mx.clear_streams()
 
 
 def describe(config: EngineConfig, blas: Blas, cache_directory: Path | None) -> MachineReport:

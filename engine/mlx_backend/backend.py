@@ -21,6 +21,7 @@ class Backend:
     hf_tokenizer: Any  # transformers' fast tokenizer
     sizes: StorageSizes
     arena_bytes: int
+    release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act
 
 
 def load_backend(
@@ -35,7 +36,11 @@ def load_backend(
     report(f"BLAS: {blas.name} {blas.library}" if blas.library else f"BLAS: {blas.advice}")
     from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
-    return assembly.assemble(config, blas, report, cache_directory)
+    try:
+        return assembly.assemble(config, blas, report, cache_directory)
+    except BaseException:
+        assembly.release_thread()
+        raise
 
 
 def describe_machine(config: EngineConfig, cache_directory: Path | None = None) -> MachineReport:

@@ -60,14 +60,17 @@ def write_checkpoint(
 
 
 def random_model(config: Mapping[str, Any], seed: int, dtype: mx.Dtype) -> Module:
-    """An mlx-lm model with normal weights of variance 1 / fan-in; vectors as mlx-lm makes them."""
+    """An mlx-lm model with normal weights of variance 1 / fan-in.
+
+    Vectors, and weights that a model packs itself, are as mlx-lm makes them.
+    """
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model: Module = architecture.Model(architecture.ModelArgs.from_dict(dict(config)))
     weights = named_weights(model)
     keys = mx.random.split(mx.random.key(seed), len(weights))
     drawn = [
         (name, mx.random.normal(array.shape, key=key) * array.shape[-1] ** -0.5)
-        if array.ndim > 1
+        if array.ndim > 1 and mx.issubdtype(array.dtype, mx.floating)
         else (name, array)
         for (name, array), key in zip(weights.items(), keys, strict=True)
     ]

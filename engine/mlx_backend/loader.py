@@ -110,8 +110,10 @@ def fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
 def _build(checkpoint: Path) -> tuple[Module, dict[str, Any]]:
     try:
         model, config = load_model(checkpoint, lazy=True)
-    # mlx-lm's modules raise whatever they like; olmo's exits the process without its package.
-    except (Exception, SystemExit) as error:
+    except SystemExit as error:  # olmo's module exits when it cannot import its package
+        reason = error.__context__ or f"its module exits with {error}"
+        raise UnsupportedModel(f"mlx-lm cannot load {checkpoint}: {reason}") from error
+    except Exception as error:  # mlx-lm's modules raise whatever they like
         raise UnsupportedModel(f"mlx-lm cannot load {checkpoint}: {error}") from error
     return model, config
 

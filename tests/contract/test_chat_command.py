@@ -186,6 +186,6 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "server.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     result = piped("hello\n", "--model", "/no/such/model")
-    assert result.stderr.startswith("error: the daemon exited with ")
+    assert result.stderr.startswith("error: the daemon exited with 1\n")
     assert "cannot load /no/such/model" in result.stderr
     assert result.exit_code == 1

@@ -81,7 +81,7 @@ class Setup:
     def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
         timing = Timing(lambda: 0.0, SilentTelemetry())
         loop = EngineLoop(self.harness.scheduler, self.runner, inbox, deliver, timing)
-        return EngineParts(loop, CARD, Letters(), block_bytes=32)
+        return EngineParts(loop, CARD, Letters(), block_bytes=32, release_thread=lambda: None)
 
     async def collect(self, request: Request) -> list[OutputEvent]:
         return [event async for event in self.engine.generate(request)]
