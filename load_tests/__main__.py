@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from engine.mlx_backend.blas import load_blas
-from load_tests.checkpoint import checkpoint
+from load_tests.checkpoint import Shape, checkpoint
 from load_tests.client import TargetError, discover, play
 from load_tests.compare import Bench, Comparison
 from load_tests.compare import compare as compare_peers
@@ -83,6 +83,7 @@ async def _run(
 def compare(
     *,
     scenario: Scenarios = None,
+    shape: Annotated[Shape, typer.Option("--checkpoint", help="What both serve.")] = "qwen3",
     repeat: Annotated[int, typer.Option(min=1, help="Pairs of runs per scenario.")] = 3,
     flag: Annotated[
         list[str] | None,
@@ -101,7 +102,7 @@ def compare(
     """Start Rootstock and a peer in turn and print how many times faster Rootstock is."""
     peer = mlx_lm(*(peer_flag or []), listen_queue=peer_listen_queue)
     ours, theirs = rootstock(), rootstock(*flag) if flag else peer
-    model = checkpoint()
+    model = checkpoint(shape)
     commands = tuple(" ".join(("python", *side.arguments)) for side in (ours, theirs))
     conditions = observe(seed, commands, load_blas().name or "the system's")
     bench = Bench(model, logs=model.parent)

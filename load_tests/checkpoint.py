@@ -1,14 +1,16 @@
-"""A random Qwen3-shaped checkpoint of 27 M parameters on which servers do equal work.
+"""Random checkpoints on which servers do equal work, 27 M parameters each.
 
-A single thing about its weights is not random: the output layer has a row of zeros for every token
+`qwen3` has full attention in every layer; of the eight layers of `hybrid`, Granite-shaped, six are
+Mamba2 and two attention. A single thing about their weights is not random: the output layer has a row of zeros for every token
 that is no word of the lexicon. Such a token's logit is 0, which is never the greatest of thousands
 of random ones, so greedy decoding writes words alone: no answer ends early, and none changes when a
 client sends it back as text.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
 import numpy as np
@@ -17,35 +19,63 @@ from safetensors.numpy import load_file, save_file
 from engine.mlx_backend.checkpoint import write_checkpoint
 from load_tests.tokenizer import build_tokenizer, word_ids
 
-CONFIG: dict[str, object] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
+Shape = Literal["qwen3", "hybrid"]
+
+_COMMON: Mapping[str, object] = {
     "hidden_size": 512,
-    "intermediate_size": 1344,
     "num_hidden_layers": 8,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
-    "head_dim": 64,
     "vocab_size": 4096,
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1_000_000.0,
     "attention_bias": False,
-    "hidden_act": "silu",
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
+CONFIGS: Mapping[Shape, Mapping[str, object]] = {
+    "qwen3": {
+        **_COMMON,
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "intermediate_size": 1344,
+        "head_dim": 64,
+        "hidden_act": "silu",
+    },
+    "hybrid": {
+        **_COMMON,
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "intermediate_size": 1024,
+        "layer_types": ["mamba", "mamba", "mamba", "attention"] * 2,
+        "position_embedding_type": "nope",
+        "mamba_n_heads": 16,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+        "mamba_d_conv": 4,
+        "mamba_n_groups": 1,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "embedding_multiplier": 1.0,
+        "attention_multiplier": 0.125,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    },
+}
 
 
-def checkpoint(seed: int = 0, cache: Path = Path("build/load_tests")) -> Path:
+def checkpoint(
+    shape: Shape = "qwen3", seed: int = 0, cache: Path = Path("build/load_tests")
+) -> Path:
     """The directory of the float32 checkpoint with these weights, written at the first call."""
-    directory = cache.resolve() / f"qwen3-27m-seed{seed}"
+    directory = cache.resolve() / f"{shape}-27m-seed{seed}"
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
             unfinished = Path(scratch) / directory.name
             tokenizer = build_tokenizer()
-            write_checkpoint(unfinished, CONFIG, seed, tokenizer, mx.float32)
+            write_checkpoint(unfinished, CONFIGS[shape], seed, tokenizer, mx.float32)
             silence_all_but(word_ids(tokenizer), unfinished / "model.safetensors")
             unfinished.rename(directory)
     return directory

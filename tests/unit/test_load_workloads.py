@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from pydantic import ValidationError
 
-from load_tests.checkpoint import CONFIG
+from load_tests.checkpoint import CONFIGS
 from load_tests.lexicon import WORDS
 from load_tests.tokenizer import build_tokenizer, word_ids
 from load_tests.workloads import Scenario, build, load_scenario, scenario_names
@@ -62,7 +62,8 @@ def test_a_word_is_a_token_and_text_comes_back_to_the_same_tokens() -> None:
 
 def test_the_tokenizer_fills_the_vocabulary() -> None:
     tokenizer = build_tokenizer()
-    assert tokenizer.get_vocab_size() == CONFIG["vocab_size"]
+    sizes = {config["vocab_size"] for config in CONFIGS.values()}
+    assert sizes == {tokenizer.get_vocab_size()}
     assert tokenizer.token_to_id("<|im_end|>") not in word_ids(tokenizer)
 
 
