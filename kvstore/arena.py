@@ -98,8 +98,10 @@ class LayerArena:
 
     def put_blocks(self, ids: mx.array, keys: mx.array, values: mx.array) -> None:
         """Overwrite whole blocks with what `blocks` returned."""
-        self._keys[ids] = keys
-        self._values[ids] = values
+        if keys.size:  # MLX divides by zero where there is nothing to scatter
+            self._keys[ids] = keys
+        if values.size:
+            self._values[ids] = values
 
     def arrays(self) -> tuple[mx.array, mx.array]:
         return self._keys, self._values
