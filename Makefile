@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 SOURCES := kvstore engine server load_tests tests
 ARGS ?=
 
-.PHONY: help serve test check format simulate bench doctor clean
+.PHONY: help serve chat test check format simulate conformance bench doctor clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
 
 serve: $(VENV)/.runtime  ## run the daemon; options in ARGS, e.g. make serve ARGS="--port 9000"
 	$(BIN)/rootstock serve $(ARGS)
+
+chat: $(VENV)/.runtime  ## talk to the embedded model, or with --url to any server
+	$(BIN)/rootstock chat $(ARGS)
 
 doctor: $(VENV)/.runtime  ## what this machine offers
 	$(BIN)/rootstock doctor $(ARGS)
@@ -32,6 +35,9 @@ format: $(VENV)/.dev  ## let ruff lay the code out
 
 simulate: $(VENV)/.dev  ## a million simulated steps, every count recounted after each
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: docs/architectures.md
+	$(BIN)/python -m tests.conformance $(ARGS)
 
 bench: $(VENV)/.dev  ## this daemon and mlx_lm.server side by side; takes many minutes
 	$(BIN)/python -m load_tests compare $(ARGS)

@@ -8,31 +8,31 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from engine.mlx_backend.checkpoint import QuantizationRule, train_tokenizer, write_checkpoint
-from tests.cache_configs import CONFIGS
+from tests.conformance.configs import CONFIGS
 
 VOCAB_SIZE = 320
-_COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-}
-_MOE: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-}
-_QWEN3 = {**_COMMON, "model_type": "qwen3"}
+_ARCHITECTURES = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    "gemma3_text",
+    "gpt_oss",
+    "gemma3n",
+    "gemma4_text",
+    "qwen3_next",
+    "qwen3_5",
+    "falcon_h1",
+    "lfm2",
+    "jamba",
+    "nemotron_h",
+    "mamba2",
+    "rwkv7",
+    "recurrent_gemma",
+    "deepseek_v3",
+    "deepseek_v32",
+    "llama4",
+)
+"""With every kind of cache. Their configs are those of the conformance run."""
 
 
 def _mixed_bits(path: str, module: object) -> bool | dict[str, int]:
@@ -53,13 +53,10 @@ class Family:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("llama", {**_COMMON, "model_type": "llama"}),
-        Family("qwen3", _QWEN3),
-        Family("qwen3_moe", {**_COMMON, **_MOE, "model_type": "qwen3_moe"}),
-        Family("qwen3_4bit", _QWEN3, {"bits": 4, "group_size": 32}),
-        Family("qwen3_8bit", _QWEN3, {"bits": 8, "group_size": 32}),
-        Family("qwen3_mixed", _QWEN3, {"bits": 4, "group_size": 32}, _mixed_bits),
-        *(Family(name, config) for name, config in CONFIGS.items()),
+        *(Family(name, CONFIGS[name]) for name in _ARCHITECTURES),
+        Family("qwen3_4bit", CONFIGS["qwen3"], {"bits": 4, "group_size": 32}),
+        Family("qwen3_8bit", CONFIGS["qwen3"], {"bits": 8, "group_size": 32}),
+        Family("qwen3_mixed", CONFIGS["qwen3"], {"bits": 4, "group_size": 32}, _mixed_bits),
         Family("qwen3_next_4bit", CONFIGS["qwen3_next"], {"bits": 4, "group_size": 32}),
     )
 }

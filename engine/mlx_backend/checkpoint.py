@@ -65,6 +65,7 @@ def random_model(config: Mapping[str, Any], seed: int, dtype: mx.Dtype) -> Modul
     Vectors, and weights that a model packs itself, are as mlx-lm makes them.
     """
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    mx.random.seed(seed)  # some modules draw their vectors when they are made
     model: Module = architecture.Model(architecture.ModelArgs.from_dict(dict(config)))
     weights = named_weights(model)
     keys = mx.random.split(mx.random.key(seed), len(weights))

@@ -1,0 +1,1 @@
+"""The conformance run: every architecture of mlx-lm, served or refused."""

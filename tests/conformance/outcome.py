@@ -1,0 +1,27 @@
+"""What came of serving one case."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    SERVED = "served"
+    REFUSED = "refused"  # at load, with a reason
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`error`: the largest relative error of a token's logits. `reason`: why it is not served."""
+
+    name: str
+    verdict: Verdict
+    keeps: str = ""
+    batching: str = ""
+    error: float = 0.0
+    reason: str = ""
+
+    @property
+    def wants_metal(self) -> bool:
+        """Whether it was refused because this device is not Apple's."""
+        return "No Metal back-end" in self.reason

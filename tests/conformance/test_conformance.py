@@ -1,0 +1,79 @@
+"""A dozen architectures that the golden tests do not have; `make conformance` runs all."""
+
+from pathlib import Path
+
+import pytest
+from mlx_lm.utils import load_model
+
+from tests.checkpoints import FAMILIES, write_family
+from tests.conformance import document
+from tests.conformance.cases import CASES
+from tests.conformance.configs import CONFIGS
+from tests.conformance.examiner import ERROR_TOLERANCE, Examiner
+from tests.conformance.outcome import Outcome, Verdict
+from tests.conformance.trial import attempt
+from tests.conformance.zoo import architectures
+from tests.offline import load
+
+SERVED = {
+    "afm7": "full attention",  # layers that read another's KV
+    "baichuan_m1": "full attention, recurrent, window 8",
+    "gemma2": "full attention",  # masks for each KV head
+    "granitemoehybrid": "full attention, recurrent",
+    "kimi_linear": "full attention, recurrent",  # latent attention
+    "longcat_flash_ngram": "full attention, recurrent",  # token ids for a state, two caches a layer
+    "mimo_v2_flash": "full attention, window 8",  # heads differ by layer
+    "minimax_m3_vl": "full attention",  # an indexer without values
+    "nemotron-nas": "full attention",  # layers without attention
+    "olmo_hybrid": "full attention, recurrent",
+    "plamo3": "full attention, window 9",  # asks for one token more than it keeps
+    "gemma3_text, 4 bit": "full attention, window 8",
+}
+
+
+@pytest.mark.parametrize(("name", "keeps"), SERVED.items(), ids=list(SERVED))
+def test_served_as_mlx_lm_says(name: str, keeps: str, tmp_path: Path) -> None:
+    outcome = attempt(CASES[name], tmp_path)
+    assert outcome.reason == ""
+    assert outcome.verdict is Verdict.SERVED
+    assert outcome.keeps == keeps
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("deepseek_v41", "layer 0 keeps a LayerCache, a cache of its own kind"),
+        ("olmo", "mlx-lm cannot load the checkpoint: No module named 'hf_olmo'"),
+    ],
+)
+def test_refused_by_reason(name: str, reason: str, tmp_path: Path) -> None:
+    outcome = attempt(CASES[name], tmp_path)
+    assert outcome.verdict is Verdict.REFUSED
+    assert outcome.reason.startswith(reason)
+
+
+def test_what_is_served_wrong_is_found(tmp_path: Path) -> None:
+    """A model judged by another's weights, as if its blocks held other tokens."""
+    ours, other = (write_family(FAMILIES["qwen3"], tmp_path, seed) for seed in (0, 1))
+    examiner = Examiner(load(ours), load_model(other)[0])
+    examiner.examine()
+    assert "below mlx-lm's best" in examiner.problems[0]
+    assert examiner.largest_error() > ERROR_TOLERANCE
+
+
+def test_every_architecture_of_mlx_lm_has_a_config() -> None:
+    """Fails when mlx-lm is updated: new ones want a tiny config."""
+    assert sorted({config["model_type"] for config in CONFIGS.values()}) == architectures()
+
+
+def test_the_document_says_what_was_served() -> None:
+    served = Outcome("qwen3", Verdict.SERVED, "full attention", "padded rows", 1e-6)
+    refused = Outcome("olmo", Verdict.REFUSED, reason="a | b")
+    quantized = Outcome("qwen3_next, 4 bit", Verdict.WRONG, "recurrent", "padded rows", 0.5, "x")
+    text = document.render([served, refused, quantized])
+    assert "2 architectures: **1 served, 1 refused**" in text
+    assert document.served_column(text) == {
+        "qwen3": True,
+        "olmo": False,
+        "qwen3_next, 4 bit": False,
+    }

@@ -1,0 +1,89 @@
+"""Builds, loads and serves one case: `python -m tests.conformance.trial qwen3 empty_directory`."""
+
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+from mlx.nn.layers.base import Module
+from mlx_lm.utils import load_model
+from pydantic import TypeAdapter
+
+from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.layout import (
+    CacheSpec,
+    ChunkedCacheSpec,
+    KVCacheSpec,
+    Layout,
+    StateSpec,
+    UnusedSpec,
+)
+from tests.conformance.cases import CASES, Case
+from tests.conformance.examiner import ERROR_TOLERANCE, Examiner
+from tests.conformance.outcome import Outcome, Verdict
+from tests.offline import Served, load
+
+
+def attempt(case: Case, parent: Path) -> Outcome:
+    """Serve the case from a checkpoint written below `parent`; what that raises is an outcome."""
+    checkpoint = case.write(parent)
+    try:
+        served = load(checkpoint)
+    except ModelError as error:
+        reason = " ".join(str(error).replace(str(checkpoint), "the checkpoint").split())
+        return Outcome(case.name, Verdict.REFUSED, reason=reason)
+    peer, _ = load_model(checkpoint)
+    return _examined(case.name, served, peer)
+
+
+def in_words(layout: Layout) -> str:
+    """What the layers keep."""
+    words = {_in_words(spec): None for spec in layout.specs}
+    return ", ".join(sorted(filter(None, words)))
+
+
+def _examined(name: str, served: Served, peer: Module) -> Outcome:
+    examiner, error = Examiner(served, peer), float("nan")
+    try:
+        examiner.examine()
+        error = examiner.largest_error()
+    # Whatever a model raises when it is served is what this run is there to find.
+    except Exception as failure:
+        traceback.print_exc()
+        examiner.problems.append(f"{type(failure).__name__}: {failure}")
+    else:
+        if not error < ERROR_TOLERANCE:
+            examiner.problems.append(f"logits are wrong by {error:.1e} of their size")
+    return Outcome(
+        name,
+        Verdict.WRONG if examiner.problems else Verdict.SERVED,
+        in_words(served.layout),
+        served.batching.name,
+        error,
+        "; ".join(examiner.problems),
+    )
+
+
+def _in_words(spec: CacheSpec) -> str:
+    match spec:
+        case KVCacheSpec(window=None) | ChunkedCacheSpec(window=None):
+            return "full attention"
+        case KVCacheSpec(window=window):
+            return f"window {window}"
+        case ChunkedCacheSpec(window=window):
+            return f"chunks of {window}"
+        case StateSpec():
+            return "recurrent"
+        case UnusedSpec():
+            return ""
+
+
+def main(name: str, parent: str) -> None:
+    """Print the outcome as JSON, the last line of the output."""
+    warnings.simplefilter("ignore")
+    outcome = attempt(CASES[name], Path(parent))
+    print(TypeAdapter(Outcome).dump_json(outcome).decode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
