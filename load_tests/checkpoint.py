@@ -1,10 +1,10 @@
-"""Random checkpoints on which servers do equal work, 27 M parameters each.
+"""Random checkpoints on which servers do equal work, 27 and 28 M parameters.
 
 `qwen3` has full attention in every layer; of the eight layers of `hybrid`, Granite-shaped, six are
-Mamba2 and two attention. A single thing about their weights is not random: the output layer has a row of zeros for every token
-that is no word of the lexicon. Such a token's logit is 0, which is never the greatest of thousands
-of random ones, so greedy decoding writes words alone: no answer ends early, and none changes when a
-client sends it back as text.
+Mamba2 and two attention. A single thing about their weights is not random: the output layer has a
+row of zeros for every token that is no word of the lexicon. Such a token's logit is 0, which is
+never the greatest of thousands of random ones, so greedy decoding writes words alone: no answer
+ends early, and none changes when a client sends it back as text.
 """
 
 import tempfile
