@@ -3,13 +3,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := kvstore engine server load_tests tests
+SOURCES := kvstore engine server load_tests tools tests
 ARGS ?=
 
-.PHONY: help serve chat test check format simulate conformance bench doctor clean
+.PHONY: help serve chat test check format simulate conformance bench demo-model doctor clean
 
 help:  ## what there is to make
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
 
 serve: $(VENV)/.runtime  ## run the daemon; options in ARGS, e.g. make serve ARGS="--port 9000"
 	$(BIN)/rootstock serve $(ARGS)
@@ -41,6 +41,9 @@ conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: d
 
 bench: $(VENV)/.dev  ## this daemon and mlx_lm.server side by side; takes many minutes
 	$(BIN)/python -m load_tests compare $(ARGS)
+
+demo-model: $(VENV)/.dev  ## train the demonstration model and score it: hours on two cores
+	$(BIN)/python -m tools.train_demo_model train $(ARGS)
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

@@ -1,0 +1,73 @@
+"""What the model is trained on: which tasks, how often, and how they join into conversations."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tools.demo_model.conversation import Exchange, Message, Task
+from tools.demo_model.phrases import phrases
+from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk
+from tools.demo_model.tasks.pick import Pick
+from tools.demo_model.tasks.recall import Recall
+from tools.demo_model.tasks.repeat import Repeat
+from tools.demo_model.tasks.tool_use import ToolAnswer, ToolCall, ToolsUnused
+from tools.demo_model.words import Words
+
+_PHRASES = phrases("curriculum")
+Shares = Sequence[tuple[Task, float]]
+"""Tasks, and how often each comes."""
+
+COPYING: Shares = (
+    (Repeat(), 0.50),
+    (Pick(), 0.20),
+    (Recall(), 0.20),
+    (Knowledge("ask"), 0.06),
+    (SmallTalk(), 0.04),
+)
+"""The beginning: short prompts most of whose answers are found in them."""
+
+ALL: Shares = (
+    (Repeat(), 0.20),
+    (Pick(), 0.17),
+    (Recall(), 0.12),
+    (ToolCall(), 0.19),
+    (ToolAnswer(), 0.08),
+    (Knowledge("ask"), 0.12),
+    (SmallTalk(), 0.07),
+    (ToolsUnused(Knowledge("ask")), 0.02),
+    (ToolsUnused(SmallTalk()), 0.02),
+    (ToolsUnused(Repeat()), 0.01),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A whole conversation as the chat template takes it; it ends with the assistant."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Any]
+
+
+def conversation(exchanges: int, shares: Shares, words: Words, rng: random.Random) -> Conversation:
+    """Independent exchanges one after the other, with the tools of all of them offered."""
+    tasks, weights = zip(*shares, strict=True)
+    parts: list[Exchange] = [
+        task.exchange(words, rng) for task in rng.choices(tasks, weights, k=exchanges)
+    ]
+    messages = system_prompt(rng) + [message for part in parts for message in part.messages]
+    tools = {t["function"]["name"]: t for part in parts for t in part.tools}
+    return Conversation(messages, list(tools.values()))
+
+
+def conversations(shares: Shares, words: Words, rng: random.Random) -> Iterator[Conversation]:
+    """Mostly of one exchange, some of a few."""
+    while True:
+        yield conversation(rng.choice([1, 1, 1, 1, 2, 2, 3]), shares, words, rng)
+
+
+def system_prompt(rng: random.Random) -> list[Message]:
+    """None, mostly; models are asked both ways."""
+    if rng.random() < 0.65:
+        return []
+    return [{"role": "system", "content": rng.choice(_PHRASES["system_prompts"])}]

@@ -1,0 +1,108 @@
+"""Scores the trained model on prompts that it has never seen, through the daemon's own engine."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api import Engine
+from engine.launch import launch
+from engine.types import EngineConfig, FinishReason, Request, SamplingParams
+from server.metrics import EngineTelemetry
+from tools.demo_model.conversation import Message, Task
+from tools.demo_model.curriculum import system_prompt
+from tools.demo_model.tasks.knowledge import SmallTalk, questions
+from tools.demo_model.tasks.pick import Pick
+from tools.demo_model.tasks.recall import Recall
+from tools.demo_model.tasks.repeat import Repeat
+from tools.demo_model.tasks.tool_use import ToolAnswer, ToolCall
+from tools.demo_model.words import Words, split_words
+
+_PROMPTS_PER_TASK = 200
+_MAX_TOKENS = 256
+_TASKS: Sequence[Task] = (Repeat(), Pick(), Recall(), ToolCall(), ToolAnswer(), SmallTalk())
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A held-out prompt of one task and the assistant's message that it asks for."""
+
+    task: str
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, object]]
+    expected: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    task: str
+    right: int
+    stopped: int  # ended by the model itself, not by the limit
+    asked: int
+
+
+def held_out(words: Words, seed: int) -> Iterator[Question]:
+    """Prompts of held-out words, names, tools and values, and the held-out ways to ask."""
+    rng = random.Random(f"held out/{seed}")
+    for text, answer in questions("held_out"):
+        messages = [*system_prompt(rng), {"role": "user", "content": text}]
+        yield Question("rootstock", messages, (), {"role": "assistant", "content": answer})
+    for task in _TASKS:
+        for _ in range(_PROMPTS_PER_TASK):
+            exchange = task.exchange(words, rng)
+            *before, expected = exchange.messages
+            yield Question(task.name, [*system_prompt(rng), *before], exchange.tools, expected)
+
+
+def is_right(question: Question, text: str) -> bool:
+    """Word for word; for a call, the same function with equal arguments."""
+    if "tool_calls" not in question.expected:
+        return text == str(question.expected["content"])
+    function = question.expected["tool_calls"][0]["function"]
+    expected = {"name": function["name"], "arguments": json.loads(function["arguments"])}
+    opening, closing = "<tool_call>\n", "\n</tool_call>"
+    if not (text.startswith(opening) and text.endswith(closing)):
+        return False
+    try:
+        return bool(json.loads(text.removeprefix(opening).removesuffix(closing)) == expected)
+    except json.JSONDecodeError:
+        return False
+
+
+def score_checkpoint(directory: Path, seed: int) -> list[Score]:
+    """Every held-out question, answered greedily by an engine of its own."""
+    _, words = split_words()
+    engine = launch(
+        EngineConfig(model=str(directory), max_waiting=10_000), EngineTelemetry(), print
+    )
+    return asyncio.run(_score(engine, list(held_out(words, seed))))
+
+
+async def _score(engine: Engine, questions: Sequence[Question]) -> list[Score]:
+    answers = await asyncio.gather(
+        *(_answer(engine, index, question) for index, question in enumerate(questions))
+    )
+    await engine.drain(timeout_seconds=10)
+    by_task: dict[str, list[tuple[bool, bool]]] = {}
+    for question, (text, stopped) in zip(questions, answers, strict=True):
+        by_task.setdefault(question.task, []).append((is_right(question, text), stopped))
+    return [
+        Score(task, sum(r for r, _ in results), sum(s for _, s in results), len(results))
+        for task, results in by_task.items()
+    ]
+
+
+async def _answer(engine: Engine, index: int, question: Question) -> tuple[str, bool]:
+    """The model's text, and whether it stopped by itself."""
+    tools = {"tools": list(question.tools)} if question.tools else {}
+    prompt = engine.tokenizer.apply_chat_template(question.messages, **tools)
+    request = Request(
+        f"question-{index}", tuple(prompt), _MAX_TOKENS, SamplingParams(temperature=0)
+    )
+    text, reason = "", None
+    async for event in engine.generate(request):
+        text += event.text
+        reason = event.finish_reason
+    return text, reason is FinishReason.STOP

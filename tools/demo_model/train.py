@@ -1,0 +1,232 @@
+"""Trains the model: the loss of the assistant's tokens, AdamW, on two threads."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx_lm.models.qwen3 import Model, ModelArgs
+from transformers import PreTrainedTokenizerFast
+
+from tools.demo_model.curriculum import ALL, COPYING, Shares, conversation, conversations
+from tools.demo_model.tokens import VOCAB_SIZE, Sample, sample
+from tools.demo_model.words import Words
+
+CONFIG: Mapping[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 100_000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "torch_dtype": "float16",
+}
+BATCH_TOKENS = 4096
+_COPYING_STEPS = 900  # or a few more: the beginning of the curriculum
+_POOL = 1024  # conversations sorted by length together, so that a batch pads little
+_LONG_EVERY = 25  # every so many batches one of long conversations
+_LONG_TOKENS = (512, 1024, 2048, 4096)
+_PEAK_RATE, _WARMUP_STEPS, _DECAY_SHARE = 2e-3, 60, 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token ids `[rows, length]`, padded behind, and where the assistant speaks.
+
+    `said` indexes the flattened positions before the tokens that count, `targets`.
+    """
+
+    ids: mx.array
+    said: mx.array
+    targets: mx.array
+
+
+class Trainer:
+    """A model on its way, and all that is needed to go on from where it stopped."""
+
+    def __init__(self, steps: int, seed: int) -> None:
+        mx.random.seed(seed)
+        self.model = _model()
+        self.step = 0
+        self._optimizer = optim.AdamW(_rate(steps), betas=[0.9, 0.98], weight_decay=0.05)
+        self._optimizer.init(self.model.trainable_parameters())
+        mx.eval(self._optimizer.state)
+        self._helpers = [Helper(), Helper()]
+        self._threads = ThreadPoolExecutor(len(self._helpers))
+
+    def learn(self, halves: Sequence[Batch]) -> float:
+        """One step on two batches, side by side; the mean loss of a token."""
+        parameters = self.model.trainable_parameters()
+        total = sum(half.targets.size for half in halves)
+        (loss, gradients), (other_loss, other_gradients) = self._threads.map(
+            lambda helper, half: helper.gradients(parameters, half, total), self._helpers, halves
+        )
+        gradients = tree_map(mx.add, gradients, other_gradients)
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
+        self._optimizer.update(self.model, gradients)
+        mx.eval(self.model.parameters(), self._optimizer.state)
+        self.step += 1
+        return float(loss + other_loss)
+
+    def save(self, file: Path) -> None:
+        """Weights, moments and step; whole or not at all."""
+        arrays = {
+            **{f"model.{name}": a for name, a in _flat(self.model.parameters()).items()},
+            **{f"optimizer.{name}": a for name, a in _flat(self._optimizer.state).items()},
+        }
+        unfinished = file.with_suffix(".unfinished.safetensors")
+        mx.save_safetensors(str(unfinished), arrays, {"step": str(self.step)})
+        unfinished.rename(file)
+
+    def resume(self, file: Path) -> None:
+        """Go on where `save` left."""
+        arrays, metadata = _load(file)
+        self.model.update(_below("model.", arrays))
+        self._optimizer.state = _below("optimizer.", arrays)
+        self.step = int(metadata["step"])
+
+
+class Helper:
+    """Computes gradients on a thread of its own, with a model of its own to trace."""
+
+    _tracing = Lock()  # MLX traces one function at a time
+
+    def __init__(self) -> None:
+        self._model = _model()
+        self._gradient = mx.value_and_grad(self._loss)
+
+    def gradients(self, parameters: Any, batch: Batch, total: int) -> tuple[float, Any]:
+        """The batch's share of the mean loss over `total` tokens, and of its gradients."""
+        with self._tracing:
+            loss, gradients = self._gradient(parameters, batch, total)
+        mx.eval(loss, gradients)
+        return float(cast(float, loss.item())), gradients
+
+    def _loss(self, parameters: Any, batch: Batch, total: int) -> mx.array:
+        self._model.update(parameters)
+        hidden = self._model.model(batch.ids)
+        hidden = hidden.reshape(-1, hidden.shape[-1])[batch.said]
+        logits = self._model.model.embed_tokens.as_linear(hidden)
+        return nn.losses.cross_entropy(logits, batch.targets, reduction="sum") / total
+
+
+def _model() -> Model:
+    """A model of random weights, evaluated: threads cannot share what is yet to be computed."""
+    model = Model(ModelArgs.from_dict(dict(CONFIG)))
+    mx.eval(model.parameters())
+    return model
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast, words: Words, seed: int, first: int
+) -> Iterator[Sequence[Batch]]:
+    """Pairs of batches without end, the same for the same seed; starts at step `first`."""
+    step, pool = 0, 0
+    while True:
+        rng = random.Random(f"{seed}/{pool}")
+        for rows in _pool(tokenizer, COPYING if step < _COPYING_STEPS else ALL, words, rng):
+            if step >= first:
+                yield [batch(rows[0::2]), batch(rows[1::2])]
+            step += 1
+        pool += 1
+
+
+def batch(samples: Sequence[Sample]) -> Batch:
+    """The samples side by side."""
+    length = max(len(one.ids) for one in samples)
+    ids = np.zeros((len(samples), length), np.int32)
+    said: list[int] = []
+    targets: list[int] = []
+    for row, one in enumerate(samples):
+        ids[row, : len(one.ids)] = one.ids
+        said += [row * length + index - 1 for index in one.said]
+        targets += [one.ids[index] for index in one.said]
+    return Batch(mx.array(ids), mx.array(said), mx.array(targets))
+
+
+def _rate(steps: int) -> Callable[[mx.array], mx.array]:
+    """The learning rate by step: up, level, and down to nothing over the last steps.
+
+    A run that is stopped on the level and resumed with another number of steps ends as one that
+    had that number from the start.
+    """
+
+    def rate(step: mx.array) -> mx.array:
+        up = (step + 1) / _WARMUP_STEPS
+        down = (steps - step) / (steps * _DECAY_SHARE)
+        return _PEAK_RATE * mx.clip(mx.minimum(up, down), 0.0, 1.0)
+
+    return rate
+
+
+def _pool(
+    tokenizer: PreTrainedTokenizerFast, shares: Shares, words: Words, rng: random.Random
+) -> list[list[Sample]]:
+    """The batches of one pool of conversations, in random order."""
+    samples = [sample(tokenizer, one) for one in islice(conversations(shares, words, rng), _POOL)]
+    samples.sort(key=lambda one: len(one.ids))
+    pooled: list[list[Sample]] = []
+    rows: list[Sample] = []
+    for one in samples:
+        rows.append(one)
+        if len(rows) * len(one.ids) >= BATCH_TOKENS:
+            pooled.append(rows)
+            rows = []
+    rng.shuffle(pooled)
+    if shares is COPYING:
+        return pooled
+    for place in range(_LONG_EVERY // 2, len(pooled), _LONG_EVERY):
+        pooled.insert(place, _long(tokenizer, words, rng))
+    return pooled
+
+
+def _long(tokenizer: PreTrainedTokenizerFast, words: Words, rng: random.Random) -> list[Sample]:
+    """Two conversations that fill a good part of the context."""
+    length = rng.choice(_LONG_TOKENS)
+    return [_of_length(length, tokenizer, words, rng) for _ in range(max(2, 2048 // length))]
+
+
+def _of_length(
+    length: int, tokenizer: PreTrainedTokenizerFast, words: Words, rng: random.Random
+) -> Sample:
+    exchanges = 4
+    longest = sample(tokenizer, conversation(1, ALL, words, rng))
+    while True:
+        candidate = sample(tokenizer, conversation(exchanges, ALL, words, rng))
+        if len(candidate.ids) > length:
+            return longest
+        longest = candidate
+        exchanges += 1 + exchanges // 4
+
+
+def _flat(tree: Any) -> dict[str, mx.array]:
+    return dict(cast(list[tuple[str, mx.array]], tree_flatten(tree)))
+
+
+def _load(file: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
+    loaded = mx.load(str(file), return_metadata=True)
+    return cast(tuple[dict[str, mx.array], dict[str, str]], loaded)
+
+
+def _below(prefix: str, arrays: Mapping[str, mx.array]) -> Any:
+    return tree_unflatten(
+        [(name.removeprefix(prefix), a) for name, a in arrays.items() if name.startswith(prefix)]
+    )
