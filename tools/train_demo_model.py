@@ -31,7 +31,7 @@ def train(
     state: Annotated[Path, typer.Option(help="Where an interrupted run goes on.")] = Path(
         "build/demo-model-state.safetensors"
     ),
-    steps: Annotated[int, typer.Option(min=200)] = 3000,
+    steps: Annotated[int, typer.Option(min=200)] = 5000,
     seed: int = 0,
 ) -> None:
     """Train from nothing, or go on; then write the checkpoint, score it and write its README."""

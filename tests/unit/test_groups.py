@@ -240,18 +240,19 @@ class TestRecurrent:
         assert store.probe(NS, Tokens([*run_of(0, 12), 999])) == 12
 
     def test_a_restored_state_is_a_copy(self) -> None:
+        """The saved one stays for whoever comes next."""
         store = make_store(states())
         serve(store, run_of(0, 15))
-        lease = admit(store, [*run_of(0, 15), 9])
-        [hold] = lease.holds
-        assert isinstance(hold, StateHold)
-        [restore, *_] = compute(store, lease)[-1:]
-        assert isinstance(restore, CopyState | CopyBlock)
-        other = admit(store, [*run_of(0, 15), 8])
-        assert other.cached_tokens == 15
-        store.release(other)
-        store.donate(lease)
-        invariants.check_idle(store)
+        leases = [admit(store, [*run_of(0, 15), other]) for other in (8, 9)]
+        holds = [hold for lease in leases for hold in lease.holds]
+        running = [hold.slot for hold in holds if isinstance(hold, StateHold)]
+        orders = [order for order in compute(store, leases[0]) if isinstance(order, CopyState)]
+        restores = [order for order in orders if order.target in running]
+        assert [order.target for order in restores] == running
+        [saved] = {order.source for order in restores}
+        assert saved not in running
+        assert orders.index(restores[0]) > [order.target for order in orders].index(saved)
+        assert [lease.cached_tokens for lease in leases] == [15, 15]
 
     def test_states_go_least_recently_used_first_and_leave_the_blocks(self) -> None:
         group = states(n_saved=2, n_running=1)

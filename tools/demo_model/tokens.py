@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -67,16 +66,6 @@ def sample(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> Sa
         list(conversation.messages), tools=list(conversation.tools) or None, return_dict=False
     )
     return Sample(ids, _said(ids, tokenizer))
-
-
-def prompt(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Any], tools: Sequence[Any]
-) -> list[int]:
-    """The conversation so far, ready for the assistant's turn."""
-    ids: list[int] = tokenizer.apply_chat_template(
-        list(messages), tools=list(tools) or None, add_generation_prompt=True, return_dict=False
-    )
-    return ids
 
 
 def _said(ids: Sequence[int], tokenizer: PreTrainedTokenizerFast) -> list[int]:
