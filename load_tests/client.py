@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from load_tests.sse import event_data
 from load_tests.workloads import Conversation, Workload
+from server.chat.sse import EventStream
 
 
 class TargetError(Exception):
@@ -137,8 +137,10 @@ class _Player:
                 if response.status_code != httpx.codes.OK:
                     detail = (await response.aread()).decode(errors="replace")
                     raise TargetError(f"HTTP {response.status_code}: {detail[:500]}")
-                async for data in event_data(response.aiter_lines()):
-                    listener.hear(data, time.perf_counter())
+                stream = EventStream()
+                async for piece in response.aiter_bytes():
+                    for data in stream.feed(piece):
+                        listener.hear(data, time.perf_counter())
         except httpx.ReadTimeout as error:
             raise TargetError(f"silent for {self.target.stall_seconds:g} s") from error
         except httpx.HTTPError as error:
@@ -156,15 +158,17 @@ class _Listener:
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] = {}
 
-    def hear(self, data: str, now: float) -> None:
+    def hear(self, data: bytes, now: float) -> None:
         """Take in one event's data."""
-        if data == "[DONE]":
+        if data == b"[DONE]":
             self.done = now
             return
         try:
             self._hear_chunk(json.loads(data), now)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise TargetError(f"not a chunk of a chat completion: {data[:500]}") from error
+            raise TargetError(
+                f"not a chunk of a chat completion: {data[:500].decode(errors='replace')}"
+            ) from error
 
     def _hear_chunk(self, chunk: dict[str, Any], now: float) -> None:
         if "error" in chunk:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import httpx
 
 from server.chat.events import ChatError, Event, Finish
-from server.chat.sse import event_data
+from server.chat.sse import EventStream
 from server.chat.wire import chunk_events, error_message, first_model
 from server.settings import is_loopback
 
@@ -104,8 +104,8 @@ def _check(response: httpx.Response) -> None:
 
 def _events(response: httpx.Response) -> Iterator[Event]:
     """Read to the body's end, not only to [DONE]: a connection closed before is an abort."""
-    complete = False
-    for data in event_data(response.iter_bytes()):
+    complete, stream = False, EventStream()
+    for data in (data for piece in response.iter_bytes() for data in stream.feed(piece)):
         if data == DONE:
             complete = True
             continue

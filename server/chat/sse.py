@@ -5,31 +5,32 @@ others, which JSON may contain as they are.
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 
-def event_data(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the data of each event, given the stream in pieces of any size.
+class EventStream:
+    """One stream, fed in pieces of any size.
 
     Comments and fields other than `data` are skipped. An event that the stream's end leaves
     without its blank line is dropped, as the format demands. A lone CR does not end a line here.
     """
-    data: list[bytes] = []
-    for line in _lines(chunks):
+
+    def __init__(self) -> None:
+        self._rest = b""  # of a line whose end is still to come
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Yield the data of each event that the piece completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            yield from self._take(line.removesuffix(b"\r"))
+
+    def _take(self, line: bytes) -> Iterator[bytes]:
         if line == b"":
-            if data:
+            if self._data:
+                data, self._data = self._data, []
                 yield b"\n".join(data)
-                data = []
-            continue
+            return
         field, _, value = line.partition(b":")
         if field == b"data":
-            data.append(value.removeprefix(b" "))
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines without their LF or CR LF; what follows the last one is dropped."""
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line.removesuffix(b"\r")
+            self._data.append(value.removeprefix(b" "))

@@ -9,7 +9,7 @@ from server.chat.answer import Answer
 from server.chat.conversation import Conversation
 from server.chat.events import ChatError, Event, Finish, Reasoning, Text, Usage
 from server.chat.screen import printable
-from server.chat.sse import event_data
+from server.chat.sse import EventStream
 from server.chat.wire import MAX_ERROR_CHARACTERS, chunk_events, error_message, first_model
 
 
@@ -30,12 +30,15 @@ def in_pieces(stream: bytes, size: int) -> Iterator[bytes]:
         ('data: {"a": "b: c"}\n\n', ['{"a": "b: c"}']),
         ("data: a\u2028b\u0085c\x0bd\x1ce\n\n", ["a\u2028b\u0085c\x0bd\x1ce"]),
         ("data: wörld\n\n\n\ndata: a\n\n", ["wörld", "a"]),
+        ("data\n\n", [""]),
         ("data: a\n\ndata: cut off", ["a"]),
         ("", []),
     ],
 )
 def test_events_whatever_the_pieces_they_come_in(stream: str, data: list[str], size: int) -> None:
-    assert [d.decode() for d in event_data(in_pieces(stream.encode(), size))] == data
+    events = EventStream()
+    fed = [d for piece in in_pieces(stream.encode(), size) for d in events.feed(piece)]
+    assert [d.decode() for d in fed] == data
 
 
 def chunk(finish_reason: str | None = None, **delta: str | None) -> dict[str, object]:
