@@ -197,9 +197,7 @@ class Scheduler:
             if sequence.admissions == 1:
                 self.counters.cached_prompt_tokens += sequence.cached_tokens
             self._running.append(sequence)
-            self._sharing.joined(sequence)
-            for other in islice(self._waiting, self._limits.max_running):
-                self._must_wait(other)  # says where it will resume, before the step runs past that
+            self._sharing.joined(sequence, islice(self._waiting, self._limits.max_running))
             self._schedule(sequence, draft)
 
     def _must_wait(self, sequence: Sequence) -> bool:

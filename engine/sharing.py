@@ -1,6 +1,6 @@
 """Which waiting sequences had better wait for what a running one is computing right now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +10,8 @@ from kvstore.tokens import common_tokens
 
 
 class Sharing(Protocol):
-    def joined(self, sequence: Sequence) -> None:
-        """The sequence runs from now on."""
+    def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
+        """The sequence runs from now on; `waiting` are those that may want to share with it."""
         ...
 
     def left(self, sequence: Sequence) -> None:
@@ -53,9 +53,11 @@ class WaitForTwins:
         self._joined = 0
         self._waits: dict[Sequence, _Wait] = {}
 
-    def joined(self, sequence: Sequence) -> None:
+    def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
         self._joined += 1
         self._leaders[sequence] = self._joined
+        for other in waiting:  # now, before a step runs past where they will go on
+            self.must_wait(other)
 
     def left(self, sequence: Sequence) -> None:
         self._leaders.pop(sequence, None)
@@ -99,7 +101,7 @@ class WaitForTwins:
 class NoSharing:
     """Nobody waits for anybody: there is no index to find the blocks in."""
 
-    def joined(self, sequence: Sequence) -> None:
+    def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
         """Nothing to note."""
 
     def left(self, sequence: Sequence) -> None:
