@@ -1,15 +1,19 @@
 """What the demonstration model is trained on and scored by; no training happens here."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from random import Random
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tools.demo_model.conversation import Task
-from tools.demo_model.curriculum import ALL, Conversation, conversations
+from tools.demo_model.curriculum import ALL, COPYING, Conversation, conversations
+from tools.demo_model.forward import hidden_states
 from tools.demo_model.score import Question, held_out, is_right
 from tools.demo_model.tasks.knowledge import FACTS
 from tools.demo_model.tasks.pick import Pick
@@ -17,7 +21,7 @@ from tools.demo_model.tasks.recall import Recall
 from tools.demo_model.tasks.repeat import Repeat
 from tools.demo_model.tasks.tool_use import ToolAnswer, ToolCall
 from tools.demo_model.tokens import sample, train_tokenizer
-from tools.demo_model.train import batches
+from tools.demo_model.train import Batch, Trainer, batch, batches
 from tools.demo_model.words import Words, split_words
 
 LEARNED, HELD_OUT = split_words()
@@ -103,6 +107,43 @@ def test_targets_are_the_tokens_that_follow(tokenizer: PreTrainedTokenizerFast) 
     for half in halves:
         flat = half.ids.reshape(-1)
         assert flat[half.said + 1].tolist() == half.targets.tolist()
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
+
+
+def small_batch(tokenizer: PreTrainedTokenizerFast, seed: int) -> Batch:
+    drawn = islice(conversations(COPYING, LEARNED, Random(seed)), 4)
+    return batch([sample(tokenizer, one) for one in drawn])
+
+
+def test_the_trainers_forward_is_that_of_mlx_lm(
+    tokenizer: PreTrainedTokenizerFast, on_cpu: None
+) -> None:
+    model = Trainer(steps=10, seed=3).model
+    ids = small_batch(tokenizer, seed=1).ids
+    found, expected = hidden_states(model, ids), model.model(ids)
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
+
+
+def test_training_learns_and_goes_on_from_where_it_was_saved(
+    tokenizer: PreTrainedTokenizerFast, on_cpu: None, tmp_path: Path
+) -> None:
+    halves = [small_batch(tokenizer, seed) for seed in (1, 2)]
+    trainer = Trainer(steps=100, seed=0)
+    losses = [trainer.learn(halves) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    trainer.save(tmp_path / "state.safetensors")
+    resumed = Trainer(steps=100, seed=7)
+    resumed.resume(tmp_path / "state.safetensors")
+    assert resumed.step == 4
+    for _ in range(2):
+        assert resumed.learn(halves) == pytest.approx(trainer.learn(halves), rel=1e-5)
 
 
 def question(task: str) -> Question:

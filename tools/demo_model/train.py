@@ -1,4 +1,4 @@
-"""Trains the model: the loss of the assistant's tokens, AdamW, on two threads."""
+"""Trains the model: the loss of the assistant's tokens, Muon and AdamW, on two threads."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from mlx_lm.models.qwen3 import Model, ModelArgs
 from transformers import PreTrainedTokenizerFast
 
 from tools.demo_model.curriculum import ALL, COPYING, Shares, conversation, conversations
+from tools.demo_model.forward import hidden_states
 from tools.demo_model.tokens import VOCAB_SIZE, Sample, sample
 from tools.demo_model.words import Words
 
@@ -40,11 +41,13 @@ CONFIG: Mapping[str, Any] = {
     "torch_dtype": "float16",
 }
 BATCH_TOKENS = 4096
-_COPYING_STEPS = 900  # or a few more: the beginning of the curriculum
+_COPYING_STEPS = 400  # or a few more: the beginning of the curriculum
 _POOL = 1024  # conversations sorted by length together, so that a batch pads little
 _LONG_EVERY = 25  # every so many batches one of long conversations
 _LONG_TOKENS = (512, 1024, 2048, 4096)
-_PEAK_RATE, _WARMUP_STEPS, _DECAY_SHARE = 2e-3, 60, 0.3
+_MUON_RATE, _ADAM_RATE = 0.02, 2e-3
+_WARMUP_STEPS, _DECAY_SHARE = 60, 0.3
+_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +69,12 @@ class Trainer:
         mx.random.seed(seed)
         self.model = _model()
         self.step = 0
-        self._optimizer = optim.AdamW(_rate(steps), betas=[0.9, 0.98], weight_decay=0.05)
-        self._optimizer.init(self.model.trainable_parameters())
-        mx.eval(self._optimizer.state)
-        self._helpers = [Helper(), Helper()]
-        self._threads = ThreadPoolExecutor(len(self._helpers))
+        self._optimizers = [_optimizer(steps) for _ in range(_THREADS)]
+        for optimizer, part in zip(self._optimizers, self._parts(), strict=True):
+            optimizer.init(part)
+            mx.eval(optimizer.state)
+        self._helpers = [Helper() for _ in range(_THREADS)]
+        self._threads = ThreadPoolExecutor(_THREADS)
 
     def learn(self, halves: Sequence[Batch]) -> float:
         """One step on two batches, side by side; the mean loss of a token."""
@@ -81,8 +85,10 @@ class Trainer:
         )
         gradients = tree_map(mx.add, gradients, other_gradients)
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)
-        self._optimizer.update(self.model, gradients)
-        mx.eval(self.model.parameters(), self._optimizer.state)
+        mx.eval(gradients)
+        updated = self._threads.map(_updated, self._optimizers, _parts(gradients), self._parts())
+        for part in updated:
+            self.model.update(part, strict=False)
         self.step += 1
         return float(loss + other_loss)
 
@@ -90,7 +96,11 @@ class Trainer:
         """Weights, moments and step; whole or not at all."""
         arrays = {
             **{f"model.{name}": a for name, a in _flat(self.model.parameters()).items()},
-            **{f"optimizer.{name}": a for name, a in _flat(self._optimizer.state).items()},
+            **{
+                f"optimizer.{index}.{name}": a
+                for index, optimizer in enumerate(self._optimizers)
+                for name, a in _flat(optimizer.state).items()
+            },
         }
         unfinished = file.with_suffix(".unfinished.safetensors")
         mx.save_safetensors(str(unfinished), arrays, {"step": str(self.step)})
@@ -100,8 +110,13 @@ class Trainer:
         """Go on where `save` left."""
         arrays, metadata = _load(file)
         self.model.update(_below("model.", arrays))
-        self._optimizer.state = _below("optimizer.", arrays)
+        for index, optimizer in enumerate(self._optimizers):
+            optimizer.state = _below(f"optimizer.{index}.", arrays)
         self.step = int(metadata["step"])
+        mx.eval(self.model.parameters(), [optimizer.state for optimizer in self._optimizers])
+
+    def _parts(self) -> list[Any]:
+        return _parts(self.model.trainable_parameters())
 
 
 class Helper:
@@ -122,7 +137,7 @@ class Helper:
 
     def _loss(self, parameters: Any, batch: Batch, total: int) -> mx.array:
         self._model.update(parameters)
-        hidden = self._model.model(batch.ids)
+        hidden = hidden_states(self._model, batch.ids)
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.said]
         logits = self._model.model.embed_tokens.as_linear(hidden)
         return nn.losses.cross_entropy(logits, batch.targets, reduction="sum") / total
@@ -162,7 +177,31 @@ def batch(samples: Sequence[Sample]) -> Batch:
     return Batch(mx.array(ids), mx.array(said), mx.array(targets))
 
 
-def _rate(steps: int) -> Callable[[mx.array], mx.array]:
+def _optimizer(steps: int) -> optim.MultiOptimizer:
+    """Muon for the matrices, AdamW for the embedding and the norms."""
+    return optim.MultiOptimizer(
+        [
+            optim.Muon(_rate(_MUON_RATE, steps), weight_decay=0),
+            optim.AdamW(_rate(_ADAM_RATE, steps), betas=[0.9, 0.98], weight_decay=0.05),
+        ],
+        [lambda name, weight: weight.ndim == 2 and "embed" not in name],
+    )
+
+
+def _updated(optimizer: optim.MultiOptimizer, gradients: Any, parameters: Any) -> Any:
+    """The parameters a step further, computed on this thread."""
+    updated = optimizer.apply_gradients(gradients, parameters)
+    mx.eval(updated, optimizer.state)
+    return updated
+
+
+def _parts(tree: Any) -> list[Any]:
+    """As many parts as there are threads, each about as much work."""
+    named = sorted(_flat(tree).items())
+    return [tree_unflatten(named[index::_THREADS]) for index in range(_THREADS)]
+
+
+def _rate(peak: float, steps: int) -> Callable[[mx.array], mx.array]:
     """The learning rate by step: up, level, and down to nothing over the last steps.
 
     A run that is stopped on the level and resumed with another number of steps ends as one that
@@ -172,7 +211,7 @@ def _rate(steps: int) -> Callable[[mx.array], mx.array]:
     def rate(step: mx.array) -> mx.array:
         up = (step + 1) / _WARMUP_STEPS
         down = (steps - step) / (steps * _DECAY_SHARE)
-        return _PEAK_RATE * mx.clip(mx.minimum(up, down), 0.0, 1.0)
+        return peak * mx.clip(mx.minimum(up, down), 0.0, 1.0)
 
     return rate
 
