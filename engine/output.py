@@ -35,7 +35,10 @@ class Output:
         self._n_tokens += 1
         if token_id in self._stop_token_ids:
             return self._end("", FinishReason.STOP)
-        checked = self._stop.add(self._detokenizer.add(token_id))
+        text = self._detokenizer.add(token_id)
+        if self._n_tokens < self._request.sampling.min_tokens:
+            return Piece(text)  # where a stop string cannot end it
+        checked = self._stop.add(text)
         if checked.stopped_by is not None:
             return Piece(checked.text, FinishReason.STOP)
         if self._n_tokens < self._request.max_tokens:

@@ -71,7 +71,7 @@ def serve(
     block_size: BlockSizeFlag = None,
     max_running: Annotated[int | None, typer.Option(help="Sequences computed in one step.")] = None,
     max_waiting: Annotated[
-        int | None, typer.Option(help="Requests that may queue before new ones are refused.")
+        int | None, typer.Option(help="Sequences that may queue before requests are refused.")
     ] = None,
     step_tokens: Annotated[int | None, typer.Option(help="Tokens computed in one step.")] = None,
     prefix_cache: Annotated[

@@ -104,6 +104,8 @@ def _http_error(error: HTTPException) -> ApiError:
     codes = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
     headers = dict(error.headers or {})
     code = codes.get(error.status_code)
+    if error.status_code == 400 and error.__cause__ is not None:  # FastAPI could not read the body
+        return invalid(f"The body is not valid JSON: {error.__cause__}.", None)
     return ApiError(error.status_code, error.detail, code=code, headers=headers)
 
 

@@ -77,9 +77,9 @@ class CompletionLogprobBuilder:
         return lists
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """Best first; where two tokens read the same the better one stays."""
+        """Best first, then the token itself; where two read the same the better one stays."""
         top: dict[str, float] = {}
-        for token_id, logprob in entry.top:
+        for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
             text = token_text(self._tokenizer.token_bytes(token_id))
             top.setdefault(text, max(logprob, LOWEST_LOGPROB))
         return top

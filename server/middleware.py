@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.types import Usage
-from server.errors import ApiError, to_api_error
+from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
 from server.settings import is_loopback
 
 PROTECTED_PREFIXES = ("/v1", "/admin")
@@ -86,7 +86,7 @@ def _access_line(scope: Scope, record: RequestRecord, seconds: float) -> str:
         parts.append(f"prompt={record.usage.prompt_tokens}")
         parts.append(f"cached={record.usage.cached_tokens}")
         parts.append(f"completion={record.usage.completion_tokens}")
-    if record.client_left:
+    if record.client_left or record.status == CLIENT_LEFT_STATUS:
         parts.append("client-left")
     return " ".join([*parts, f"id={record.id}"])
 
@@ -124,11 +124,19 @@ class SameOrigin(HttpMiddleware):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        if origin is None or urlsplit(origin).netloc == headers.get("host"):
+        if origin is None or _host(origin) == headers.get("host", ""):
             await self.app(scope, receive, send)
             return
         message = "Requests from other web sites are refused."
         await ApiError(403, message, code="foreign_origin").response()(scope, receive, send)
+
+
+def _host(origin: str) -> str | None:
+    """The host and port of an Origin header; None of what is no URL."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 class LoopbackHost(HttpMiddleware):

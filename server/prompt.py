@@ -37,6 +37,12 @@ class PromptEncoder:
             lambda: self._tokenizer.encode(prompt, add_special_tokens=True), "prompt"
         )
 
+    async def echo(self, prompt: Prompt) -> str:
+        """A bare prompt as text."""
+        if isinstance(prompt, str):
+            return prompt
+        return await to_thread.run_sync(self._tokenizer.decode, prompt, limiter=self._limiter)
+
     async def _encode(self, encode: Callable[[], list[int]], param: str) -> tuple[int, ...]:
         try:
             return tuple(await to_thread.run_sync(encode, limiter=self._limiter))

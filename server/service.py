@@ -1,5 +1,6 @@
 """What the routes work with. One per application, reached through dependencies, never a global."""
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,8 @@ def create_service(engine: Engine, settings: Settings, metrics: Metrics) -> Serv
 
 def _public_name(name: str) -> str:
     """A repository's name as it is; of a directory the last part alone."""
-    path = Path(name)
-    return path.name if path.is_dir() else name
+    path = Path(name).expanduser()
+    return Path(os.path.abspath(path)).name if path.is_dir() else name  # a link keeps its own
 
 
 def _service(request: Request) -> Service:

@@ -40,7 +40,7 @@ class Settings(BaseSettings):
     state_cache_bytes: ByteSize | None = Field(None, ge=0)
     block_size: int = Field(32, ge=1, le=1024)
     max_running: int = Field(32, ge=1, le=1024)
-    max_waiting: int = Field(1024, ge=0, le=1_000_000)
+    max_waiting: int = Field(1024, ge=1, le=1_000_000)
     step_tokens: int = Field(512, ge=1, le=1_000_000)
     prefix_cache: bool = True
     attention: Literal["auto", "gather", "cascade"] = "auto"

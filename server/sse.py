@@ -75,6 +75,7 @@ class EventStreamResponse(Response):
         body = _Body(send, {"status": self.status_code, "headers": self.raw_headers})
         try:
             await self._stream(receive, body)
+            record.usage = self._meter.total
         except ClientLeft:
             record.client_left = True
         except Exception as error:
@@ -83,7 +84,6 @@ class EventStreamResponse(Response):
             expected = isinstance(error, ApiError | EngineError)
             log.warning("request %s: %s", record.id, error, exc_info=not expected)
             await body.write(frame(to_api_error(error).content))
-        record.usage = self._meter.total
         await body.close()
 
     async def _stream(self, receive: Receive, body: "_Body") -> None:
@@ -94,14 +94,13 @@ class EventStreamResponse(Response):
             await body.write(frames(self._renderer.last_chunks()) + DONE)
 
     async def _next(self, events: Events) -> bytes | None:
-        """Frames of the next event, a comment if there is none in time, None after the last."""
+        """The next frames, a comment if there are none in time, None after the last."""
         with move_on_after(self._keepalive_seconds):
-            item = await anext(events, None)
-            if item is None:
-                return None
-            choice, event = item
-            self._meter.add(choice, event.usage)
-            return frames(self._renderer.chunks(choice, event))
+            async for choice, event in events:
+                self._meter.add(choice, event.usage)
+                if data := frames(self._renderer.chunks(choice, event)):
+                    return data
+            return None
         return KEEP_ALIVE
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from server.generation import UsageMeter, generate_all
 from server.logprobs import chat_logprobs
 from server.render import ChatChunks, chat_completion, no_logprobs
-from server.routes.respond import json_response
+from server.routes.respond import rendered
 from server.schemas.chat import ChatCompletion, ChatRequest
 from server.service import RecordDependency, ServiceDependency
 from server.sse import EventStreamResponse
@@ -35,4 +35,4 @@ async def create_chat_completion(
         )
     choices = await generate_all(engine, [request], meter, http.receive)
     record.usage = meter.total
-    return json_response(chat_completion(envelope, choices, meter.total, logprobs))
+    return await rendered(lambda: chat_completion(envelope, choices, meter.total, logprobs))

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from server.generation import UsageMeter, generate_all
 from server.render_completions import CompletionChunks, CompletionTask, completion
-from server.routes.respond import json_response
+from server.routes.respond import rendered
 from server.schemas.completions import Completion, CompletionRequest
 from server.service import RecordDependency, Service, ServiceDependency
 from server.sse import EventStreamResponse
@@ -31,17 +31,14 @@ async def create_completion(
         )
     generated = await generate_all(engine, requests, meter, http.receive)
     record.usage = meter.total
-    return json_response(completion(envelope, task, generated, meter.total))
+    return await rendered(lambda: completion(envelope, task, generated, meter.total))
 
 
 async def _task(body: CompletionRequest, service: Service) -> CompletionTask:
-    tokenizer = service.engine.tokenizer
     prompts = [await service.prompts.text(prompt) for prompt in body.prompt]
     for prompt in prompts:
         check_prompt(prompt, service.engine.card, "prompt")
     echoes = [""] * len(prompts)
     if body.echo:
-        echoes = [
-            given if isinstance(given, str) else tokenizer.decode(given) for given in body.prompt
-        ]
-    return CompletionTask(body, prompts, echoes, tokenizer)
+        echoes = [await service.prompts.echo(prompt) for prompt in body.prompt]
+    return CompletionTask(body, prompts, echoes, service.engine.tokenizer)

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`."""
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -18,6 +19,7 @@ from server.schemas.common import (
     Text,
     UsageBody,
     WireFinishReason,
+    encodable,
 )
 from server.schemas.errors import UNSUPPORTED
 
@@ -52,6 +54,12 @@ class Message(RequestModel):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Text | None = None
 
+    @field_validator("tool_calls")
+    @classmethod
+    def _encodable(cls, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        encodable(json.dumps(calls, ensure_ascii=False))
+        return calls
+
     @model_validator(mode="after")
     def _content_unless_assistant(self) -> Self:
         if self.content is None and self.role != "assistant":
@@ -68,11 +76,6 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
     modalities: list[str] = Field(default_factory=list)
-    response_format: dict[str, Any] | None = None
-    tool_choice: Any = "auto"
-    tools: list[Any] = Field(default_factory=list)
-    function_call: Any = "auto"
-    functions: list[Any] = Field(default_factory=list)
 
     @field_validator("top_logprobs")
     @classmethod
@@ -87,22 +90,6 @@ class ChatRequest(GenerationRequest):
         if any(modality != "text" for modality in modalities):
             raise PydanticCustomError(UNSUPPORTED, "only 'text' is supported")
         return modalities
-
-    @field_validator("response_format")
-    @classmethod
-    def _text_format_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value.get("type") != "text":
-            raise PydanticCustomError(UNSUPPORTED, 'only {{"type": "text"}} is supported')
-        return value
-
-    @field_validator("tools", "functions")
-    @classmethod
-    def _no_tools_yet(cls, tools: list[Any], info: ValidationInfo) -> list[Any]:
-        choice = {"tools": "tool_choice", "functions": "function_call"}[info.field_name or ""]
-        if tools and info.data.get(choice) != "none":
-            message = "not supported; leave it out, or set {choice} to 'none'"
-            raise PydanticCustomError(UNSUPPORTED, message, {"choice": choice})
-        return tools
 
 
 class TopLogprob(BaseModel):

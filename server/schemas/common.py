@@ -15,6 +15,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from server.schemas.errors import UNSUPPORTED
+
 MAX_STOP_CHARACTERS = 512
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -83,6 +85,12 @@ class GenerationRequest(RequestModel):
     cache_salt: Text = Field("", max_length=256)
     priority: int = Field(0, ge=-1000, le=1000)
 
+    response_format: dict[str, Any] | None = None
+    tool_choice: Any = "auto"
+    tools: list[Any] = Field(default_factory=list)
+    function_call: Any = "auto"
+    functions: list[Any] = Field(default_factory=list)
+
     @field_validator("stream_options")
     @classmethod
     def _only_with_stream(
@@ -91,6 +99,22 @@ class GenerationRequest(RequestModel):
         if value is not None and not info.data.get("stream"):
             raise PydanticCustomError("stream_options", "only allowed when stream is true")
         return value
+
+    @field_validator("response_format")
+    @classmethod
+    def _text_format_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and value.get("type") != "text":
+            raise PydanticCustomError(UNSUPPORTED, 'only {{"type": "text"}} is supported')
+        return value
+
+    @field_validator("tools", "functions")
+    @classmethod
+    def _no_tools_yet(cls, tools: list[Any], info: ValidationInfo) -> list[Any]:
+        choice = {"tools": "tool_choice", "functions": "function_call"}[info.field_name or ""]
+        if tools and info.data.get(choice) != "none":
+            message = "not supported; leave it out, or set {choice} to 'none'"
+            raise PydanticCustomError(UNSUPPORTED, message, {"choice": choice})
+        return tools
 
     @property
     def include_usage(self) -> bool:

@@ -30,6 +30,7 @@ def user(content: object) -> list[dict[str, object]]:
 
 
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+CALLS_HALF_A_CHARACTER = {"role": "assistant", "tool_calls": [{"function": {"name": "\ud800"}}]}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 BAD_CHAT = [
@@ -43,6 +44,7 @@ BAD_CHAT = [
     ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text"),
     ({"messages": user("\ud800")}, "messages[0].content[0].text"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages"),
+    ({"messages": [CALLS_HALF_A_CHARACTER]}, "messages[0].tool_calls"),
     ({"model": 5}, "model"),
     ({"model": "\udfff"}, "model"),
     ({"temperature": -0.1}, "temperature"),
@@ -121,6 +123,8 @@ BAD_COMPLETIONS = [
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"suffix": "x"}, "suffix"),
     ({"echo": "yes"}, "echo"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [TOOL]}, "tools"),
 ]
 
 
@@ -195,6 +199,7 @@ def test_not_utf8_is_400(http: httpx.Client) -> None:
     headers = {"Content-Type": "application/json"}
     answer = http.post("/v1/chat/completions", content=b'{"model": "\xff"}', headers=headers)
     assert answer.status_code == 400
+    assert "decode byte 0xff" in error_of(answer)["message"]
 
 
 def test_body_must_say_that_it_is_json(http: httpx.Client, chat: ChatBody) -> None:

@@ -232,3 +232,15 @@ def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
     asked = set(re.findall(r"rootstock_\w+", DASHBOARD.read_text()))
     assert asked
     assert asked <= shown
+
+
+@pytest.mark.parametrize("name", [".", "../{}", "~/{}"])
+def test_a_directory_is_served_under_its_last_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    engine = FakeEngine(card=replace(CARD, name=name.format(tmp_path.name)))
+    with running(engine, Settings(port=0)) as url:
+        models = httpx.get(f"{url}/v1/models").json()["data"]
+    assert [model["id"] for model in models] == [tmp_path.name]

@@ -1,0 +1,11 @@
+"""Log-probabilities as completions show them."""
+
+from engine.types import TokenLogprob
+from server.logprobs import CompletionLogprobBuilder
+from tests.contract.fake_engine import ByteTokenizer
+
+
+def test_the_chosen_token_is_among_the_top_ones() -> None:
+    entry = TokenLogprob(ord("a"), -3.0, top=((ord("b"), -0.1),))
+    lists = CompletionLogprobBuilder(ByteTokenizer()).output([entry])
+    assert lists.top_logprobs == [{"b": -0.1, "a": -3.0}]
