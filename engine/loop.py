@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from engine.inbox import Inbox
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, RunnerLost
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.timing import Timing
@@ -34,7 +34,7 @@ class EngineLoop:
         self._deliver = deliver
         self._stopping = False
         self._when_idle: list[Callable[[], None]] = []
-        self.last_turn_seconds = timing.now()
+        self.step_started_seconds: float | None = None  # None between steps
 
     def submit(self, request: Request, arrived_seconds: float) -> None:
         """Raises InvalidRequest or QueueFull."""
@@ -59,28 +59,35 @@ class EngineLoop:
 
     def run(self) -> None:
         """Turn until stopped. Raises only what is a fault of the loop itself."""
-        while not self._stopping:
-            self.turn()
+        try:
+            while not self._stopping:
+                self.turn()
+        finally:
+            self._notify_idle()  # nobody waits for a loop that has ended
 
     def turn(self) -> None:
         """Take in what has arrived, then compute one step if there is one."""
-        self.last_turn_seconds = self.timing.now()
         if not self.scheduler.has_work:
             self._inbox.wait()
         self._inbox.handle_all()
         if self.scheduler.has_work:
             self._step()
         if not self.scheduler.has_work:
-            waiters, self._when_idle = self._when_idle, []
-            for notify in waiters:
-                notify()
+            self._notify_idle()
+
+    def _notify_idle(self) -> None:
+        waiters, self._when_idle = self._when_idle, []
+        for notify in waiters:
+            notify()
 
     def _step(self) -> None:
-        started = self.timing.now()
+        self.step_started_seconds = started = self.timing.now()
         plan = self.scheduler.plan()
         self.timing.scheduled(self.scheduler.running)
         try:
             result = self._runner.run(plan)
+        except RunnerLost:
+            raise
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(plan.rows))
             events = self.scheduler.fail(plan, f"the step failed: {type(error).__name__}: {error}")
@@ -88,6 +95,7 @@ class EngineLoop:
             events = self.scheduler.commit(plan, result)
         self.timing.stepped(started)
         self._emit(events)
+        self.step_started_seconds = None
 
     def _emit(self, events: list[OutputEvent]) -> None:
         self.timing.emitted(events)

@@ -11,7 +11,7 @@ def next_row(sequence: Sequence, n_tokens: int) -> Row:
     lease = held_lease(sequence)
     is_last = end == len(tokens) and sequence.request.max_tokens > 0
     scored_end = min(end + 1, sequence.prompt_tokens)
-    has_scores = sequence.request.prompt_logprobs is not None and start + 1 < scored_end
+    has_scores = sequence.lacks_scores and start + 1 < scored_end
     return Row(
         sequence_id=sequence.id,
         start=start,

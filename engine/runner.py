@@ -5,6 +5,10 @@ from typing import Protocol
 from engine.step import StepPlan, StepResult
 
 
+class RunnerLost(Exception):
+    """The device's memory is in an unknown state: nothing can be computed any more."""
+
+
 class ModelRunner(Protocol):
     """Computes steps. Lives on the engine thread, where it was made."""
 
@@ -12,6 +16,6 @@ class ModelRunner(Protocol):
         """Carry out the orders, write the rows' KV into their blocks, sample where asked.
 
         Returns when everything has been computed. Raises whatever the device raises; the rows'
-        blocks are then undefined, all others untouched.
+        blocks are then undefined, all others untouched. Raises RunnerLost when that cannot be said.
         """
         ...

@@ -7,7 +7,7 @@ computes some of the tokens it lacks. Running sequences come first, those that l
 before those with more, so a long prompt is computed in chunks beside the others' decodes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -35,6 +35,7 @@ class SchedulerCounters:
     finished: dict[FinishReason, int] = field(
         default_factory=lambda: dict.fromkeys(FinishReason, 0)
     )
+    queried_prompt_tokens: int = 0  # of those that may adopt
     computed_prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -195,9 +196,9 @@ class Scheduler:
             self._sharing.forget(sequence)
             sequence.run_with(lease)
             if sequence.admissions == 1:
-                self.counters.cached_prompt_tokens += sequence.cached_tokens
+                self._count_admission(sequence)
             self._running.append(sequence)
-            self._sharing.joined(sequence, islice(self._waiting, self._limits.max_running))
+            self._sharing.joined(sequence, self._possible_followers(sequence))
             self._schedule(sequence, draft)
 
     def _must_wait(self, sequence: Sequence) -> bool:
@@ -205,6 +206,17 @@ class Scheduler:
         if first is not None and first.is_live and first.output_tokens == 0:
             return True
         return _adopts(sequence) and self._sharing.must_wait(sequence)
+
+    def _possible_followers(self, leader: Sequence) -> Iterator[Sequence]:
+        """Its siblings are none: they wait for its first token anyway, and fork behind that."""
+        for sequence in islice(self._waiting, self._limits.max_running):
+            if _adopts(sequence) and sequence.first is not leader:
+                yield sequence
+
+    def _count_admission(self, sequence: Sequence) -> None:
+        if _adopts(sequence):
+            self.counters.queried_prompt_tokens += sequence.prompt_tokens
+        self.counters.cached_prompt_tokens += sequence.cached_tokens
 
     def _admit(self, sequence: Sequence) -> Lease | Refusal:
         tokens, namespace = sequence.tokens, sequence.namespace
@@ -220,7 +232,9 @@ class Scheduler:
             and first.lease is not None
             and first.computed_tokens > forked_tokens
         ):
-            return self._store.fork(first.lease, tokens, forked_tokens)
+            return self._store.fork(
+                first.lease, tokens, forked_tokens, reserve_tokens, spare_blocks
+            )
         return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks)
 
     def _schedule(self, sequence: Sequence, draft: _Draft) -> None:
@@ -311,12 +325,12 @@ class Scheduler:
         if not siblings:
             del self._requests[sequence.request.id]
         self.counters.finished[reason] += 1
-        return sequence.finish(reason)
+        return sequence.finish()
 
 
 def _adopts(sequence: Sequence) -> bool:
-    """Scoring a prompt takes the logits of every token, which a cache does not have."""
-    return sequence.request.prompt_logprobs is None
+    """The logits that a prompt's scores take are in no cache."""
+    return not sequence.lacks_scores
 
 
 def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob | None, ...] | None:

@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 from engine.output import Output
 from engine.step import SequenceId
-from engine.types import FinishReason, Request, TokenLogprob, Usage
+from engine.types import Request, TokenLogprob, Usage
 from kvstore.lease import Lease
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -52,7 +52,6 @@ class Sequence:
     cached_tokens: int = 0  # of the prompt, adopted at the first admission
     admissions: int = 0
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -70,6 +69,11 @@ class Sequence:
     def remaining_tokens(self) -> int:
         """Tokens that have no KV yet."""
         return len(self.tokens) - self.computed_tokens
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether its prompt is still to be scored: that takes the logits behind every token."""
+        return self.request.prompt_logprobs is not None and self.output_tokens == 0
 
     @property
     def lacks_tokens(self) -> int:
@@ -99,11 +103,10 @@ class Sequence:
         self.prompt_scores.clear()
         return lease
 
-    def finish(self, reason: FinishReason) -> Lease | None:
+    def finish(self) -> Lease | None:
         """It is over. Hands over the lease, if there is one."""
         lease = self._give_lease() if self.lease else None
         self._move(Status.FINISHED)
-        self.finish_reason = reason
         return lease
 
     def _give_lease(self) -> Lease:

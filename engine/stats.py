@@ -5,7 +5,6 @@ from types import MappingProxyType
 from engine.scheduler import Scheduler
 from engine.timing import Timing
 from engine.types import CacheStats, EngineStats, RequestInfo
-from kvstore.store import KVStore
 
 
 def engine_stats(scheduler: Scheduler, block_bytes: int) -> EngineStats:
@@ -19,12 +18,13 @@ def engine_stats(scheduler: Scheduler, block_bytes: int) -> EngineStats:
         generated_tokens=counters.generated_tokens,
         preemptions=counters.preemptions,
         steps=counters.steps,
-        cache=cache_stats(scheduler.store, block_bytes),
+        cache=cache_stats(scheduler, block_bytes),
     )
 
 
-def cache_stats(store: KVStore, block_bytes: int) -> CacheStats:
-    pool, counters = store.pool, store.counters
+def cache_stats(scheduler: Scheduler, block_bytes: int) -> CacheStats:
+    store, counters = scheduler.store, scheduler.counters
+    pool = store.pool
     return CacheStats(
         block_size=store.block_size,
         blocks_total=pool.n_blocks,
@@ -34,10 +34,10 @@ def cache_stats(store: KVStore, block_bytes: int) -> CacheStats:
         blocks_shared=pool.n_shared,
         arena_bytes=pool.n_blocks * block_bytes,
         nodes=store.index.n_nodes,
-        queried_tokens=counters.queried_tokens,
-        hit_tokens=counters.hit_tokens,
-        evictions=counters.evictions,
-        cow_copies=counters.cow_copies,
+        queried_tokens=counters.queried_prompt_tokens,
+        hit_tokens=counters.cached_prompt_tokens,
+        evictions=store.counters.evictions,
+        cow_copies=store.counters.cow_copies,
         groups=tuple(group.stats() for group in store.groups),
     )
 

@@ -1,4 +1,4 @@
-"""What goes down to the runner and what comes back. Frozen; plain Python values."""
+"""What goes down to the runner and what comes back. Rows view live leases until commit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

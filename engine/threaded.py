@@ -5,14 +5,14 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from engine.api import EngineStopped
+from engine.api import EngineStopped, InvalidRequest
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.stats import engine_stats, request_infos
@@ -26,6 +26,7 @@ from engine.types import (
     Request,
     RequestInfo,
     Tokenizer,
+    Usage,
 )
 from kvstore.digest import block_digests
 from kvstore.tokens import Tokens
@@ -52,14 +53,23 @@ class EngineParts:
 Build = Callable[[Inbox, Deliver], EngineParts]
 
 
+EventQueue: TypeAlias = "asyncio.Queue[OutputEvent | None]"
+"""The events of one request; None when the engine has stopped."""
+
+Batch: TypeAlias = list[tuple[EventQueue, OutputEvent | None]]
+
+
 class _Subscribers:
     """Takes events to the event loops of those that wait for them: one wake-up a step for each."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[OutputEvent]]] = {}
+        self._queues: dict[str, tuple[asyncio.AbstractEventLoop, EventQueue]] = {}
 
-    def add(self, request_id: str) -> "asyncio.Queue[OutputEvent]":
-        queue: asyncio.Queue[OutputEvent] = asyncio.Queue()
+    def add(self, request_id: str) -> EventQueue:
+        """Raises InvalidRequest when the id has been taken."""
+        if request_id in self._queues:
+            raise InvalidRequest(f"a request with id {request_id} is being served", "id")
+        queue: EventQueue = asyncio.Queue()
         self._queues[request_id] = asyncio.get_running_loop(), queue
         return queue
 
@@ -67,19 +77,28 @@ class _Subscribers:
         self._queues.pop(request_id, None)
 
     def deliver(self, events: list[OutputEvent]) -> None:
-        batches = defaultdict(list)
+        batches: defaultdict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
         for event in events:
             loop, queue = self._queues.get(event.request_id, (None, None))
             if loop is not None and queue is not None:
                 batches[loop].append((queue, event))
         for loop, batch in batches.items():
-            try:
-                loop.call_soon_threadsafe(_put_all, batch)
-            except RuntimeError:  # the event loop has been closed: nobody waits any more
-                logger.debug("dropped %d events of a closed event loop", len(batch))
+            _hand_over(loop, batch)
+
+    def end(self) -> None:
+        """No more events will come: let nobody wait for them."""
+        for loop, queue in tuple(self._queues.values()):
+            _hand_over(loop, [(queue, None)])
 
 
-def _put_all(batch: list[tuple["asyncio.Queue[OutputEvent]", OutputEvent]]) -> None:
+def _hand_over(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
+    try:
+        loop.call_soon_threadsafe(_put_all, batch)
+    except RuntimeError:  # the event loop has been closed: nobody waits any more
+        logger.debug("dropped %d events of a closed event loop", len(batch))
+
+
+def _put_all(batch: Batch) -> None:
     for queue, event in batch:
         queue.put_nowait(event)
 
@@ -117,14 +136,16 @@ class ThreadedEngine:
     async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         if self._draining:
             raise EngineStopped("the daemon is shutting down and takes no new requests")
-        live = request.n
+        live = set(range(request.n))
         queue = self._subscribers.add(request.id)
         try:
             await self._ask(partial(self._loop.submit, request, time.monotonic()))
             while live:
                 event = await queue.get()
-                live -= event.finish_reason is not None
-                yield event
+                for one in (event,) if event else _last_events(request, live):
+                    if one.finish_reason is not None:
+                        live.remove(one.index)
+                    yield one
         finally:
             self._subscribers.remove(request.id)
             if live:
@@ -144,8 +165,8 @@ class ThreadedEngine:
         return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.timing))
 
     def is_alive(self) -> bool:
-        idle_seconds = time.monotonic() - self._loop.last_turn_seconds
-        stalled = self._loop.scheduler.has_work and idle_seconds > STALL_SECONDS
+        started = self._loop.step_started_seconds
+        stalled = started is not None and time.monotonic() - started > STALL_SECONDS
         return self._thread.is_alive() and not self._inbox.is_closed and not stalled
 
     async def drain(self, timeout_seconds: float) -> None:
@@ -176,7 +197,7 @@ class ThreadedEngine:
     def _tell(self, function: Callable[[], None]) -> None:
         """The same without an answer. A stopped engine need not be told anything."""
         with suppress(EngineStopped):
-            self._inbox.post(function)
+            self._inbox.post(function).add_done_callback(_log_failure)
 
     def _probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         scheduler = self._loop.scheduler
@@ -200,7 +221,7 @@ class ThreadedEngine:
             logger.critical("the engine loop has died", exc_info=True)
         finally:
             self._inbox.close()
-            self._subscribers.deliver(_last_events(parts.loop))
+            self._subscribers.end()
             parts.release_thread()
 
 
@@ -209,15 +230,20 @@ def _resolve(future: "Future[None]") -> None:
         future.set_result(None)
 
 
-def _last_events(loop: EngineLoop) -> list[OutputEvent]:
-    """So that nobody hangs: one terminal event for each sequence that a dead loop leaves behind."""
+def _last_events(request: Request, live: Iterable[int]) -> list[OutputEvent]:
+    """One terminal event for each sequence that a stopped loop leaves behind."""
     return [
         OutputEvent(
-            request_id=sequence.request.id,
-            index=sequence.index,
+            request_id=request.id,
+            index=index,
             finish_reason=FinishReason.ERROR,
-            usage=sequence.usage,
+            usage=Usage(len(request.prompt), 0, 0),
             error="the engine has stopped",
         )
-        for sequence in loop.live()
+        for index in live
     ]
+
+
+def _log_failure(future: "Future[None]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.error("a call that nobody waits for has failed", exc_info=error)

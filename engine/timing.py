@@ -1,4 +1,4 @@
-"""How long things took, told to a Telemetry. The loop's clock is the only one in the engine."""
+"""How long things took, told to a Telemetry."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

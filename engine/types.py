@@ -206,7 +206,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left
     block_size: int = 32  # tokens
     max_running: int = 32  # sequences computed in one step
-    max_waiting: int = 1024  # requests queued before new ones are refused
+    max_waiting: int = 1024  # sequences queued before new requests are refused
     step_tokens: int = 512  # tokens computed in one step
     prefix_cache: bool = True
     attention: str = "auto"  # "auto", "gather" or "cascade"

@@ -46,6 +46,10 @@ def validate(request: Request, limits: Limits) -> None:
         raise InvalidRequest(f"top_k is {sampling.top_k}; it must be 0 (off) or more", "top_k")
     if request.n < 1:
         raise InvalidRequest(f"n is {request.n}; it must be at least 1", "n")
+    if request.n > limits.max_waiting:
+        raise InvalidRequest(
+            f"n is {request.n}; at most {limits.max_waiting} sequences may wait", "n"
+        )
 
 
 def _validate_prompt(request: Request, limits: Limits) -> None:

@@ -23,7 +23,6 @@ class Lease:
     cached_tokens: int
     written_tokens: int
     holds: tuple[Hold, ...] = ()
-    published_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,8 @@ from kvstore.types import BlockId, Namespace
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Counted since start; they only grow. Prefix tokens are counted once per admission."""
+    """Counted since start; they only grow."""
 
-    queried_tokens: int = 0
-    hit_tokens: int = 0
     evictions: int = 0
     cow_copies: int = 0
 
@@ -101,8 +99,6 @@ class KVStore:
             lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
         if isinstance(lease, Lease):
             self._index.touch(match)
-            self.counters.queried_tokens += len(tokens)
-            self.counters.hit_tokens += match.n_tokens
             if match.n_tokens < found.n_tokens:
                 self.checkpoint(lease, found.n_tokens)  # here the next one will want to resume
         return lease
@@ -113,19 +109,27 @@ class KVStore:
         """The same, adopting nothing: for a prompt of which every token must be computed."""
         return self._admit(namespace, tokens, Match(0, (), ()), reserve_tokens, spare_blocks)
 
-    def fork(self, lease: Lease, tokens: Tokens, n_tokens: int) -> Lease | Refusal:
+    def fork(
+        self,
+        lease: Lease,
+        tokens: Tokens,
+        n_tokens: int,
+        reserve_tokens: int = 0,
+        spare_blocks: int = 0,
+    ) -> Lease | Refusal:
         """A second lease of the first `n_tokens` positions that `lease` has written.
 
         `tokens` begin with the same `n_tokens` tokens. Nothing is copied before somebody writes.
-        Where a group cannot resume there, the second lease begins with fewer.
+        Where a group cannot resume there, the second lease begins with fewer. `reserve_tokens` and
+        `spare_blocks` are as in `admit`.
         Raises ValueError for positions that have not been written.
         """
         if n_tokens > lease.written_tokens:
             raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
         n_tokens = self._resume_point(lease.table, n_tokens)
         shared = tuple(lease.table[: blocks_for(n_tokens, self._block_size)])
-        fresh_blocks = blocks_for(len(tokens), self._block_size) - len(shared)
-        needed = fresh_blocks + (1 if n_tokens % self._block_size else 0)
+        fresh_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size) - len(shared)
+        needed = fresh_blocks + (1 if n_tokens % self._block_size else 0) + spare_blocks
         if needed > self.available_blocks:
             return Refusal(needed, self.available_blocks)
         return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
@@ -174,11 +178,10 @@ class KVStore:
 
         Where an equal block is indexed already the table is repointed to it.
         """
+        published = lease.written_tokens // self._block_size
         lease.written_tokens = n_tokens
-        whole = n_tokens // self._block_size
-        if whole > lease.published_blocks:
+        if (whole := n_tokens // self._block_size) > published:
             self._insert(lease, whole * self._block_size)
-            lease.published_blocks = whole
         saves = [order for hold in lease.holds for order in hold.advance(lease.table, n_tokens)]
         if saves:
             self._orders += saves

@@ -8,6 +8,7 @@ import mlx.core as mx
 from engine.mlx_backend.cached_model import CachedModel
 from engine.mlx_backend.forward import Piece
 from engine.mlx_backend.sampler import UnusableLogits
+from engine.runner import RunnerLost
 from engine.step import Row, SampleOrder, SequenceId, StepPlan, StepResult
 from engine.types import TokenLogprob
 
@@ -48,6 +49,20 @@ class MlxRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelRunner.run`."""
+        try:
+            return self._run(plan)
+        except Exception:
+            self._settle()
+            raise
+
+    def _settle(self) -> None:
+        """After a failure: what was written may rest on what could not be computed."""
+        try:
+            mx.eval(self._storage.arrays())
+        except Exception as error:
+            raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
+
+    def _run(self, plan: StepPlan) -> StepResult:
         self._storage.carry_out(plan.orders)
         scored_rows = [row for row in plan.rows if row.prompt_logprobs is not None]
         plain_rows = [row for row in plan.rows if row.prompt_logprobs is None]

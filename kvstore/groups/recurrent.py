@@ -91,16 +91,9 @@ class RecurrentGroup:
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
     ) -> tuple[Hold, Sequence[Order]]:
         saved = self._saved(blocks, n_tokens)
-        if saved is not None:
-            self.slots.hold(saved)  # lest it be evicted for its own copy
-        slot = self.slots.allocate()
-        assert slot is not None, "leases hold more states than were kept for them"
+        slot, orders = self._new() if saved is None else self._resumed(saved)
         self._leases += 1
-        hold = StateHold(self, slot, self._checkpoints(n_tokens, end_tokens))
-        if saved is None:
-            return hold, (ResetState(slot),)
-        self.slots.drop(saved)
-        return hold, (CopyState(saved, slot),)
+        return StateHold(self, slot, self._checkpoints(n_tokens, end_tokens)), orders
 
     def save(self, slot: SlotId, block: BlockId, block_tokens: int) -> Sequence[Order]:
         """Let the block carry a copy of the state, if there is room and it has none yet."""
@@ -139,6 +132,21 @@ class RecurrentGroup:
             yield f"{self.name}: {self._leases} leases, recounted {len(holds)}"
         if strangers := self.slots.blocks() - known:
             yield f"{self.name}: free blocks {sorted(strangers)} carry states"
+
+    def _new(self) -> tuple[SlotId, Sequence[Order]]:
+        slot = self.slots.allocate()
+        assert slot is not None, "leases hold more states than were kept for them"
+        return slot, (ResetState(slot),)
+
+    def _resumed(self, saved: SlotId) -> tuple[SlotId, Sequence[Order]]:
+        """A copy of the saved state; where there is no room for one, the saved state itself."""
+        self.slots.hold(saved)  # lest it be evicted for its own copy
+        slot = self.slots.allocate()
+        if slot is None:
+            self.slots.uncarry(saved)
+            return saved, ()
+        self.slots.drop(saved)
+        return slot, (CopyState(saved, slot),)
 
     def _saved(self, blocks: Sequence[BlockId], n_tokens: int) -> SlotId | None:
         if n_tokens == 0:

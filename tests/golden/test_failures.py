@@ -1,6 +1,7 @@
 """One row's bad logits fail that row alone."""
 
 from collections.abc import Callable
+from threading import Thread
 
 import mlx.core as mx
 import numpy as np
@@ -10,9 +11,10 @@ from engine.mlx_backend.attention.gather import GatherAttention
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampler import Sampler
 from engine.mlx_backend.storage import Storage
+from engine.runner import RunnerLost
 from engine.step import Row, SampleOrder, SequenceId, StepPlan
 from engine.types import SamplingParams
-from kvstore.arena import Arena
+from kvstore.arena import Arena, LayerArena
 from kvstore.types import BlockId, SlotId
 from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
@@ -44,13 +46,6 @@ def test_a_row_with_every_token_banned_fails_alone(
     assert alone.failed.keys() == {1}
 
 
-def test_a_table_that_is_too_short_is_refused(served_of: Callable[[str], Served]) -> None:
-    runner = plain_runner(served_of("qwen3"))
-    row = Row(SequenceId(0), 0, [5] * 9, [BlockId(0)])
-    with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
-        runner.run(StepPlan((), (row,)))
-
-
 @pytest.mark.parametrize(
     ("family", "attention"),
     [("qwen3", "gather"), ("qwen3", "cascade"), ("gemma3_text", "gather"), ("qwen3_5", "gather")],
@@ -71,6 +66,15 @@ def test_what_freed_blocks_and_states_held_harms_nobody(
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
 
+def from_another_thread() -> mx.array:
+    """A zero that nobody can compute any more: an array belongs to the thread that made it."""
+    made: list[mx.array] = []
+    thread = Thread(target=lambda: made.append(mx.ones((1,)) - 1))
+    thread.start()
+    thread.join()
+    return made[0]
+
+
 def poison(storage: Storage) -> None:
     for arena in (storage.full, *storage.windows):
         poison_blocks(arena)
@@ -89,3 +93,30 @@ def poison_blocks(arena: Arena) -> None:
         places = arena.places(mx.array([arena.scratch]), mx.array([0]), shape.kv_heads)
         nan = mx.full((1, shape.kv_heads, 1, shape.key_dim), mx.nan)
         layer.write(places, nan, nan)
+
+
+def test_storage_that_cannot_be_computed_is_lost(
+    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write hangs on what has failed: every later step would fail with it."""
+    runner = plain_runner(served_of("qwen3"))
+    write, nothing = LayerArena.write, from_another_thread()
+
+    def write_more(layer: LayerArena, places: mx.array, *vectors: mx.array) -> None:
+        write(layer, places, *(array + nothing for array in vectors))
+
+    monkeypatch.setattr(LayerArena, "write", write_more)
+    with pytest.raises(RunnerLost):
+        runner.run(StepPlan((), (Row(SequenceId(0), 0, [5, 6], [BlockId(0)]),)))
+
+
+def test_a_failure_that_leaves_the_storage_alone_is_the_rows_own(
+    served_of: Callable[[str], Served],
+) -> None:
+    runner = plain_runner(served_of("qwen3"))
+    greedy = SampleOrder(SamplingParams(temperature=0), seed=0, output_index=0)
+    short = Row(SequenceId(0), 0, [5] * 9, [BlockId(0)])
+    with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
+        runner.run(StepPlan((), (short,)))
+    sound = Row(SequenceId(1), 0, [5, 6], [BlockId(0)], greedy)
+    assert runner.run(StepPlan((), (sound,))).sampled.keys() == {1}

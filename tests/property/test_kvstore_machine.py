@@ -327,7 +327,7 @@ class KVStoreMachine(RuleBasedStateMachine):
 
     def publish(self, lease: Lease, n_tokens: int) -> None:
         whole_tokens = n_tokens // self.block_size * self.block_size
-        if whole_tokens // self.block_size > lease.published_blocks:
+        if whole_tokens > lease.written_tokens // self.block_size * self.block_size:
             run = ids_of(lease)[:whole_tokens]
             self.indexed[lease.namespace].runs.add(run)
             self.published[lease] = run
@@ -363,7 +363,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         """All that can be seen of the store, but for the order in which it would evict."""
         counters = self.store.counters
         return (
-            (counters.queried_tokens, counters.hit_tokens, counters.evictions, counters.cow_copies),
+            (counters.evictions, counters.cow_copies),
             self.store.pool.free_blocks(),
             [(n, path, tuple(node.blocks)) for n, path, node in self.store.index.walk()],
             [(lease.written_tokens, tuple(lease.table)) for lease in self.live],

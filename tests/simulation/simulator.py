@@ -151,7 +151,7 @@ class Simulation:
                 WindowGroup(len(groups), window, n_slots, self.block_size, limits.step_tokens)
             )
         if random.random() < 0.5:
-            n_saved = random.choice([1, 3, 20]) if is_cached else 0
+            n_saved = random.choice([0, 1, 3, 20]) if is_cached else 0
             interval = random.choice([2, 7, 32])
             groups.append(RecurrentGroup(limits.max_running, n_saved, self.block_size, interval))
         return groups

@@ -302,6 +302,13 @@ class TestRecurrent:
         serve(store, run_of(0, 14))
         assert store.probe(NS, Tokens([*run_of(0, 14), 999])) == 14
 
+    def test_with_no_room_for_copies_the_next_turn_goes_on_in_the_state_itself(self) -> None:
+        store = make_store(states(n_saved=0, n_running=1))
+        assert serve(store, run_of(1, 10), answer=[90, 91]) == 0
+        longer = [*run_of(1, 10), 90, 91, 92]
+        assert serve(store, longer) == 12
+        assert serve(store, longer) == 0, "the state has moved on"
+
     def test_nothing_is_saved_where_nothing_may_be(self) -> None:
         store = make_store(states(n_saved=0))
         lease = admit(store, run_of(0, 15))

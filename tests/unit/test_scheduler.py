@@ -1,10 +1,15 @@
 """What the scheduler promises, one promise a test. The simulation covers their mixtures."""
 
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 
 from engine.api import InvalidRequest, QueueFull
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.sharing import NoSharing
 from engine.types import FinishReason, Request, SamplingParams
 from tests.simulation.fake_runner import InjectedError
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -293,6 +298,59 @@ def test_a_scored_prompt_survives_preemption() -> None:
     assert len(harness.output(scored)) == 12
 
 
+def test_scores_that_have_been_sent_are_not_computed_again() -> None:
+    harness = Harness(n_blocks=9, block_size=4, step_tokens=16)
+    scored = harness.add(prompt(1, 12), max_tokens=12, prompt_logprobs=1, priority=3)
+    harness.step()
+    assert harness.output(scored)
+    harness.add(prompt(2, 12), max_tokens=12)
+    harness.finish()
+    assert harness.scheduler.counters.preemptions > 0
+    rows = [row for plan in harness.plans for row in plan.rows if row.prompt_logprobs is not None]
+    assert len(rows) == 1
+
+
+def test_a_sibling_waits_rather_than_take_the_last_block() -> None:
+    harness = Harness(n_blocks=13, block_size=4)
+    other = harness.add(prompt(1, 8), max_tokens=8)
+    harness.step()
+    forked = harness.add(prompt(2, 30), max_tokens=4, n=2)
+    harness.finish()
+    assert harness.scheduler.counters.preemptions == 0
+    assert len(harness.output(other)) == 8
+    assert [len(harness.output(forked, index)) for index in range(2)] == [4, 4]
+
+
+def test_prefix_tokens_are_counted_once_for_each_sequence() -> None:
+    harness = Harness(n_blocks=12, block_size=4, step_tokens=16)
+    for start in (1, 2):
+        harness.add(prompt(start, 17), max_tokens=12)
+    harness.finish()
+    counters = harness.scheduler.counters
+    assert counters.preemptions > 0
+    assert (counters.queried_prompt_tokens, counters.cached_prompt_tokens) == (34, 0)
+    harness.serve(prompt(3, 17), n=2)
+    assert (counters.queried_prompt_tokens, counters.cached_prompt_tokens) == (68, 16)
+
+
+def test_who_cannot_follow_is_not_compared_with_a_leader() -> None:
+    class Joining(NoSharing):
+        followers: ClassVar[list[list[int]]] = []
+
+        def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
+            self.followers.append([other.id for other in waiting])
+
+    harness = Harness()
+    sharing = Joining()
+    scheduler = Scheduler(harness.store, sharing, harness.outputs, harness.limits, lambda: 7)
+    tokens, sampling = tuple(prompt(1, 9)), SamplingParams(seed=3)
+    scheduler.add(Request("siblings", tokens, 2, sampling, n=2))
+    scheduler.add(Request("scored", tokens, 2, sampling, prompt_logprobs=0))
+    scheduler.add(Request("twin", tokens, 2, sampling))
+    scheduler.plan()
+    assert sharing.followers[0] == [3]
+
+
 def test_generation_ends_at_an_eos_token_or_a_stop_string() -> None:
     free = Harness()
     output = free.output(free.serve(prompt(1, 5), max_tokens=8))
@@ -316,6 +374,16 @@ def test_no_eos_before_min_tokens() -> None:
     request = eos.serve(prompt(1, 5), 8, sampling=sampling)
     assert len(eos.output(request)) > 3
     assert output[0] not in eos.output(request)[:3]
+
+
+def test_no_stop_string_before_min_tokens() -> None:
+    free = Harness()
+    text = free.text(free.serve(prompt(1, 5), max_tokens=8))
+    harness = Harness()
+    sampling = SamplingParams(seed=3, min_tokens=4)
+    request = harness.serve(prompt(1, 5), 8, sampling=sampling, stop=(text[1], text[5]))
+    assert harness.text(request) == text[: text.index(text[5], 3)]
+    assert harness.reason(request) is FinishReason.STOP
 
 
 def test_penalties_are_given_the_tokens_they_punish() -> None:
@@ -349,6 +417,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         (Request("a", (1,), 300), "max_tokens"),
         (Request("a", (1,), -1), "max_tokens"),
         (Request("a", (1,), 4, n=0), "n"),
+        (Request("a", (1,), 4, n=65), "n"),
         (Request("a", (1,), 4, SamplingParams(min_tokens=5)), "min_tokens"),
         (Request("a", (1,), 4, SamplingParams(top_k=-1)), "top_k"),
         (Request("a", (1,), 4, SamplingParams(logit_bias={VOCAB_SIZE: 1.0})), "logit_bias"),

@@ -3,7 +3,6 @@
 import pytest
 
 from engine.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
-from engine.types import FinishReason
 from engine.waiting import WaitingQueue
 from tests.unit.engine_harness import Harness, prompt
 
@@ -18,9 +17,9 @@ def test_a_waiting_sequence_has_nothing_to_give_up() -> None:
 def test_nothing_follows_the_end() -> None:
     harness = Harness()
     sequence = harness.sequence(harness.add(prompt(1, 5)))
-    sequence.finish(FinishReason.ABORT)
+    sequence.finish()
     with pytest.raises(IllegalTransitionError, match="FINISHED -> FINISHED"):
-        sequence.finish(FinishReason.ABORT)
+        sequence.finish()
 
 
 def test_every_status_but_the_last_can_end() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kvstore import invariants
 from kvstore.actions import CopyBlock
 from kvstore.block_pool import BlockPool
-from kvstore.lease import Refusal
+from kvstore.lease import Lease, Refusal
 from kvstore.prefix_index import NoIndex
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -84,13 +84,6 @@ class TestHits:
         store.donate(lease)
         invariants.check_idle(store)
         assert store.pool.n_cached == 3, "what it computed again was there already"
-
-    def test_hits_are_counted_once_for_each_admission(self) -> None:
-        store = make_store(16)
-        serve(store, PROMPT)
-        store.probe(NS, Tokens(PROMPT))
-        serve(store, PROMPT)
-        assert (store.counters.queried_tokens, store.counters.hit_tokens) == (20, 9)
 
     def test_an_empty_prompt_is_a_lease_of_nothing(self) -> None:
         store = make_store(1)
@@ -223,6 +216,14 @@ class TestFork:
         assert store.fork(one, Tokens(PROMPT), 9) == Refusal(1, 0)
         assert store.leases == {one}
         assert store.pool.n_shared == 0
+
+    def test_a_fork_leaves_spare_blocks_to_others(self) -> None:
+        store = make_store(5)
+        one = admit(store, PROMPT)
+        compute(store, one)
+        assert store.fork(one, Tokens(PROMPT), 9, spare_blocks=2) == Refusal(3, 2)
+        assert store.fork(one, Tokens(PROMPT), 9, 3, spare_blocks=1) == Refusal(3, 2)
+        assert isinstance(store.fork(one, Tokens(PROMPT), 9, spare_blocks=1), Lease)
         other = fork(store, one, PROMPT[:8], 8)
         assert other.table[:] == one.table[:2], "at a block boundary nothing will be copied"
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 from engine.api import EngineStopped, InvalidRequest, QueueFull
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
+from engine.runner import RunnerLost
 from engine.step import StepPlan, StepResult
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
@@ -235,6 +236,72 @@ async def test_a_dead_loop_leaves_nobody_hanging(monkeypatch: pytest.MonkeyPatch
     assert not setup.engine.is_alive()
     with pytest.raises(EngineStopped):
         await setup.collect(request("b"))
+
+
+async def test_who_ended_in_the_fatal_step_is_not_left_hanging_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup()
+    victim = asyncio.ensure_future(setup.collect(request("a", max_tokens=1)))
+    await setup.begun()
+    commit = setup.harness.scheduler.commit
+
+    def broken(plan: StepPlan, result: StepResult) -> list[OutputEvent]:
+        assert commit(plan, result)[-1].finish_reason is not None
+        raise AssertionError("a fault behind the last row")
+
+    monkeypatch.setattr(setup.harness.scheduler, "commit", broken)
+    setup.runner.open()
+    assert [event.finish_reason for event in await victim] == [FinishReason.ERROR]
+
+
+async def test_a_drain_does_not_wait_for_a_loop_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup()
+    victim = asyncio.ensure_future(setup.collect(request("a")))
+    await setup.begun()
+    drained = asyncio.ensure_future(setup.engine.drain(1e6))
+    await asyncio.sleep(0)
+
+    def lost(plan: StepPlan) -> StepResult:
+        raise RunnerLost("the device is gone")
+
+    monkeypatch.setattr(setup.harness.runner, "run", lost)
+    setup.runner.open()
+    await drained
+    assert (await victim)[-1].finish_reason is FinishReason.ERROR
+
+
+async def test_an_id_in_use_harms_nobody(setup: Setup) -> None:
+    first = asyncio.ensure_future(setup.collect(request("a")))
+    await setup.begun()
+    with pytest.raises(InvalidRequest, match="id a"):
+        await setup.collect(request("a"))
+    setup.runner.open()
+    assert (await first)[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_step_is_timed_from_its_own_beginning() -> None:
+    """And not from when the loop fell asleep before it: that would look like a hung step."""
+    harness, clock, started = Harness(), [0.0], []
+    inbox = Inbox()
+
+    class Watched:
+        def run(self, plan: StepPlan) -> StepResult:
+            started.append(loop.step_started_seconds)
+            return harness.runner.run(plan)
+
+    timing = Timing(lambda: clock[0], SilentTelemetry())
+    loop = EngineLoop(harness.scheduler, Watched(), inbox, lambda events: None, timing)
+    assert loop.step_started_seconds is None
+
+    def arrive() -> None:
+        clock[0] = 900.0
+        loop.submit(request("a"), 900.0)
+
+    inbox.post(arrive)
+    loop.turn()
+    assert started == [900.0]
+    assert loop.step_started_seconds is None
 
 
 async def test_what_building_raises_reaches_whoever_starts_the_engine() -> None:
