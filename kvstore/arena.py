@@ -129,7 +129,8 @@ def _put_vectors(pool: mx.array, places: mx.array, vectors: mx.array) -> mx.arra
     dim = pool.shape[3]
     if dim == 0:
         return pool
-    indices = mx.broadcast_to(places[:, None], (places.size, dim))
+    # Metal's kernel multiplies an index by `dim` in the index's own type.
+    indices = mx.broadcast_to(places.astype(mx.int64)[:, None], (places.size, dim))
     vectors = mx.broadcast_to(vectors, indices.shape)
     # Twice as fast on the CPU as pool[blocks, :, slots] = new.
     return mx.put_along_axis(pool.reshape(-1, dim), indices, vectors, axis=0).reshape(pool.shape)

@@ -35,6 +35,7 @@ def assemble(
     config: EngineConfig, blas: Blas, report: Report, cache_directory: Path | None
 ) -> Backend:
     """See `load_backend`."""
+    machine.keep_resident()
     checkpoint = _checkpoint(config, cache_directory, download=True)
     report(f"model {checkpoint}")
     loaded = open_model(checkpoint, machine.examine().left_bytes)

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.groups import StorageSizes
 from engine.mlx_backend.blas import load_blas
+from engine.mlx_backend.file_limit import keep_file_limit
 from engine.runner import ModelRunner
 from engine.types import EngineConfig, MachineReport, ModelCard, Tokenizer
 
@@ -33,8 +34,10 @@ def load_backend(
     `cache_directory` (None: the user's). Raises ModelError when the model cannot be served.
     """
     blas = load_blas()
-    report(f"BLAS: {blas.name} {blas.library}" if blas.library else f"BLAS: {blas.advice}")
-    from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
+    if blas.name:
+        report(f"BLAS: {blas.name} {blas.library}" if blas.library else f"BLAS: {blas.advice}")
+    with keep_file_limit():
+        from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     try:
         return assembly.assemble(config, blas, report, cache_directory)
@@ -46,6 +49,7 @@ def load_backend(
 def describe_machine(config: EngineConfig, cache_directory: Path | None = None) -> MachineReport:
     """What the machine offers the configured model; reads no weights and fetches nothing."""
     blas = load_blas()
-    from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
+    with keep_file_limit():
+        from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     return assembly.describe(config, blas, cache_directory)

@@ -25,6 +25,7 @@ Report = Callable[[str], None]
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length")
 _DEFAULT_CONTEXT_TOKENS = 4096
+FLOAT32_SHARE = 0.8  # of memory; KV and whatever else must fit into the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class LoadedModel:
 def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
     """Build the model and its tokenizer; weights are read when `load_weights` asks for them.
 
-    On the CPU device everything is float32, and quantized weights are dequantized where the result
-    fits into `memory_bytes`: there half precision and quantized products are 20 to 50 times slower.
-    Elsewhere the checkpoint's dtype and quantization stand.
+    On the CPU device everything is float32, and quantized weights are dequantized, where the result
+    leaves a fifth of `memory_bytes`: half precision and quantized products are 20 to 50 times
+    slower there. Elsewhere the checkpoint's dtype and quantization stand.
 
     Raises ModelError or UnsupportedModel.
     """
@@ -129,6 +130,6 @@ def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> TokenizerWrapper:
 def _for_cpu(model: Module, checkpoint: Path, memory_bytes: int) -> Module:
     model = dequantize_model(model)
     model.set_dtype(mx.float32)
-    if weight_bytes(model) > memory_bytes:
+    if weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
         model, _ = _build(checkpoint)  # as it was: quantized, in its own dtype
     return model

@@ -12,7 +12,8 @@ from huggingface_hub.errors import (
 
 from engine.mlx_backend.errors import ModelError
 
-_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
+_WEIGHTS = "model*.safetensors"  # other files may hold the same weights in another form
+_FILES = ["*.json", _WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
 
@@ -45,7 +46,7 @@ def fingerprint(checkpoint: Path) -> str:
     two fine-tunes of one model differ; reading whole checkpoints would take minutes.
     """
     digest = blake3((checkpoint / "config.json").read_bytes())
-    for file in sorted(checkpoint.glob("*.safetensors")):
+    for file in sorted(checkpoint.glob(_WEIGHTS)):
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}:".encode())
         with file.open("rb") as weights:
@@ -58,6 +59,6 @@ def fingerprint(checkpoint: Path) -> str:
 def _checked(directory: Path) -> Path:
     if not (directory / "config.json").is_file():
         raise ModelError(f"{directory} has no config.json: not a checkpoint")
-    if not any(directory.glob("model*.safetensors")):
+    if not any(directory.glob(_WEIGHTS)):
         raise ModelError(f"{directory} has no model*.safetensors: not a checkpoint")
     return directory

@@ -41,8 +41,13 @@ def test_softmax_exp_of_what_is_hidden_is_nothing() -> None:
         [(0, 7), (40, 3), (TILE_KEYS + 9, 12)],
     ],
 )
-def test_tiled_attention_equals_the_model_s_own(chunks: list[tuple[int, int]]) -> None:
-    arena = Arena([SHAPE], mx.float32, n_blocks=300, block_size=BLOCK_SIZE)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(mx.float32, 1e-5), (mx.float16, 2e-3), (mx.bfloat16, 2e-2)]
+)
+def test_tiled_attention_equals_the_model_s_own(
+    chunks: list[tuple[int, int]], dtype: mx.Dtype, tolerance: float
+) -> None:
+    arena = Arena([SHAPE], dtype, n_blocks=300, block_size=BLOCK_SIZE)
     fill(arena)
     pieces, used = [], 0
     for start, length in chunks:
@@ -53,20 +58,20 @@ def test_tiled_attention_equals_the_model_s_own(chunks: list[tuple[int, int]]) -
     forward = Forward(pieces, arena)
     rows, length = forward.rows, forward.length
     queries, keys, values = (
-        mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed))
+        mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed)).astype(dtype)
         for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, 8)])
     )
     view = TiledView(arena.layers[0], forward, TilePlan(forward))
     fetched = view.update_and_fetch(keys, values)
     mask = view.make_mask(length)
     found = view.attend(queries, *fetched, 0.25, mask)
-    expected = mx.fast.scaled_dot_product_attention(
-        queries, *fetched, scale=0.25, mask=forward.mask()
-    )
+    exact = [array.astype(mx.float32) for array in (queries, *fetched)]
+    expected = mx.fast.scaled_dot_product_attention(*exact, scale=0.25, mask=forward.mask())
     assert found is not None
+    assert found.dtype == dtype
     for row, (_, n_tokens) in enumerate(chunks):
         error = mx.abs(found[row, :, :n_tokens] - expected[row, :, :n_tokens]).max()
-        assert float(error) < 1e-5
+        assert float(error) < tolerance
 
 
 def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:

@@ -1,5 +1,6 @@
 """The backend's pure parts: BLAS choice, batching, budget, context length, checkpoints' places."""
 
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from engine.mlx_backend.batching import group_by_length
 from engine.mlx_backend.blas import ADVICE, Blas, candidates, first_loadable
 from engine.mlx_backend.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.file_limit import keep_file_limit
 from engine.mlx_backend.loader import max_context_tokens
 from engine.mlx_backend.machine import device_memory_bytes, within_cgroup
 from engine.mlx_backend.source import find_checkpoint, fingerprint
@@ -130,7 +132,8 @@ def test_context_length(config: dict[str, object], tokens: int) -> None:
 
 def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
     assert within_cgroup(1000, 900, tmp_path) == (1000, 900)
-    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.current").write_text("420\n")
+    (tmp_path / "memory.stat").write_text("anon 290\nactive_file 20\ninactive_file 100\n")
     (tmp_path / "memory.max").write_text("max\n")
     assert within_cgroup(1000, 900, tmp_path) == (1000, 900)
     (tmp_path / "memory.max").write_text("500\n")
@@ -166,3 +169,10 @@ def test_the_fingerprint_changes_with_config_and_weights(tmp_path: Path) -> None
     second = fingerprint(tmp_path)
     (tmp_path / "config.json").write_text("{ }")
     assert len({first, second, fingerprint(tmp_path)}) == 3
+
+
+def test_the_limit_of_open_files_stays_as_it_is() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with keep_file_limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16, before[1]))
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

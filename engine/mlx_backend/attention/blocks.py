@@ -87,6 +87,7 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
 
 def part_of(scores: mx.array, values: mx.array) -> Part:
     """The softmax's part over keys with `scores`, `[kv_heads, queries, keys]`, and `values`."""
+    scores = scores.astype(mx.float32)  # half precision would lose the exponential's squarings
     peak = scores.max(axis=-1, keepdims=True)
     weights = softmax_exp(scores - peak)
     return Part(peak, weights.sum(axis=-1, keepdims=True), weights @ values)
