@@ -53,7 +53,8 @@ def expected(
         if token_id in stop_token_ids:
             return Expected(generated, text_of(generated[:-1]), FinishReason.STOP)
         text = text_of(generated)
-        cuts = [text.find(stop) for stop in request.stop if stop in text]
+        searched = len(text_of(generated[: max(request.sampling.min_tokens - 1, 0)]))
+        cuts = [text.find(stop, searched) for stop in request.stop if stop in text[searched:]]
         if cuts:
             return Expected(generated, text[: min(cuts)], FinishReason.STOP)
     return Expected(generated, text_of(generated), FinishReason.LENGTH)
