@@ -42,7 +42,7 @@ conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: d
 bench: $(VENV)/.dev  ## this daemon and mlx_lm.server side by side; takes many minutes
 	$(BIN)/python -m load_tests compare $(ARGS)
 
-demo-model: $(VENV)/.dev  ## train the demonstration model and score it: hours on two cores
+demo-model: $(VENV)/.dev  ## train the demonstration model and score it: under two hours on two cores
 	$(BIN)/python -m tools.train_demo_model train $(ARGS)
 
 clean:  ## remove the environment and all caches

@@ -36,6 +36,16 @@ class StorageSizes:
     states: StateCounts | None = None  # None: no layer is recurrent
 
 
+@dataclass(frozen=True, slots=True)
+class StorageBytes:
+    """Bytes of one block in the layers of full attention, of one slot of each group, and of the
+    blocks of all arenas."""
+
+    block: int
+    slots: tuple[int, ...]
+    arenas: int
+
+
 def build_groups(sizes: StorageSizes, block_size: int, step_tokens: int) -> tuple[Group, ...]:
     """The groups of a store, windows first, in the order of `sizes.windows`."""
     groups: list[Group] = [

@@ -68,5 +68,4 @@ def _build(
     )
     timing = Timing(time.monotonic, telemetry)
     loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing)
-    block_bytes = backend.arena_bytes // pool.n_blocks
-    return EngineParts(loop, backend.card, backend.tokenizer, block_bytes, backend.release_thread)
+    return EngineParts(loop, backend.card, backend.tokenizer, backend.bytes, backend.release_thread)

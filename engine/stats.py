@@ -2,12 +2,27 @@
 
 from types import MappingProxyType
 
+from engine.groups import StorageBytes
 from engine.scheduler import Scheduler
 from engine.timing import Timing
-from engine.types import CacheStats, EngineStats, RequestInfo
+from engine.types import CacheStats, Cleared, EngineStats, RequestInfo
+from kvstore.store import KVStore
 
 
-def engine_stats(scheduler: Scheduler, block_bytes: int) -> EngineStats:
+def clear(store: KVStore, sizes: StorageBytes) -> Cleared:
+    """Forget all that no running request holds."""
+    taken_bytes = _slot_bytes(store, sizes)
+    blocks = store.clear()
+    return Cleared(blocks, blocks * sizes.block + taken_bytes - _slot_bytes(store, sizes))
+
+
+def _slot_bytes(store: KVStore, sizes: StorageBytes) -> int:
+    """Bytes of the slots that are not free, in all groups."""
+    stats = [group.stats() for group in store.groups]
+    return sum((s.total - s.free) * size for s, size in zip(stats, sizes.slots, strict=True))
+
+
+def engine_stats(scheduler: Scheduler, sizes: StorageBytes) -> EngineStats:
     counters = scheduler.counters
     return EngineStats(
         running=len(scheduler.running),
@@ -18,11 +33,11 @@ def engine_stats(scheduler: Scheduler, block_bytes: int) -> EngineStats:
         generated_tokens=counters.generated_tokens,
         preemptions=counters.preemptions,
         steps=counters.steps,
-        cache=cache_stats(scheduler, block_bytes),
+        cache=cache_stats(scheduler, sizes),
     )
 
 
-def cache_stats(scheduler: Scheduler, block_bytes: int) -> CacheStats:
+def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
     store, counters = scheduler.store, scheduler.counters
     pool = store.pool
     return CacheStats(
@@ -32,7 +47,7 @@ def cache_stats(scheduler: Scheduler, block_bytes: int) -> CacheStats:
         blocks_cached=pool.n_cached,
         blocks_held=pool.n_held,
         blocks_shared=pool.n_shared,
-        arena_bytes=pool.n_blocks * block_bytes,
+        arena_bytes=sizes.arenas,
         nodes=store.index.n_nodes,
         queried_tokens=counters.queried_prompt_tokens,
         hit_tokens=counters.cached_prompt_tokens,

@@ -13,9 +13,10 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from engine.api import EngineStopped, InvalidRequest
+from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
-from engine.stats import engine_stats, request_infos
+from engine.stats import clear, engine_stats, request_infos
 from engine.types import (
     Cleared,
     EngineStats,
@@ -46,7 +47,7 @@ class EngineParts:
     loop: EngineLoop
     card: ModelCard
     tokenizer: Tokenizer
-    block_bytes: int
+    bytes: StorageBytes
     release_thread: Callable[[], None]  # called last of all on that thread
 
 
@@ -152,11 +153,10 @@ class ThreadedEngine:
                 self._tell(partial(self._loop.abort, request.id))
 
     async def stats(self) -> EngineStats:
-        return await self._ask(partial(engine_stats, self._loop.scheduler, self._block_bytes))
+        return await self._ask(partial(engine_stats, self._loop.scheduler, self._parts.bytes))
 
     async def clear_cache(self) -> Cleared:
-        blocks = await self._ask(self._loop.scheduler.store.clear)
-        return Cleared(blocks, blocks * self._block_bytes)
+        return await self._ask(partial(clear, self._loop.scheduler.store, self._parts.bytes))
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         return await self._ask(partial(self._probe, prompt, cache_salt))
@@ -186,10 +186,6 @@ class ThreadedEngine:
     @property
     def _loop(self) -> EngineLoop:
         return self._parts.loop
-
-    @property
-    def _block_bytes(self) -> int:
-        return self._parts.block_bytes
 
     async def _ask(self, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._inbox.post(function))

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from engine.mlx_backend.checkpoint import write_checkpoint
+from load_tests.random_checkpoint import write_checkpoint
 from load_tests.tokenizer import build_tokenizer, word_ids
 
 Shape = Literal["qwen3", "hybrid"]

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from engine.mlx_backend.checkpoint import QuantizationRule, train_tokenizer, write_checkpoint
+from load_tests.random_checkpoint import QuantizationRule, train_tokenizer, write_checkpoint
 from tests.conformance.configs import CONFIGS
 
 VOCAB_SIZE = 320

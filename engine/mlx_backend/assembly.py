@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.groups import StorageSizes
+from engine.groups import StorageBytes, StorageSizes
 from engine.mlx_backend import machine
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.cascade import CascadeAttention
@@ -17,7 +17,7 @@ from engine.mlx_backend.backend import Backend
 from engine.mlx_backend.blas import Blas
 from engine.mlx_backend.budget import Footprint, divide, find_budget
 from engine.mlx_backend.cached_model import CachedModel
-from engine.mlx_backend.default_model import default_checkpoint, user_cache_directory
+from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT, DEFAULT_NAME
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.layout import Layout
 from engine.mlx_backend.loader import LoadedModel, Report, load_weights, open_model
@@ -31,12 +31,10 @@ from kvstore.arena import block_bytes, token_bytes
 from kvstore.state_arena import state_bytes
 
 
-def assemble(
-    config: EngineConfig, blas: Blas, report: Report, cache_directory: Path | None
-) -> Backend:
+def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     """See `load_backend`."""
     machine.keep_resident()
-    checkpoint = _checkpoint(config, cache_directory, download=True)
+    checkpoint = _checkpoint(config, download=True)
     report(f"model {checkpoint}")
     loaded = open_model(checkpoint, machine.examine().left_bytes)
     batching = load_weights(loaded, report)
@@ -55,7 +53,7 @@ def assemble(
         tokenizer=CheckpointTokenizer(loaded.tokenizer),
         hf_tokenizer=loaded.tokenizer._tokenizer,
         sizes=sizes,
-        arena_bytes=storage.bytes,
+        bytes=_bytes(_footprint(loaded.layout, config.block_size), sizes),
         release_thread=release_thread,
     )
 
@@ -68,16 +66,16 @@ def release_thread() -> None:
     mx.clear_streams()
 
 
-def describe(config: EngineConfig, blas: Blas, cache_directory: Path | None) -> MachineReport:
+def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     """See `describe_machine`."""
     host = machine.examine()
-    model, arena_tokens, arena_bytes, problem = config.model or "(embedded default)", 0, 0, ""
+    model, arena_tokens, arena_bytes, problem = config.model or DEFAULT_NAME, 0, 0, ""
     try:
-        loaded = open_model(_checkpoint(config, cache_directory, download=False), host.left_bytes)
+        loaded = open_model(_checkpoint(config, download=False), host.left_bytes)
         left_bytes = host.left_bytes - loaded.weight_bytes
         sizes = _sizes(config, loaded, replace(host, left_bytes=left_bytes))
         arena_tokens = sizes.n_blocks * config.block_size
-        arena_bytes = _storage_bytes(config, loaded.layout, sizes)
+        arena_bytes = _bytes(_footprint(loaded.layout, config.block_size), sizes).arenas
     except ModelError as error:
         problem = str(error)
     return MachineReport(
@@ -95,10 +93,10 @@ def describe(config: EngineConfig, blas: Blas, cache_directory: Path | None) -> 
     )
 
 
-def _checkpoint(config: EngineConfig, cache_directory: Path | None, *, download: bool) -> Path:
+def _checkpoint(config: EngineConfig, *, download: bool) -> Path:
     if config.model:
         return find_checkpoint(config.model, download=download)
-    return default_checkpoint(cache_directory or user_cache_directory())
+    return DEFAULT_CHECKPOINT
 
 
 def _sizes(config: EngineConfig, loaded: LoadedModel, host: machine.Machine) -> StorageSizes:
@@ -119,14 +117,16 @@ def _footprint(layout: Layout, block_size: int) -> Footprint:
     )
 
 
-def _storage_bytes(config: EngineConfig, layout: Layout, sizes: StorageSizes) -> int:
-    """Bytes of all blocks, as `Storage.bytes`."""
-    footprint = _footprint(layout, config.block_size)
+def _bytes(footprint: Footprint, sizes: StorageSizes) -> StorageBytes:
+    windows = tuple(slot_bytes for _, slot_bytes in footprint.windows)
     windows_bytes = sum(
-        size.n_slots * slot_bytes
-        for size, (_, slot_bytes) in zip(sizes.windows, footprint.windows, strict=True)
+        size.n_slots * slot_bytes for size, slot_bytes in zip(sizes.windows, windows, strict=True)
     )
-    return sizes.n_blocks * footprint.block_bytes + windows_bytes
+    return StorageBytes(
+        block=footprint.block_bytes,
+        slots=windows if sizes.states is None else (*windows, footprint.state_bytes),
+        arenas=sizes.n_blocks * footprint.block_bytes + windows_bytes,
+    )
 
 
 def _inventory(
@@ -167,7 +167,7 @@ def _card(
 ) -> ModelCard:
     layout = loaded.layout
     return ModelCard(
-        name=config.model or "rootstock-default",
+        name=config.model or DEFAULT_NAME,
         fingerprint=loaded.fingerprint,
         vocab_size=layout.vocab_size,
         max_context_tokens=loaded.max_context_tokens,

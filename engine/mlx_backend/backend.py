@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from engine.groups import StorageSizes
+from engine.groups import StorageBytes, StorageSizes
 from engine.mlx_backend.blas import load_blas
 from engine.mlx_backend.file_limit import keep_file_limit
 from engine.runner import ModelRunner
@@ -21,17 +20,14 @@ class Backend:
     tokenizer: Tokenizer
     hf_tokenizer: Any  # transformers' fast tokenizer
     sizes: StorageSizes
-    arena_bytes: int
+    bytes: StorageBytes
     release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act
 
 
-def load_backend(
-    config: EngineConfig, report: Callable[[str], None], cache_directory: Path | None = None
-) -> Backend:
+def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend:
     """Load the configured model and allocate its arena, on the thread that will run it.
 
-    `report` gets lines for a person to read. The embedded default model is kept below
-    `cache_directory` (None: the user's). Raises ModelError when the model cannot be served.
+    `report` gets lines for a person to read. Raises ModelError when the model cannot be served.
     """
     blas = load_blas()
     if blas.name:
@@ -40,16 +36,16 @@ def load_backend(
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     try:
-        return assembly.assemble(config, blas, report, cache_directory)
+        return assembly.assemble(config, blas, report)
     except BaseException:
         assembly.release_thread()
         raise
 
 
-def describe_machine(config: EngineConfig, cache_directory: Path | None = None) -> MachineReport:
+def describe_machine(config: EngineConfig) -> MachineReport:
     """What the machine offers the configured model; reads no weights and fetches nothing."""
     blas = load_blas()
     with keep_file_limit():
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
-    return assembly.describe(config, blas, cache_directory)
+    return assembly.describe(config, blas)

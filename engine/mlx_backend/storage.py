@@ -27,11 +27,6 @@ class Storage:
         n_states = sizes.states.running + sizes.states.saved if sizes.states else 0
         self.states = StateArena(layout.states, n_states)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the blocks of all arenas."""
-        return self.full.bytes + sum(arena.bytes for arena in self.windows)
-
     def carry_out(self, orders: Iterable[Order]) -> None:
         """Each group's orders, one after another; groups do not depend on each other.
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.convert import convert
 
-from engine.mlx_backend.checkpoint import write_checkpoint
+from load_tests.random_checkpoint import write_checkpoint
 from tests.checkpoints import tiny_tokenizer
 from tests.conformance.configs import CONFIGS
 

@@ -136,11 +136,11 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
         open_model(checkpoint, memory_bytes=1 << 30)
 
 
-def test_the_embedded_default_from_nothing_to_a_token(tmp_path: Path) -> None:
+def test_the_embedded_default_from_nothing_to_a_token() -> None:
     lines: list[str] = []
     config = EngineConfig(model="", kv_cache_bytes=8 << 20, block_size=16)
-    backend = load_backend(config, lines.append, tmp_path)
-    assert backend.arena_bytes <= 8 << 20
+    backend = load_backend(config, lines.append)
+    assert backend.bytes.arenas <= 8 << 20
     assert backend.card.max_context_tokens >= 4096
     assert any("weights" in line for line in lines)
     prompt = backend.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
@@ -149,15 +149,15 @@ def test_the_embedded_default_from_nothing_to_a_token(tmp_path: Path) -> None:
     row = Row(SequenceId(0), 0, prompt, table, order)
     sampled = backend.runner.run(StepPlan((), (row,))).sampled[SequenceId(0)]
     assert 0 <= sampled.token_id < backend.card.vocab_size
-    again = load_backend(config, lines.append, tmp_path)
+    again = load_backend(config, lines.append)
     assert again.card == backend.card
     assert again.runner.run(StepPlan((), (row,))).sampled[SequenceId(0)] == sampled
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:
-    report = describe_machine(EngineConfig(model="", kv_cache_bytes=8 << 20), tmp_path)
+    report = describe_machine(EngineConfig(model="", kv_cache_bytes=8 << 20))
     assert report.problem == ""
     assert report.arena_bytes <= 8 << 20
     assert report.arena_tokens > 0
-    missing = describe_machine(EngineConfig(model=str(tmp_path / "nothing")), tmp_path)
+    missing = describe_machine(EngineConfig(model=str(tmp_path / "nothing")))
     assert "nothing" in missing.problem

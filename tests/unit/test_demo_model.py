@@ -16,10 +16,10 @@ from tools.demo_model.curriculum import ALL, COPYING, Conversation, conversation
 from tools.demo_model.forward import hidden_states
 from tools.demo_model.score import Question, held_out, is_right
 from tools.demo_model.tasks.knowledge import FACTS
-from tools.demo_model.tasks.pick import Pick
+from tools.demo_model.tasks.pick import LookUp, Pick
 from tools.demo_model.tasks.recall import Recall
 from tools.demo_model.tasks.repeat import Repeat
-from tools.demo_model.tasks.tool_use import ToolAnswer, ToolCall
+from tools.demo_model.tasks.tool_use import AnyNames, AnyValues, ToolAnswer, ToolCall
 from tools.demo_model.tokens import sample, train_tokenizer
 from tools.demo_model.train import Batch, Trainer, batch, batches
 from tools.demo_model.words import Words, split_words
@@ -52,7 +52,19 @@ def test_no_way_to_ask_is_on_both_sides() -> None:
     assert not asked & kept
 
 
-@pytest.mark.parametrize("task", [Repeat(), Pick(), Recall(), ToolCall(), ToolAnswer()])
+@pytest.mark.parametrize(
+    "task",
+    [
+        Repeat(),
+        Pick(),
+        LookUp(),
+        Recall(),
+        ToolCall(),
+        AnyNames(ToolCall()),
+        AnyValues(ToolCall()),
+        ToolAnswer(),
+    ],
+)
 def test_held_out_prompts_exist_for_every_task(task: Task) -> None:
     """A tenth of each list is enough for whatever a task draws."""
     for seed in range(200):

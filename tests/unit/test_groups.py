@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.groups import StorageBytes
+from engine.stats import clear
+from engine.types import Cleared
 from kvstore import invariants
 from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
 from kvstore.block_pool import BlockPool
@@ -329,3 +332,11 @@ class TestTogether:
         store.clear()
         for group in store.groups:
             assert group.stats().free == group.stats().total
+
+    def test_a_clear_counts_what_every_group_gave_back(self) -> None:
+        store = make_store(windows(8), states())
+        serve(store, run_of(1, 10))
+        window, saved = (group.stats().cached for group in store.groups)
+        assert window > 0 < saved
+        cleared = clear(store, StorageBytes(block=32, slots=(100, 1000), arenas=0))
+        assert cleared == Cleared(3, 3 * 32 + window * 100 + saved * 1000)

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
+from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.runner import RunnerLost
@@ -82,7 +83,8 @@ class Setup:
     def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
         timing = Timing(lambda: 0.0, SilentTelemetry())
         loop = EngineLoop(self.harness.scheduler, self.runner, inbox, deliver, timing)
-        return EngineParts(loop, CARD, Letters(), block_bytes=32, release_thread=lambda: None)
+        sizes = StorageBytes(block=32, slots=(), arenas=2016)
+        return EngineParts(loop, CARD, Letters(), sizes, release_thread=lambda: None)
 
     async def collect(self, request: Request) -> list[OutputEvent]:
         return [event async for event in self.engine.generate(request)]

@@ -8,10 +8,10 @@ from typing import Any
 from tools.demo_model.conversation import Exchange, Message, Task
 from tools.demo_model.phrases import phrases
 from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk
-from tools.demo_model.tasks.pick import Pick
+from tools.demo_model.tasks.pick import LookUp, Pick, PickOrLookUp
 from tools.demo_model.tasks.recall import Recall
 from tools.demo_model.tasks.repeat import Repeat
-from tools.demo_model.tasks.tool_use import ToolAnswer, ToolCall, ToolsUnused
+from tools.demo_model.tasks.tool_use import AnyNames, AnyValues, ToolAnswer, ToolCall, ToolsUnused
 from tools.demo_model.words import Words
 
 _PHRASES = phrases("curriculum")
@@ -20,7 +20,7 @@ Shares = Sequence[tuple[Task, float]]
 
 COPYING: Shares = (
     (Repeat(), 0.50),
-    (Pick(), 0.20),
+    (PickOrLookUp(), 0.20),
     (Recall(), 0.20),
     (Knowledge("ask"), 0.06),
     (SmallTalk(), 0.04),
@@ -29,7 +29,7 @@ COPYING: Shares = (
 
 ALL: Shares = (
     (Repeat(), 0.20),
-    (Pick(), 0.17),
+    (PickOrLookUp(), 0.17),
     (Recall(), 0.12),
     (ToolCall(), 0.19),
     (ToolAnswer(), 0.08),
@@ -39,6 +39,65 @@ ALL: Shares = (
     (ToolsUnused(SmallTalk()), 0.02),
     (ToolsUnused(Repeat()), 0.01),
 )
+
+HARD: Shares = (
+    (Repeat(), 0.07),
+    (PickOrLookUp(), 0.32),
+    (Recall(), 0.06),
+    (ToolCall(), 0.07),
+    (AnyNames(ToolCall()), 0.16),
+    (ToolAnswer(), 0.04),
+    (AnyNames(ToolAnswer()), 0.07),
+    (Knowledge("ask"), 0.12),
+    (SmallTalk(), 0.04),
+    (ToolsUnused(Knowledge("ask")), 0.02),
+    (ToolsUnused(SmallTalk()), 0.02),
+    (ToolsUnused(Repeat()), 0.01),
+)
+"""More of what takes longest to learn: to count, and to copy names that training did not have."""
+
+LAST: Shares = (
+    (Repeat(), 0.07),
+    (Pick(), 0.16),
+    (LookUp(), 0.22),
+    (Recall(), 0.06),
+    (ToolCall(), 0.07),
+    (AnyNames(ToolCall()), 0.13),
+    (ToolAnswer(), 0.03),
+    (AnyNames(ToolAnswer()), 0.05),
+    (Knowledge("ask"), 0.12),
+    (SmallTalk(), 0.04),
+    (ToolsUnused(Knowledge("ask")), 0.02),
+    (ToolsUnused(SmallTalk()), 0.02),
+    (ToolsUnused(Repeat()), 0.01),
+)
+"""More of what was then the weakest: to find who has what."""
+
+FINISH: Shares = (
+    (Repeat(), 0.07),
+    (Pick(), 0.16),
+    (LookUp(), 0.10),
+    (Recall(), 0.06),
+    (ToolCall(), 0.05),
+    (AnyNames(ToolCall()), 0.13),
+    (AnyValues(ToolCall()), 0.15),
+    (ToolAnswer(), 0.03),
+    (AnyNames(ToolAnswer()), 0.04),
+    (Knowledge("ask"), 0.12),
+    (SmallTalk(), 0.04),
+    (ToolsUnused(Knowledge("ask")), 0.02),
+    (ToolsUnused(SmallTalk()), 0.02),
+    (ToolsUnused(Repeat()), 0.01),
+)
+"""Tools whose declarations alone say for which parameter a value is."""
+
+# From which step on, what.
+_STAGES = ((0, COPYING), (400, ALL), (2400, HARD), (3200, LAST), (4700, FINISH))
+
+
+def shares_at(step: int) -> Shares:
+    """What is trained from this step on."""
+    return next(shares for first, shares in reversed(_STAGES) if first <= step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from server.metrics import EngineTelemetry
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt
 from tools.demo_model.tasks.knowledge import SmallTalk, questions
-from tools.demo_model.tasks.pick import Pick
+from tools.demo_model.tasks.pick import LookUp, Pick
 from tools.demo_model.tasks.recall import Recall
 from tools.demo_model.tasks.repeat import Repeat
 from tools.demo_model.tasks.tool_use import ToolAnswer, ToolCall
@@ -22,7 +22,9 @@ from tools.demo_model.words import Words, split_words
 
 _PROMPTS_PER_TASK = 200
 _MAX_TOKENS = 256
-_TASKS: Sequence[Task] = (Repeat(), Pick(), Recall(), ToolCall(), ToolAnswer(), SmallTalk())
+_TASKS: Sequence[Task] = (
+    Repeat(), Pick(), LookUp(), Recall(), ToolCall(), ToolAnswer(), SmallTalk()
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.qwen3 import Model, ModelArgs
 from transformers import PreTrainedTokenizerFast
 
-from tools.demo_model.curriculum import ALL, COPYING, Shares, conversation, conversations
+from tools.demo_model.curriculum import ALL, COPYING, Shares, conversation, conversations, shares_at
 from tools.demo_model.forward import hidden_states
 from tools.demo_model.tokens import VOCAB_SIZE, Sample, sample
 from tools.demo_model.words import Words
@@ -41,7 +41,6 @@ CONFIG: Mapping[str, Any] = {
     "torch_dtype": "float16",
 }
 BATCH_TOKENS = 4096
-_COPYING_STEPS = 400  # or a few more: the beginning of the curriculum
 _POOL = 1024  # conversations sorted by length together, so that a batch pads little
 _LONG_EVERY = 25  # every so many batches one of long conversations
 _LONG_TOKENS = (512, 1024, 2048, 4096)
@@ -157,7 +156,7 @@ def batches(
     step, pool = 0, 0
     while True:
         rng = random.Random(f"{seed}/{pool}")
-        for rows in _pool(tokenizer, COPYING if step < _COPYING_STEPS else ALL, words, rng):
+        for rows in _pool(tokenizer, shares_at(step), words, rng):
             if step >= first:
                 yield [batch(rows[0::2]), batch(rows[1::2])]
             step += 1

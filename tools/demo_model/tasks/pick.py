@@ -15,7 +15,27 @@ _PROPERTIES = ("color", "price", "age", "size", "number", "weight", "city", "own
 
 @dataclass(frozen=True)
 class Pick:
+    """By place: from a list."""
+
     name: str = "pick"
+
+    def exchange(self, words: Words, rng: random.Random) -> Exchange:
+        return rng.choice([_by_place, _by_place, _numbered, _any])(words, rng)
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """By what is said of it: from a few sentences."""
+
+    name: str = "look up"
+
+    def exchange(self, words: Words, rng: random.Random) -> Exchange:
+        return rng.choice([_by_owner, _by_property])(words, rng)
+
+
+@dataclass(frozen=True)
+class PickOrLookUp:
+    name: str = "pick or look up"
 
     def exchange(self, words: Words, rng: random.Random) -> Exchange:
         ask = rng.choice([_by_place, _by_place, _numbered, _any, _by_owner, _by_property])

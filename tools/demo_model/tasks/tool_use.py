@@ -104,6 +104,41 @@ class ToolsUnused:
         return Exchange(self.other.exchange(words, rng).messages, _declared(_offered(words, rng)))
 
 
+@dataclass(frozen=True)
+class AnyNames:
+    """Tools and parameters have any noun or made-up word for a name: names are to be copied."""
+
+    task: Task
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    def exchange(self, words: Words, rng: random.Random) -> Exchange:
+        names = [*words.lists["nouns"], *(made_up_word(rng) for _ in range(100))]
+        return self.task.exchange(
+            Words({**words.lists, "tool_nouns": names, "parameters": names}), rng
+        )
+
+
+@dataclass(frozen=True)
+class AnyValues:
+    """People, cities and days are called alike: for which parameter a value is, the tools say."""
+
+    task: Task
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    def exchange(self, words: Words, rng: random.Random) -> Exchange:
+        lists, made_up = words.lists, [made_up_word(rng).capitalize() for _ in range(50)]
+        values = [*lists["names"], *lists["cities"], *lists["days"], *made_up]
+        return self.task.exchange(
+            Words({**lists, "names": values, "cities": values, "days": values}), rng
+        )
+
+
 def _offered(words: Words, rng: random.Random) -> list[Tool]:
     count = rng.choice([1, 1, 2, 2, 3])
     nouns = [_noun(words, rng) for _ in range(count)]
