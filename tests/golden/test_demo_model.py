@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from transformers import AutoTokenizer
 
@@ -71,11 +72,13 @@ def daemon(demo: Served, request: pytest.FixtureRequest) -> OfflineDaemon:
 
 
 def _greedy(model: Module, prompt: Sequence[int]) -> list[int]:
+    cache, said = make_prompt_cache(model), list[int]()
     tokens = list(prompt)
     for _ in range(OUTPUT_TOKENS):
-        logits = model(mx.array([tokens]))
-        tokens.append(int(logits[0, -1].argmax().item()))
-    return tokens[len(prompt) :]
+        logits = model(mx.array([tokens]), cache=cache)
+        tokens = [int(logits[0, -1].argmax().item())]
+        said += tokens
+    return said
 
 
 def _request(question: str, prompt: Sequence[int], n: int = 1) -> Request:

@@ -21,10 +21,11 @@ from tools.demo_model.tasks.recall import Recall
 from tools.demo_model.tasks.repeat import Repeat
 from tools.demo_model.tasks.tool_use import AnyNames, AnyValues, ToolAnswer, ToolCall
 from tools.demo_model.tokens import sample, train_tokenizer
-from tools.demo_model.train import Batch, Trainer, batch, batches
+from tools.demo_model.train import CONFIG, Batch, Trainer, batch, batches
 from tools.demo_model.words import Words, split_words
 
 LEARNED, HELD_OUT = split_words()
+SMALL = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def small_batch(tokenizer: PreTrainedTokenizerFast, seed: int) -> Batch:
 def test_the_trainers_forward_is_that_of_mlx_lm(
     tokenizer: PreTrainedTokenizerFast, on_cpu: None
 ) -> None:
-    model = Trainer(steps=10, seed=3).model
+    model = Trainer(steps=10, seed=3, config=SMALL).model
     ids = small_batch(tokenizer, seed=1).ids
     found, expected = hidden_states(model, ids), model.model(ids)
     np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
@@ -147,11 +148,11 @@ def test_training_learns_and_goes_on_from_where_it_was_saved(
     tokenizer: PreTrainedTokenizerFast, on_cpu: None, tmp_path: Path
 ) -> None:
     halves = [small_batch(tokenizer, seed) for seed in (1, 2)]
-    trainer = Trainer(steps=100, seed=0)
+    trainer = Trainer(steps=100, seed=0, config=SMALL)
     losses = [trainer.learn(halves) for _ in range(4)]
     assert losses[-1] < losses[0]
     trainer.save(tmp_path / "state.safetensors")
-    resumed = Trainer(steps=100, seed=7)
+    resumed = Trainer(steps=100, seed=7, config=SMALL)
     resumed.resume(tmp_path / "state.safetensors")
     assert resumed.step == 4
     for _ in range(2):

@@ -64,15 +64,15 @@ class Batch:
 class Trainer:
     """A model on its way, and all that is needed to go on from where it stopped."""
 
-    def __init__(self, steps: int, seed: int) -> None:
+    def __init__(self, steps: int, seed: int, config: Mapping[str, Any] = CONFIG) -> None:
         mx.random.seed(seed)
-        self.model = _model()
+        self.model = _model(config)
         self.step = 0
         self._optimizers = [_optimizer(steps) for _ in range(_THREADS)]
         for optimizer, part in zip(self._optimizers, self._parts(), strict=True):
             optimizer.init(part)
             mx.eval(optimizer.state)
-        self._helpers = [Helper() for _ in range(_THREADS)]
+        self._helpers = [Helper(config) for _ in range(_THREADS)]
         self._threads = ThreadPoolExecutor(_THREADS)
 
     def learn(self, halves: Sequence[Batch]) -> float:
@@ -123,8 +123,8 @@ class Helper:
 
     _tracing = Lock()  # MLX traces one function at a time
 
-    def __init__(self) -> None:
-        self._model = _model()
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._model = _model(config)
         self._gradient = mx.value_and_grad(self._loss)
 
     def gradients(self, parameters: Any, batch: Batch, total: int) -> tuple[float, Any]:
@@ -142,9 +142,9 @@ class Helper:
         return nn.losses.cross_entropy(logits, batch.targets, reduction="sum") / total
 
 
-def _model() -> Model:
+def _model(config: Mapping[str, Any]) -> Model:
     """A model of random weights, evaluated: threads cannot share what is yet to be computed."""
-    model = Model(ModelArgs.from_dict(dict(CONFIG)))
+    model = Model(ModelArgs.from_dict(dict(config)))
     mx.eval(model.parameters())
     return model
 
