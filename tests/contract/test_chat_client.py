@@ -151,6 +151,15 @@ class CtrlC(StringIO):
         return written
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT interrupts, also where the tests run as a shell's background job, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_stops_the_answer_and_keeps_what_came(url: str, engine: FakeEngine) -> None:
     gate = Gate()
     engine.script = Script(gate=gate, gate_after_tokens=5)
@@ -164,6 +173,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(url: str, engine: FakeEngin
     assert chat.session.failures == 0
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_before_the_first_token_takes_the_turn_back(chat: Chat, engine: FakeEngine) -> None:
     gate = Gate()
     engine.script = Script(gate=gate)
