@@ -216,6 +216,8 @@ class TestFork:
         assert store.fork(one, Tokens(PROMPT), 9) == Refusal(1, 0)
         assert store.leases == {one}
         assert store.pool.n_shared == 0
+        other = fork(store, one, PROMPT[:8], 8)
+        assert other.table[:] == one.table[:2], "at a block boundary nothing will be copied"
 
     def test_a_fork_leaves_spare_blocks_to_others(self) -> None:
         store = make_store(5)
@@ -224,8 +226,6 @@ class TestFork:
         assert store.fork(one, Tokens(PROMPT), 9, spare_blocks=2) == Refusal(3, 2)
         assert store.fork(one, Tokens(PROMPT), 9, 3, spare_blocks=1) == Refusal(3, 2)
         assert isinstance(store.fork(one, Tokens(PROMPT), 9, spare_blocks=1), Lease)
-        other = fork(store, one, PROMPT[:8], 8)
-        assert other.table[:] == one.table[:2], "at a block boundary nothing will be copied"
 
 
 class TestRefusal:
