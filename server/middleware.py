@@ -124,19 +124,20 @@ class SameOrigin(HttpMiddleware):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        if origin is None or _host(origin) == headers.get("host", ""):
+        if origin is None or _is_of(origin, headers.get("host", "")):
             await self.app(scope, receive, send)
             return
         message = "Requests from other web sites are refused."
         await ApiError(403, message, code="foreign_origin").response()(scope, receive, send)
 
 
-def _host(origin: str) -> str | None:
-    """The host and port of an Origin header; None of what is no URL."""
+def _is_of(origin: str, host: str) -> bool:
+    """Whether an Origin header names this Host. `null`, and what is no URL, name none."""
     try:
-        return urlsplit(origin).netloc
+        named = urlsplit(origin).netloc
     except ValueError:
-        return None
+        return False
+    return bool(named) and named == host
 
 
 class LoopbackHost(HttpMiddleware):

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from openai import AuthenticationError
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
+from server.middleware import SameOrigin
 from server.settings import Settings
 from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
@@ -104,6 +107,16 @@ def test_other_sites_cannot_use_a_visitors_browser(http: httpx.Client, origin: s
     answer = http.post("/admin/cache/clear", headers={"Origin": origin})
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "foreign_origin"
+
+
+async def test_an_origin_without_a_name_is_not_that_of_a_nameless_host() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("passed")(scope, receive, send)
+
+    transport = httpx.ASGITransport(SameOrigin(app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        answer = await client.get("/", headers={"Origin": "null", "Host": ""})
+    assert answer.status_code == 403
 
 
 def test_own_pages_may_ask(http: httpx.Client, base_url: str) -> None:
