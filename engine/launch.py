@@ -67,5 +67,5 @@ def _build(
         model=backend.card.fingerprint,
     )
     timing = Timing(time.monotonic, telemetry)
-    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing)
-    return EngineParts(loop, backend.card, backend.tokenizer, backend.bytes, backend.release_thread)
+    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes)
+    return EngineParts(loop, backend.card, backend.tokenizer, backend.release_thread)

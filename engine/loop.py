@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable
 
+from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.runner import ModelRunner, RunnerLost
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.stats import clear, loop_stats
 from engine.timing import Timing
-from engine.types import OutputEvent, Request
+from engine.types import Cleared, LoopStats, OutputEvent, Request
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +19,11 @@ Deliver = Callable[[list[OutputEvent]], None]
 
 
 class EngineLoop:
-    """Turns until it is stopped, sleeping in the inbox while there is nothing to compute."""
+    """Turns until it is stopped, sleeping in the inbox while there is nothing to compute.
+
+    `stats` and `step_started_seconds` may be read by any thread: each is replaced whole. What an
+    event or an answer tells of is in `stats` before it is delivered.
+    """
 
     def __init__(
         self,
@@ -26,15 +32,19 @@ class EngineLoop:
         inbox: Inbox,
         deliver: Deliver,
         timing: Timing,
+        sizes: StorageBytes,
     ) -> None:
         self.scheduler = scheduler
         self.timing = timing
         self._runner = runner
         self._inbox = inbox
         self._deliver = deliver
+        self._sizes = sizes
         self._stopping = False
         self._when_idle: list[Callable[[], None]] = []
         self.step_started_seconds: float | None = None  # None between steps
+        self.stats: LoopStats
+        self._publish()
 
     def submit(self, request: Request, arrived_seconds: float) -> None:
         """Raises InvalidRequest or QueueFull."""
@@ -48,6 +58,12 @@ class EngineLoop:
     def abort_all(self) -> None:
         for request_id in {s.request.id for s in self.live()}:
             self.abort(request_id)
+
+    def clear(self) -> Cleared:
+        """Forget all that no running request holds."""
+        cleared = clear(self.scheduler.store, self._sizes)
+        self._publish()
+        return cleared
 
     def when_idle(self, notify: Callable[[], None]) -> None:
         """Call `notify` as soon as no sequence is live."""
@@ -84,6 +100,7 @@ class EngineLoop:
         self.step_started_seconds = started = self.timing.now()
         plan = self.scheduler.plan()
         self.timing.scheduled(self.scheduler.running)
+        self._publish()
         try:
             result = self._runner.run(plan)
         except RunnerLost:
@@ -99,7 +116,11 @@ class EngineLoop:
 
     def _emit(self, events: list[OutputEvent]) -> None:
         self.timing.emitted(events)
+        self._publish()
         self._deliver(events)
+
+    def _publish(self) -> None:
+        self.stats = loop_stats(self.scheduler, self._sizes)
 
     def live(self) -> tuple[Sequence, ...]:
         return self.scheduler.running + self.scheduler.waiting

@@ -32,9 +32,6 @@ from kvstore.types import Namespace
 class SchedulerCounters:
     """Counted since start; they only grow."""
 
-    finished: dict[FinishReason, int] = field(
-        default_factory=lambda: dict.fromkeys(FinishReason, 0)
-    )
     queried_prompt_tokens: int = 0  # of those that may adopt
     computed_prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -93,6 +90,14 @@ class Scheduler:
     @property
     def waiting(self) -> tuple[Sequence, ...]:
         return tuple(self._waiting)
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
 
     @property
     def has_work(self) -> bool:
@@ -279,12 +284,12 @@ class Scheduler:
             usage=sequence.usage if piece.finish_reason else None,
         )
         if piece.finish_reason:
-            self._retire(sequence, piece.finish_reason)
+            self._retire(sequence)
         return event
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputEvent:
         """The sequence ends without another token."""
-        self._retire(sequence, reason)
+        self._retire(sequence)
         return OutputEvent(
             request_id=sequence.request.id,
             index=sequence.index,
@@ -296,7 +301,7 @@ class Scheduler:
     def _fail(self, sequence: Sequence, message: str) -> OutputEvent:
         """Its blocks may hold anything: they are let go, not donated."""
         lease = held_lease(sequence)
-        self._leave(sequence, FinishReason.ERROR)
+        self._leave(sequence)
         self._store.release(lease)
         return OutputEvent(
             request_id=sequence.request.id,
@@ -306,12 +311,12 @@ class Scheduler:
             error=message,
         )
 
-    def _retire(self, sequence: Sequence, reason: FinishReason) -> None:
-        lease = self._leave(sequence, reason)
+    def _retire(self, sequence: Sequence) -> None:
+        lease = self._leave(sequence)
         if lease is not None:
             self._store.donate(lease)
 
-    def _leave(self, sequence: Sequence, reason: FinishReason) -> Lease | None:
+    def _leave(self, sequence: Sequence) -> Lease | None:
         """Out of every list; hands over the lease, if there is one."""
         if sequence.status is Status.RUNNING:
             self._running.remove(sequence)
@@ -324,7 +329,6 @@ class Scheduler:
         siblings.remove(sequence)
         if not siblings:
             del self._requests[sequence.request.id]
-        self.counters.finished[reason] += 1
         return sequence.finish()
 
 

@@ -1,11 +1,12 @@
-"""Snapshots of the engine for those who watch it. Pure functions, called on the engine thread."""
+"""Snapshots of the engine for those who watch it. Pure functions, called on the engine thread.
 
-from types import MappingProxyType
+`loop_stats` runs twice a step: it copies counters, whatever the cache holds and however many wait.
+"""
 
 from engine.groups import StorageBytes
 from engine.scheduler import Scheduler
 from engine.timing import Timing
-from engine.types import CacheStats, Cleared, EngineStats, RequestInfo
+from engine.types import CacheStats, Cleared, LoopStats, RequestInfo
 from kvstore.store import KVStore
 
 
@@ -22,12 +23,11 @@ def _slot_bytes(store: KVStore, sizes: StorageBytes) -> int:
     return sum((s.total - s.free) * size for s, size in zip(stats, sizes.slots, strict=True))
 
 
-def engine_stats(scheduler: Scheduler, sizes: StorageBytes) -> EngineStats:
+def loop_stats(scheduler: Scheduler, sizes: StorageBytes) -> LoopStats:
     counters = scheduler.counters
-    return EngineStats(
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
-        finished=MappingProxyType(dict(counters.finished)),
+    return LoopStats(
+        running=scheduler.n_running,
+        waiting=scheduler.n_waiting,
         computed_prompt_tokens=counters.computed_prompt_tokens,
         cached_prompt_tokens=counters.cached_prompt_tokens,
         generated_tokens=counters.generated_tokens,

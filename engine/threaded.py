@@ -13,10 +13,10 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from engine.api import EngineStopped, InvalidRequest
-from engine.groups import StorageBytes
 from engine.inbox import Inbox
+from engine.ledger import Ledger
 from engine.loop import Deliver, EngineLoop
-from engine.stats import clear, engine_stats, request_infos
+from engine.stats import request_infos
 from engine.types import (
     Cleared,
     EngineStats,
@@ -47,7 +47,6 @@ class EngineParts:
     loop: EngineLoop
     card: ModelCard
     tokenizer: Tokenizer
-    bytes: StorageBytes
     release_thread: Callable[[], None]  # called last of all on that thread
 
 
@@ -110,6 +109,7 @@ class ThreadedEngine:
     def __init__(self) -> None:
         self._inbox = Inbox()
         self._subscribers = _Subscribers()
+        self._ledger = Ledger()
         self._draining = False
         self._parts: EngineParts
         self._thread: threading.Thread
@@ -135,28 +135,25 @@ class ThreadedEngine:
         return self._parts.tokenizer
 
     async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
-        if self._draining:
-            raise EngineStopped("the daemon is shutting down and takes no new requests")
-        live = set(range(request.n))
-        queue = self._subscribers.add(request.id)
-        try:
-            await self._ask(partial(self._loop.submit, request, time.monotonic()))
-            while live:
-                event = await queue.get()
-                for one in (event,) if event else _last_events(request, live):
-                    if one.finish_reason is not None:
-                        live.remove(one.index)
-                    yield one
-        finally:
-            self._subscribers.remove(request.id)
-            if live:
-                self._tell(partial(self._loop.abort, request.id))
+        with self._ledger.entry(request.n) as entry:
+            queue = self._subscribe(request)
+            try:
+                await self._ask(partial(self._loop.submit, request, time.monotonic()))
+                while entry.live:
+                    event = await queue.get()
+                    for one in (event,) if event else _last_events(request, entry.live):
+                        entry.note(one)
+                        yield one
+            finally:
+                self._subscribers.remove(request.id)
+                if entry.live:
+                    self._tell(partial(self._loop.abort, request.id))
 
-    async def stats(self) -> EngineStats:
-        return await self._ask(partial(engine_stats, self._loop.scheduler, self._parts.bytes))
+    def stats(self) -> EngineStats:
+        return EngineStats(self._ledger.counts(), self._loop.stats)
 
     async def clear_cache(self) -> Cleared:
-        return await self._ask(partial(clear, self._loop.scheduler.store, self._parts.bytes))
+        return await self._ask(self._loop.clear)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         return await self._ask(partial(self._probe, prompt, cache_salt))
@@ -182,6 +179,12 @@ class ThreadedEngine:
         self._tell(self._loop.abort_all)
         self._tell(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
+
+    def _subscribe(self, request: Request) -> EventQueue:
+        """Raises EngineStopped or InvalidRequest."""
+        if self._draining:
+            raise EngineStopped("the daemon is shutting down and takes no new requests")
+        return self._subscribers.add(request.id)
 
     @property
     def _loop(self) -> EngineLoop:

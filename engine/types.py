@@ -9,13 +9,21 @@ from typing import Protocol
 from kvstore.groups.group import GroupStats
 
 
+class RefusalReason(StrEnum):
+    """Why a request was not taken in."""
+
+    INVALID = "invalid"  # InvalidRequest: it can never be served as it stands
+    QUEUE_FULL = "queue_full"  # QueueFull
+    STOPPED = "stopped"  # EngineStopped
+
+
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 
     STOP = "stop"  # an end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the context length
     ABORT = "abort"  # the client left, or the daemon stopped
-    ERROR = "error"  # the step that computed it raised
+    ERROR = "error"  # the step that computed it raised, or the loop has died
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +121,37 @@ class CacheStats:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Gauges and monotonic counters of the engine."""
+class SequenceCounts:
+    """All sequences that callers have asked for, and what became of them, since start.
+
+    `received` is the sum of `refused`, `finished` and those that still live.
+    """
+
+    received: int
+    refused: Mapping[RefusalReason, int]
+    finished: Mapping[FinishReason, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """Gauges and monotonic counters of the engine's loop at one moment of a turn."""
 
     running: int
     waiting: int
-    finished: Mapping[FinishReason, int]
     computed_prompt_tokens: int
     cached_prompt_tokens: int
     generated_tokens: int
     preemptions: int
     steps: int
     cache: CacheStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What the callers know, as of now, and what the loop last published."""
+
+    sequences: SequenceCounts
+    loop: LoopStats
 
 
 @dataclass(frozen=True, slots=True)

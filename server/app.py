@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 
 from engine.api import Engine, EngineError
 from server.errors import ApiError, ClientLeft, handle, handle_client_left
-from server.metrics import EngineTelemetry, Metrics
+from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import BearerAuth, BodyLimit, LoopbackHost, RequestLog, SameOrigin
 from server.routes import admin, chat, completions, health, metrics, models
 from server.service import create_service
@@ -23,10 +23,12 @@ ROUTERS = (chat, completions, models, health, metrics, admin)
 def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -> FastAPI:
     """The application. Whoever runs it drains the engine; `telemetry` is what that reports to."""
     aliases = (vllm_families,) if settings.vllm_metric_names else ()
+    answers = HttpAnswers()
+    metrics_page = Metrics(telemetry, answers, aliases)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = create_service(engine, settings, Metrics(telemetry, aliases))
+        app.state.service = create_service(engine, settings, metrics_page)
         yield
 
     app = FastAPI(
@@ -34,7 +36,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         lifespan=lifespan,
         docs_url=None,  # the page loads scripts from elsewhere
         redoc_url=None,
-        middleware=_middleware(settings),
+        middleware=_middleware(settings, answers),
         redirect_slashes=False,
     )
     for error in (ApiError, EngineError, RequestValidationError, HTTPException):
@@ -45,10 +47,10 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     return app
 
 
-def _middleware(settings: Settings) -> list[Middleware]:
+def _middleware(settings: Settings, answers: HttpAnswers) -> list[Middleware]:
     """Outermost first."""
     return [
-        Middleware(RequestLog),
+        Middleware(RequestLog, answers=answers),
         *_access_control(settings),
         Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes),
     ]

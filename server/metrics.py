@@ -1,10 +1,10 @@
-"""Prometheus metrics: histograms fed by the engine's thread, and its counters at each scrape."""
+"""Prometheus metrics: histograms fed by the engine's thread, HTTP answers, and what the engine has
+published at each scrape. Nothing here waits for the engine.
+"""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from anyio import move_on_after
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -13,10 +13,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from engine.api import Engine, EngineError
-from engine.types import CacheStats, EngineStats, ModelCard
-
-STATS_TIMEOUT_SECONDS = 2.0
+from engine.api import Engine
+from engine.types import CacheStats, EngineStats, LoopStats, ModelCard, SequenceCounts
 
 REQUEST_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -24,10 +22,11 @@ REQUEST_BUCKETS = (
 )
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
-Alias = Callable[[Iterable[Metric], EngineStats | None, str], Iterable[Metric]]
-"""Other names for the same figures: from histograms, the engine's stats and the model's name."""
+HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"  # a label's value for whatever a client makes up
 
-log = logging.getLogger("rootstock.metrics")
+Alias = Callable[[Iterable[Metric], EngineStats, str], Iterable[Metric]]
+"""Other names for the same figures: from histograms, the engine's stats and the model's name."""
 
 
 class EngineTelemetry:
@@ -81,7 +80,6 @@ class EngineTelemetry:
         self.request_seconds.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """The histograms without their `_created` samples, which few scrapers understand."""
         for histogram in (
             self.first_token_seconds,
             self.token_gap_seconds,
@@ -89,45 +87,64 @@ class EngineTelemetry:
             self.queue_wait_seconds,
             self.step_seconds,
         ):
-            for metric in histogram.collect():
-                metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-                yield metric
+            yield from _without_created(histogram.collect())
+
+
+class HttpAnswers:
+    """Counts HTTP requests once they are over. A client cannot make the labels grow."""
+
+    def __init__(self) -> None:
+        self._answers = Counter(
+            "rootstock_http_requests",
+            "HTTP requests that are over; status 499 where the client left before the answer.",
+            ["route", "method", "status"],
+            registry=None,
+        )
+
+    def count(self, route: str | None, method: str, status: int) -> None:
+        """`route` is the template that the path matched, None if there was none."""
+        known_method = method if method in HTTP_METHODS else OTHER
+        self._answers.labels(route or OTHER, known_method, status).inc()
+
+    def collect(self) -> Iterable[Metric]:
+        return _without_created(self._answers.collect())
+
+
+def _without_created(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """Without the `_created` samples, which few scrapers understand."""
+    for metric in metrics:
+        metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+        yield metric
 
 
 class Metrics:
-    """Everything `/metrics` shows. Outlives the engine, so that a dead one can be seen."""
+    """Everything `/metrics` shows."""
 
-    def __init__(self, telemetry: EngineTelemetry, aliases: Sequence[Alias]) -> None:
+    def __init__(
+        self, telemetry: EngineTelemetry, answers: HttpAnswers, aliases: Sequence[Alias]
+    ) -> None:
         self._telemetry = telemetry
+        self._answers = answers
         self._aliases = aliases
-        self._latest: EngineStats | None = None
 
-    async def render(self, engine: Engine, model: str) -> bytes:
-        """The text format. Where the engine does not answer, its last known counters stand."""
-        alive = engine.is_alive()
-        if alive:
-            await self._ask(engine)
+    def render(self, engine: Engine, model: str) -> bytes:
+        """The text format. Of a dead engine the last counters stand."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Fixed(self._families(alive, engine.card, model)))
+        registry.register(_Fixed(self._families(engine, model)))
         return generate_latest(registry)
 
-    async def _ask(self, engine: Engine) -> None:
-        try:
-            with move_on_after(STATS_TIMEOUT_SECONDS):
-                self._latest = await engine.stats()
-        except EngineError as error:
-            log.warning("the engine gives no statistics: %s", error)
-
-    def _families(self, alive: bool, card: ModelCard, model: str) -> Iterator[Metric]:
-        yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", float(alive))
-        yield _model_info(card, model)
+    def _families(self, engine: Engine, model: str) -> Iterator[Metric]:
+        stats, up = engine.stats(), float(engine.is_alive())
+        yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", up)
+        yield _model_info(engine.card, model)
         yield from self._telemetry.collect()
-        if self._latest is not None:
-            yield from engine_families(self._latest)
-            yield from cache_families(self._latest.cache)
-            yield group_family(self._latest.cache)
+        yield from self._answers.collect()
+        yield from sequence_families(stats.sequences)
+        yield from loop_families(stats.loop)
+        yield from cache_families(stats.loop.cache)
+        yield group_family(stats.loop.cache)
         for alias in self._aliases:
-            yield from alias(self._telemetry.collect(), self._latest, model)
+            yield from alias(self._telemetry.collect(), stats, model)
 
 
 class _Fixed(Collector):
@@ -140,19 +157,33 @@ class _Fixed(Collector):
         return self._metrics
 
 
-def engine_families(stats: EngineStats) -> Iterator[Metric]:
+def sequence_families(counts: SequenceCounts) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "rootstock_requests_received",
+        "Sequences asked of the engine: those refused, finished and live.",
+        counts.received,
+    )
+    refused = CounterMetricFamily(
+        "rootstock_requests_refused", "Sequences not taken in, by reason.", labels=["reason"]
+    )
+    for refusal, count in counts.refused.items():
+        refused.add_metric([refusal.value], count)
+    yield refused
+    finished = CounterMetricFamily(
+        "rootstock_requests_finished", "Sequences that ended, by reason.", labels=["reason"]
+    )
+    for reason, count in counts.finished.items():
+        finished.add_metric([reason.value], count)
+    yield finished
+
+
+def loop_families(stats: LoopStats) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "rootstock_requests_running", "Sequences that are computed.", stats.running
     )
     yield GaugeMetricFamily(
         "rootstock_requests_waiting", "Sequences that wait for admission.", stats.waiting
     )
-    finished = CounterMetricFamily(
-        "rootstock_requests_finished", "Sequences that ended, by reason.", labels=["reason"]
-    )
-    for reason, count in stats.finished.items():
-        finished.add_metric([reason.value], count)
-    yield finished
     prompt = CounterMetricFamily(
         "rootstock_prompt_tokens",
         "Prompt tokens, computed or adopted from the cache.",

@@ -11,10 +11,12 @@ from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.types import Usage
 from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
+from server.metrics import HttpAnswers
 from server.settings import is_loopback
 
 PROTECTED_PREFIXES = ("/v1", "/admin")
@@ -24,12 +26,22 @@ log = logging.getLogger("rootstock.access")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one HTTP request: its id, and what the access log shall say of it."""
+    """What is known of one HTTP request: its id, and what the access log shall say of it.
+
+    `status` is 0 until the answer begins, or the client leaves before it.
+    """
 
     id: str
     usage: Usage | None = None
     status: int = 0
     client_left: bool = False
+
+    def leave(self) -> None:
+        self.client_left = True
+        self.answer(CLIENT_LEFT_STATUS)
+
+    def answer(self, status: int) -> None:
+        self.status = self.status or status
 
 
 def request_record(scope: Scope) -> RequestRecord:
@@ -52,30 +64,47 @@ class HttpMiddleware(ABC):
 
 
 class RequestLog(HttpMiddleware):
-    """Names each request, writes its access line, and turns a crash into a plain 500.
+    """Names each request, writes its access line, counts it, and turns a crash into a plain 500.
 
     The id is always the server's own: one chosen by a client could collide with another's.
     """
+
+    def __init__(self, app: ASGIApp, answers: HttpAnswers) -> None:
+        super().__init__(app)
+        self._answers = answers
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = RequestRecord(uuid4().hex)
         scope.setdefault("state", {})["record"] = record
         started = time.monotonic()
 
+        async def watched() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                record.leave()
+            return message
+
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                record.answer(message["status"])
                 MutableHeaders(scope=message)["X-Request-Id"] = record.id
             await send(message)
 
         try:
-            await self.app(scope, receive, send_with_id)
+            await self.app(scope, watched, send_with_id)
         except Exception as error:
             log.exception("request %s failed", record.id)
             if record.status == 0:
                 await to_api_error(error).response()(scope, receive, send_with_id)
         finally:
+            self._answers.count(_route(scope), scope["method"], record.status)
             log.info("%s", _access_line(scope, record, time.monotonic() - started))
+
+
+def _route(scope: Scope) -> str | None:
+    """The template of the path, such as `/v1/models/{id:path}`: the router notes what it chose."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else None
 
 
 def _access_line(scope: Scope, record: RequestRecord, seconds: float) -> str:
@@ -86,7 +115,7 @@ def _access_line(scope: Scope, record: RequestRecord, seconds: float) -> str:
         parts.append(f"prompt={record.usage.prompt_tokens}")
         parts.append(f"cached={record.usage.cached_tokens}")
         parts.append(f"completion={record.usage.completion_tokens}")
-    if record.client_left or record.status == CLIENT_LEFT_STATUS:
+    if record.client_left:
         parts.append("client-left")
     return " ".join([*parts, f"id={record.id}"])
 
@@ -96,14 +125,14 @@ class BearerAuth(HttpMiddleware):
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         super().__init__(app)
-        self.expected = b"Bearer " + api_key.encode()
+        self._key = api_key.encode()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not scope["path"].startswith(PROTECTED_PREFIXES):
             await self.app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
-        if hmac.compare_digest(given, self.expected):
+        if hmac.compare_digest(_bearer_token(given), self._key):
             await self.app(scope, receive, send)
             return
         error = ApiError(
@@ -113,6 +142,12 @@ class BearerAuth(HttpMiddleware):
             headers={"WWW-Authenticate": "Bearer"},
         )
         await error.response()(scope, receive, send)
+
+
+def _bearer_token(authorization: bytes) -> bytes:
+    """What follows the scheme, whose case and spaces do not matter (RFC 9110, section 11)."""
+    scheme, _, token = authorization.strip(b" \t").partition(b" ")
+    return token.lstrip(b" ") if scheme.lower() == b"bearer" else b""
 
 
 class SameOrigin(HttpMiddleware):
@@ -147,12 +182,19 @@ class LoopbackHost(HttpMiddleware):
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        host = Headers(scope=scope).get("host", "")
-        if is_loopback(_without_port(host)):
+        if _names_this_machine(scope):
             await self.app(scope, receive, send)
             return
         message = "The Host header must be localhost or a loopback address while no API key is set."
         await ApiError(403, message, code="foreign_host").response()(scope, receive, send)
+
+
+def _names_this_machine(scope: Scope) -> bool:
+    """By its Host. HTTP/1.0 may come without one: no browser speaks that."""
+    host = Headers(scope=scope).get("host")
+    if host is None:
+        return bool(scope["http_version"] == "1.0")
+    return is_loopback(_without_port(host))
 
 
 def _without_port(host: str) -> str:

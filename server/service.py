@@ -53,13 +53,14 @@ def _public_name(name: str) -> str:
     return Path(os.path.abspath(path)).name if path.is_dir() else name  # a link keeps its own
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     return cast(Service, request.app.state.service)
 
 
-def _record(request: Request) -> RequestRecord:
+async def _record(request: Request) -> RequestRecord:
     return request_record(request.scope)
 
 
+# Both are coroutines: a plain function would wait for a free worker thread, and so would `/health`.
 ServiceDependency = Annotated[Service, Depends(_service)]
 RecordDependency = Annotated[RequestRecord, Depends(_record)]

@@ -77,7 +77,7 @@ class EventStreamResponse(Response):
             await self._stream(receive, body)
             record.usage = self._meter.total
         except ClientLeft:
-            record.client_left = True
+            pass  # RequestLog has seen it leave
         except Exception as error:
             if not body.started:
                 raise

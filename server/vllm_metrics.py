@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.types import EngineStats, FinishReason
+from engine.types import EngineStats, FinishReason, LoopStats, SequenceCounts
 
 HISTOGRAMS = MappingProxyType(
     {
@@ -22,13 +22,11 @@ HISTOGRAMS = MappingProxyType(
 SUCCESSES = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
 
 
-def vllm_families(
-    histograms: Iterable[Metric], stats: EngineStats | None, model: str
-) -> Iterator[Metric]:
+def vllm_families(histograms: Iterable[Metric], stats: EngineStats, model: str) -> Iterator[Metric]:
     """An Alias, as server.metrics knows it."""
     yield from vllm_histograms(histograms, model)
-    if stats is not None:
-        yield from vllm_stats(stats, model)
+    yield from vllm_stats(stats.loop, model)
+    yield _successes(stats.sequences, model)
 
 
 def vllm_histograms(metrics: Iterable[Metric], model: str) -> Iterator[Metric]:
@@ -45,7 +43,7 @@ def vllm_histograms(metrics: Iterable[Metric], model: str) -> Iterator[Metric]:
         yield renamed
 
 
-def vllm_stats(stats: EngineStats, model: str) -> Iterator[Metric]:
+def vllm_stats(stats: LoopStats, model: str) -> Iterator[Metric]:
     cache = stats.cache
     held_share = cache.blocks_held / cache.blocks_total if cache.blocks_total else 0.0
     gauges = (
@@ -69,12 +67,11 @@ def vllm_stats(stats: EngineStats, model: str) -> Iterator[Metric]:
         counter = CounterMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
         counter.add_metric([model], value)
         yield counter
-    yield _successes(stats, model)
 
 
-def _successes(stats: EngineStats, model: str) -> Metric:
+def _successes(counts: SequenceCounts, model: str) -> Metric:
     labels = ["model_name", "finished_reason"]
     counter = CounterMetricFamily("vllm:request_success", "Sequences that ended.", labels=labels)
     for reason in SUCCESSES:
-        counter.add_metric([model, reason.value], stats.finished.get(reason, 0))
+        counter.add_metric([model, reason.value], counts.finished[reason])
     return counter

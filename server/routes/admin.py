@@ -23,10 +23,11 @@ async def clear_cache(service: ServiceDependency) -> ClearResponse:
     return ClearResponse(blocks_freed=cleared.blocks, bytes_freed=cleared.bytes)
 
 
+@router.head("/cache/stats", include_in_schema=False)
 @router.get("/cache/stats")
 async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
-    stats = await service.engine.stats()
-    return CacheStatsResponse.model_validate(stats.cache)
+    """As of the running step; of an engine that has stopped, as it was then."""
+    return CacheStatsResponse.model_validate(service.engine.stats().loop.cache)
 
 
 @router.post("/cache/probe")
@@ -41,8 +42,10 @@ async def probe_cache(body: ProbeRequest, service: ServiceDependency) -> ProbeRe
     )
 
 
+@router.head("/requests", include_in_schema=False)
 @router.get("/requests")
 async def live_requests(service: ServiceDependency) -> LiveRequests:
+    """Waits for the end of the running step."""
     live = await service.engine.requests()
     return LiveRequests(requests=[LiveRequest.model_validate(info) for info in live])
 

@@ -8,6 +8,7 @@ from server.service import ServiceDependency
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(service: ServiceDependency) -> dict[str, str]:
     if not service.engine.is_alive():

@@ -9,7 +9,8 @@ from server.service import ServiceDependency
 router = APIRouter()
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=Response)
 async def metrics(service: ServiceDependency) -> Response:
-    text = await service.metrics.render(service.engine, service.model)
+    text = service.metrics.render(service.engine, service.model)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

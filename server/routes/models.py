@@ -8,11 +8,13 @@ from server.service import Service, ServiceDependency
 router = APIRouter()
 
 
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(service: ServiceDependency) -> ModelList:
     return ModelList(object="list", data=[_model(service)])
 
 
+@router.head("/v1/models/{id:path}", include_in_schema=False)
 @router.get("/v1/models/{id:path}")
 async def get_model(id: str, service: ServiceDependency) -> Model:
     service.check_model(id)

@@ -2,19 +2,22 @@
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
 from engine.api import EngineStopped
+from engine.ledger import Ledger
 from engine.types import (
     CacheStats,
     Cleared,
     EngineStats,
     FinishReason,
+    LoopStats,
     ModelCard,
     OutputEvent,
     Probed,
@@ -106,47 +109,46 @@ class FakeEngine:
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: Gate = field(default_factory=Gate)
     _seen: list[tuple[int, ...]] = field(default_factory=list)
-    _finished: dict[FinishReason, int] = field(default_factory=dict)
+    _ledger: Ledger = field(default_factory=Ledger)
     _live: dict[str, Request] = field(default_factory=dict)
 
     async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         self.submitted.put(request)
-        if self.script.refusal is not None:
-            raise self.script.refusal
-        self._live[request.id] = request
-        self._idle.clear()
-        live = set(range(request.n))
-        try:
-            for position, events in enumerate(self._steps(request)):
-                if self.script.gate is not None and position == self.script.gate_after_tokens:
-                    self.at_gate.put(request.id)
-                    await self._passed_or_stopped(self.script.gate)
-                if self._stopped.is_open:
-                    for index in live.copy():
-                        live.discard(index)
-                        yield OutputEvent(request.id, index, finish_reason=FinishReason.ABORT)
-                    return
-                await asyncio.sleep(0)
-                for event in events:
-                    if event.finish_reason is not None:
-                        live.discard(event.index)
-                        self._count(event.finish_reason)
-                    yield event
-            self._seen.append(request.prompt)
-        finally:
-            del self._live[request.id]
-            if not self._live:
-                self._idle.set()
-            if live:
-                self._count(FinishReason.ABORT)
-                self.aborted.put(request.id)
+        with self._ledger.entry(request.n) as entry:
+            if self.script.refusal is not None:
+                raise self.script.refusal
+            self._live[request.id] = request
+            self._idle.clear()
+            try:
+                async with aclosing(self._events(request, entry.live)) as events:
+                    async for event in events:
+                        entry.note(event)
+                        yield event
+            finally:
+                del self._live[request.id]
+                if not self._live:
+                    self._idle.set()
+                if entry.live:
+                    self.aborted.put(request.id)
 
-    async def stats(self) -> EngineStats:
-        self._check_alive()
-        return EngineStats(
+    async def _events(self, request: Request, live: Set[int]) -> AsyncGenerator[OutputEvent, None]:
+        for position, events in enumerate(self._steps(request)):
+            if self.script.gate is not None and position == self.script.gate_after_tokens:
+                self.at_gate.put(request.id)
+                await self._passed_or_stopped(self.script.gate)
+            if self._stopped.is_open:
+                for index in tuple(live):
+                    yield OutputEvent(request.id, index, finish_reason=FinishReason.ABORT)
+                return
+            await asyncio.sleep(0)
+            for event in events:
+                yield event
+        self._seen.append(request.prompt)
+
+    def stats(self) -> EngineStats:
+        loop = LoopStats(
             running=len(self._live),
             waiting=0,
-            finished=dict(self._finished),
             computed_prompt_tokens=100,
             cached_prompt_tokens=20,
             generated_tokens=30,
@@ -154,6 +156,7 @@ class FakeEngine:
             steps=40,
             cache=CacheStats(32, 128, 100, 20, 8, 4, 4_194_304, 5, 120, 20, 6, 7),
         )
+        return EngineStats(self._ledger.counts(), loop)
 
     async def clear_cache(self) -> Cleared:
         self._check_alive()
@@ -190,9 +193,6 @@ class FakeEngine:
     def _check_alive(self) -> None:
         if self.script.dead:
             raise EngineStopped("the engine has stopped")
-
-    def _count(self, reason: FinishReason) -> None:
-        self._finished[reason] = self._finished.get(reason, 0) + 1
 
     def _cached_tokens(self, prompt: tuple[int, ...]) -> int:
         return max((_common_prefix(prompt, seen) for seen in self._seen), default=0)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from random import Random
 
 from engine.api import InvalidRequest, QueueFull
+from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.loop import EngineLoop
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.sharing import NoSharing, Sharing, WaitForTwins
+from engine.stats import loop_stats
 from engine.step import Row
 from engine.timing import Timing
 from engine.types import FinishReason, OutputEvent, Request, SamplingParams
@@ -30,6 +32,7 @@ from tests.simulation.fake_runner import FakeRunner, InjectedError
 from tests.simulation.model import Expected, expected, text_of
 
 EOS = 0
+NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
 
 
 class LetterDetokenizer:
@@ -136,7 +139,9 @@ class Simulation:
         )
         timing = Timing(lambda: self.now, SilentTelemetry())
         self.inbox = Inbox()
-        self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self._deliver, timing)
+        self.loop = EngineLoop(
+            self.scheduler, self.runner, self.inbox, self._deliver, timing, NO_BYTES
+        )
 
     def _groups(self, is_cached: bool) -> list[Group]:
         """None, or up to two windows and recurrent states, with little room beyond the least."""
@@ -173,6 +178,7 @@ class Simulation:
             self.inbox.post(lambda: None)
             self.loop.turn()
             self.steps += 1
+            assert self.loop.stats == loop_stats(self.scheduler, NO_BYTES), "published too early"
         invariants.check(self.store)
         if not self.scheduler.has_work:
             invariants.check_idle(self.store)

@@ -1,7 +1,6 @@
 """The engine behind its thread, as the server sees it: real threads, a runner without a model."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
@@ -9,93 +8,16 @@ import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
-from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.runner import RunnerLost
 from engine.step import StepPlan, StepResult
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
-from engine.types import FinishReason, ModelCard, OutputEvent, Request, SamplingParams
-from tests.simulation.simulator import LetterDetokenizer, SilentTelemetry
-from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
-
-CARD = ModelCard(
-    name="hashes",
-    fingerprint="fp",
-    vocab_size=VOCAB_SIZE,
-    max_context_tokens=200,
-    eos_token_ids=frozenset(),
-    kv_bytes_per_token=8,
-    arena_tokens=252,
-    block_size=4,
-    device="none",
-    dtype="int",
-    blas="",
-)
-
-
-class Letters:
-    """A tokenizer for tokens that are letters."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [ord(character) - ord("a") for character in text]
-
-    def decode(self, token_ids: object) -> str:
-        return ""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return LetterDetokenizer().add(token_id).encode()
-
-    def apply_chat_template(self, messages: object, **template_arguments: object) -> list[int]:
-        return [1]
-
-
-class GatedRunner:
-    """Computes a step only when it is let through. `begun` is set while one waits."""
-
-    def __init__(self, harness: Harness) -> None:
-        self._harness = harness
-        self.gate = threading.Semaphore(0)
-        self.begun = threading.Event()
-        self.steps = 0
-
-    def run(self, plan: StepPlan) -> StepResult:
-        self.begun.set()
-        self.gate.acquire()
-        self.begun.clear()
-        self.steps += 1
-        return self._harness.runner.run(plan)
-
-    def open(self) -> None:
-        for _ in range(100_000):
-            self.gate.release()
-
-
-class Setup:
-    """An engine on the hash model, with handles to what is inside."""
-
-    def __init__(self, **limits: int) -> None:
-        self.harness = Harness(**limits)  # type: ignore[arg-type]
-        self.runner = GatedRunner(self.harness)
-        self.engine = ThreadedEngine.start(self._build)
-
-    def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
-        timing = Timing(lambda: 0.0, SilentTelemetry())
-        loop = EngineLoop(self.harness.scheduler, self.runner, inbox, deliver, timing)
-        sizes = StorageBytes(block=32, slots=(), arenas=2016)
-        return EngineParts(loop, CARD, Letters(), sizes, release_thread=lambda: None)
-
-    async def collect(self, request: Request) -> list[OutputEvent]:
-        return [event async for event in self.engine.generate(request)]
-
-    async def begun(self) -> None:
-        """A step waits in the runner."""
-        await asyncio.to_thread(self.runner.begun.wait)
-
-
-def request(name: str, n_tokens: int = 10, max_tokens: int = 4, n: int = 1) -> Request:
-    return Request(name, tuple(prompt(1, n_tokens)), max_tokens, SamplingParams(seed=3), n=n)
+from engine.types import FinishReason, OutputEvent, RefusalReason
+from tests.simulation.simulator import NO_BYTES, SilentTelemetry
+from tests.unit.engine_harness import Harness, prompt
+from tests.unit.threaded_harness import Setup, request
 
 
 @pytest_asyncio.fixture
@@ -112,7 +34,7 @@ async def test_events_arrive_in_order_and_end_once(setup: Setup) -> None:
     for index in range(3):
         own = [event for event in events if event.index == index]
         assert [event.finish_reason for event in own] == [None] * 3 + [FinishReason.LENGTH]
-    assert (await setup.engine.stats()).finished[FinishReason.LENGTH] == 3
+    assert setup.engine.stats().sequences.finished[FinishReason.LENGTH] == 3
 
 
 async def test_concurrent_requests_are_answered_each_with_its_own(setup: Setup) -> None:
@@ -128,7 +50,7 @@ async def test_concurrent_requests_are_answered_each_with_its_own(setup: Setup) 
 async def test_an_invalid_request_is_refused_to_its_sender(setup: Setup) -> None:
     with pytest.raises(InvalidRequest):
         await setup.collect(request("a", max_tokens=-1))
-    assert (await setup.engine.stats()).waiting == 0
+    assert setup.engine.stats().loop.waiting == 0
 
 
 async def test_a_full_queue_is_reported() -> None:
@@ -148,9 +70,10 @@ async def test_closing_the_iterator_frees_the_blocks(setup: Setup) -> None:
         async for _ in events:
             break
     setup.runner.open()
-    stats = await setup.engine.stats()
-    assert (stats.running, stats.waiting, stats.cache.blocks_held) == (0, 0, 0)
-    assert stats.finished[FinishReason.ABORT] == 1
+    assert await setup.engine.requests() == ()  # asked behind the abort
+    stats = setup.engine.stats()
+    assert (stats.loop.running, stats.loop.waiting, stats.loop.cache.blocks_held) == (0, 0, 0)
+    assert stats.sequences.finished[FinishReason.ABORT] == 1
 
 
 async def test_cancelling_a_queued_request_frees_its_place(setup: Setup) -> None:
@@ -163,8 +86,10 @@ async def test_cancelling_a_queued_request_frees_its_place(setup: Setup) -> None
     await first
     with pytest.raises(asyncio.CancelledError):
         await queued
-    stats = await setup.engine.stats()
-    assert (stats.running, stats.waiting) == (0, 0)
+    assert await setup.engine.requests() == ()
+    stats = setup.engine.stats()
+    assert (stats.loop.running, stats.loop.waiting) == (0, 0)
+    assert stats.sequences.finished[FinishReason.ABORT] == 1  # though the loop never saw it
 
 
 async def test_clear_and_probe_go_through_the_inbox(setup: Setup) -> None:
@@ -176,6 +101,7 @@ async def test_clear_and_probe_go_through_the_inbox(setup: Setup) -> None:
     assert (await setup.engine.probe(tuple(prompt(1, 10)), "other salt")).cached_tokens == 0
     cleared = await setup.engine.clear_cache()
     assert (cleared.blocks, cleared.bytes) == (3, 3 * 32)
+    assert setup.engine.stats().loop.cache.blocks_free == 64
     assert (await setup.engine.probe(tuple(prompt(1, 10)), "")).cached_tokens == 0
 
 
@@ -194,6 +120,34 @@ async def test_live_requests_are_listed(setup: Setup) -> None:
     assert await setup.engine.requests() == ()
 
 
+async def test_statistics_do_not_wait_for_the_step(setup: Setup) -> None:
+    task = asyncio.ensure_future(setup.collect(request("a", n=2)))
+    await setup.begun()
+    stats = setup.engine.stats()  # while the first one's prompt is computed
+    assert (stats.loop.running, stats.loop.waiting, stats.loop.steps) == (1, 1, 0)
+    assert stats.loop.cache.blocks_held > 0
+    assert stats.sequences.received == 2
+    setup.runner.open()
+    await task
+
+
+def test_what_an_event_tells_of_is_in_the_statistics() -> None:
+    """Who has its last token and asks then must not find it running."""
+    harness, seen = Harness(), []
+
+    def deliver(events: list[OutputEvent]) -> None:
+        for event in events:
+            assert event.token_ids
+            seen.append((loop.stats.generated_tokens, loop.stats.running))
+
+    timing = Timing(lambda: 0.0, SilentTelemetry())
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, timing, NO_BYTES)
+    loop.submit(request("a", max_tokens=3), 0.0)
+    while harness.scheduler.has_work:
+        loop.turn()
+    assert seen == [(1, 1), (2, 1), (3, 0)]
+
+
 async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None:
     setup = Setup()
     running = asyncio.ensure_future(setup.collect(request("a")))
@@ -207,7 +161,10 @@ async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None
     await drained
     assert not setup.engine.is_alive()
     with pytest.raises(EngineStopped):
-        await setup.engine.stats()
+        await setup.engine.requests()
+    sequences = setup.engine.stats().sequences
+    assert sequences.received == 2
+    assert sequences.refused[RefusalReason.STOPPED] == 1
 
 
 async def test_drain_aborts_what_does_not_finish_in_time() -> None:
@@ -238,6 +195,10 @@ async def test_a_dead_loop_leaves_nobody_hanging(monkeypatch: pytest.MonkeyPatch
     assert not setup.engine.is_alive()
     with pytest.raises(EngineStopped):
         await setup.collect(request("b"))
+    sequences = setup.engine.stats().sequences
+    assert sequences.received == 2
+    assert sequences.finished[FinishReason.ERROR] == 1
+    assert sequences.refused[RefusalReason.STOPPED] == 1
 
 
 async def test_who_ended_in_the_fatal_step_is_not_left_hanging_either(
@@ -293,7 +254,7 @@ def test_a_step_is_timed_from_its_own_beginning() -> None:
             return harness.runner.run(plan)
 
     timing = Timing(lambda: clock[0], SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, Watched(), inbox, lambda events: None, timing)
+    loop = EngineLoop(harness.scheduler, Watched(), inbox, lambda events: None, timing, NO_BYTES)
     assert loop.step_started_seconds is None
 
     def arrive() -> None:
@@ -330,7 +291,7 @@ def test_a_step_that_raises_leaves_the_loop_turning() -> None:
 
     inbox = Inbox()
     timing = Timing(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, Runner(), inbox, events.extend, timing)
+    loop = EngineLoop(harness.scheduler, Runner(), inbox, events.extend, timing, NO_BYTES)
     fails.append(fail)
     loop.submit(request("a"), 0.0)
     loop.turn()

@@ -1,0 +1,91 @@
+"""A real engine thread over the hash model, whose steps wait until a test lets them through."""
+
+import asyncio
+import threading
+
+from engine.groups import StorageBytes
+from engine.inbox import Inbox
+from engine.loop import Deliver, EngineLoop
+from engine.step import StepPlan, StepResult
+from engine.threaded import EngineParts, ThreadedEngine
+from engine.timing import Timing
+from engine.types import ModelCard, OutputEvent, Request, SamplingParams
+from tests.simulation.simulator import LetterDetokenizer, SilentTelemetry
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+
+CARD = ModelCard(
+    name="hashes",
+    fingerprint="fp",
+    vocab_size=VOCAB_SIZE,
+    max_context_tokens=200,
+    eos_token_ids=frozenset(),
+    kv_bytes_per_token=8,
+    arena_tokens=252,
+    block_size=4,
+    device="none",
+    dtype="int",
+    blas="",
+)
+
+
+class Letters:
+    """A tokenizer for tokens that are letters."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [ord(character) - ord("a") for character in text]
+
+    def decode(self, token_ids: object) -> str:
+        return ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return LetterDetokenizer().add(token_id).encode()
+
+    def apply_chat_template(self, messages: object, **template_arguments: object) -> list[int]:
+        return [1]
+
+
+class GatedRunner:
+    """Computes a step only when it is let through. `begun` is set while one waits."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+        self.gate = threading.Semaphore(0)
+        self.begun = threading.Event()
+        self.steps = 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self.begun.set()
+        self.gate.acquire()
+        self.begun.clear()
+        self.steps += 1
+        return self._harness.runner.run(plan)
+
+    def open(self) -> None:
+        for _ in range(100_000):
+            self.gate.release()
+
+
+class Setup:
+    """An engine on the hash model, with handles to what is inside."""
+
+    def __init__(self, **limits: int) -> None:
+        self.harness = Harness(**limits)  # type: ignore[arg-type]
+        self.runner = GatedRunner(self.harness)
+        self.engine = ThreadedEngine.start(self._build)
+
+    def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
+        timing = Timing(lambda: 0.0, SilentTelemetry())
+        sizes = StorageBytes(block=32, slots=(), arenas=2016)
+        loop = EngineLoop(self.harness.scheduler, self.runner, inbox, deliver, timing, sizes)
+        return EngineParts(loop, CARD, Letters(), release_thread=lambda: None)
+
+    async def collect(self, request: Request) -> list[OutputEvent]:
+        return [event async for event in self.engine.generate(request)]
+
+    async def begun(self) -> None:
+        """A step waits in the runner."""
+        await asyncio.to_thread(self.runner.begun.wait)
+
+
+def request(name: str, n_tokens: int = 10, max_tokens: int = 4, n: int = 1) -> Request:
+    return Request(name, tuple(prompt(1, n_tokens)), max_tokens, SamplingParams(seed=3), n=n)
