@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
@@ -138,7 +137,7 @@ class ThreadedEngine:
         with self._ledger.entry(request.n) as entry:
             queue = self._subscribe(request)
             try:
-                await self._ask(partial(self._loop.submit, request, time.monotonic()))
+                await self._ask(partial(self._loop.submit, request, self._loop.timing.now()))
                 while entry.live:
                     event = await queue.get()
                     for one in (event,) if event else _last_events(request, entry.live):
@@ -163,7 +162,7 @@ class ThreadedEngine:
 
     def is_alive(self) -> bool:
         started = self._loop.step_started_seconds
-        stalled = started is not None and time.monotonic() - started > STALL_SECONDS
+        stalled = started is not None and self._loop.timing.now() - started > STALL_SECONDS
         return self._thread.is_alive() and not self._inbox.is_closed and not stalled
 
     async def drain(self, timeout_seconds: float) -> None:

@@ -1,7 +1,9 @@
 """Who may come in, by which name, and with how much."""
 
 import json
+import socket
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -17,6 +19,7 @@ from tests.contract.fake_engine import FakeEngine
 
 KEY = "sk-local-123"
 BODY_BYTES = 1000
+WAIT_SECONDS = 20
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,16 @@ PROTECTED = [
     ("POST", "/admin/cache/probe"),
     ("GET", "/admin/requests"),
 ]
-WRONG_KEYS = [None, "", "Bearer", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", KEY, f"Basic {KEY}"]
+WRONG_KEYS = [
+    None,
+    "",
+    "Bearer",
+    f"Bearer{KEY}",
+    f"Bearer {KEY}x",
+    f"Bearer {KEY[:-1]}",
+    KEY,
+    f"Basic {KEY}",
+]
 
 
 @pytest.mark.parametrize(("method", "path"), PROTECTED)
@@ -56,11 +68,26 @@ def test_the_key_is_needed(
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
+def status_of(base_url: str, *lines: str) -> int:
+    """The answer to what no well-mannered client would send."""
+    address = urlsplit(base_url)
+    with socket.create_connection((address.hostname, address.port), WAIT_SECONDS) as connection:
+        connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+        with connection.makefile("rb") as received:
+            return int(received.readline().split()[1])
+
+
 def test_the_key_opens(guarded_url: str) -> None:
     with strict_client(guarded_url, KEY) as client:
         assert client.models.list().data[0].id == "test/bytes"
     with strict_client(guarded_url, "wrong") as client, pytest.raises(AuthenticationError):
         client.models.list()
+
+
+@pytest.mark.parametrize("scheme", ["bearer ", "BEARER ", "Bearer   ", " \tbEARER  "])
+def test_the_schemes_case_and_spaces_do_not_matter(guarded_url: str, scheme: str) -> None:
+    lines = ("GET /v1/models HTTP/1.1", "Host: a", f"Authorization:{scheme}{KEY} \t")
+    assert status_of(guarded_url, *lines) == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])
@@ -137,6 +164,22 @@ def test_foreign_names_for_this_machine_are_refused(http: httpx.Client, host: st
 )
 def test_loopback_names_are_served(http: httpx.Client, host: str) -> None:
     assert http.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["GET /v1/models HTTP/1.0"], 200),
+        (["GET /v1/models HTTP/1.0", "Host: localhost"], 200),
+        (["GET /v1/models HTTP/1.0", "Host: evil.example"], 403),
+        (["GET /v1/models HTTP/1.0", "Host:"], 403),
+        (["GET /v1/models HTTP/1.0", "Origin: null"], 403),
+        (["GET /v1/models HTTP/1.1", "Host:"], 403),
+        (["GET /v1/models HTTP/1.1"], 400),
+    ],
+)
+def test_only_old_clients_need_no_host(base_url: str, lines: list[str], status: int) -> None:
+    assert status_of(base_url, *lines) == status
 
 
 def test_with_a_key_any_name_is_served(guarded: httpx.Client) -> None:

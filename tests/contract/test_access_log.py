@@ -1,12 +1,16 @@
 """One line for each request, with its tokens and without its words."""
 
 import logging
+import socket
+import time
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.contract.conftest import ChatBody
-from tests.contract.fake_engine import FakeEngine
+from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.test_disconnect import WAIT_SECONDS, posted
 
 SECRET = "the launch code is 0000"
 
@@ -38,6 +42,62 @@ def test_a_path_cannot_forge_a_line(http: httpx.Client, caplog: pytest.LogCaptur
     follow_up(http)
     assert any("/nothing%0AGET%20/admin%20200 404" in line for line in caplog.messages)
     assert all("\n" not in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_before_the_answer_is_a_499(
+    base_url: str,
+    chat: ChatBody,
+    engine: FakeEngine,
+    caplog: pytest.LogCaptureFixture,
+    stream: bool,
+) -> None:
+    caplog.set_level(logging.INFO, "rootstock")
+    gate = Gate()
+    engine.script = Script(gate=gate)
+    with posted(base_url, "/v1/chat/completions", chat(stream=stream)):
+        request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
+    line = line_with(caplog, request_id)
+    gate.open()
+    assert line.startswith("POST /v1/chat/completions 499 ")
+    assert " client-left " in line
+
+
+def test_who_leaves_in_mid_answer_had_a_status(
+    base_url: str, chat: ChatBody, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rootstock")
+    gate = Gate()
+    engine.script = Script(gate=gate, gate_after_tokens=3)
+    with posted(base_url, "/v1/chat/completions", chat(stream=True)) as connection:
+        request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
+        assert connection.recv(1)
+    line = line_with(caplog, request_id)
+    gate.open()
+    assert line.startswith("POST /v1/chat/completions 200 ")
+    assert " client-left " in line
+
+
+def test_who_leaves_in_mid_question_is_a_499(
+    base_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rootstock")
+    address = urlsplit(base_url)
+    with socket.create_connection((address.hostname, address.port), WAIT_SECONDS) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+    assert line_with(caplog, "POST /v1/completions").startswith("POST /v1/completions 499 ")
+
+
+def line_with(caplog: pytest.LogCaptureFixture, text: str) -> str:
+    """The access line that has the text. It is written when nobody is there to be told."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        for record in tuple(caplog.records):
+            if record.name == "rootstock.access" and text in record.message:
+                return record.message
+        time.sleep(0.001)
+    raise AssertionError(f"no access line with {text}")
 
 
 def follow_up(http: httpx.Client) -> None:

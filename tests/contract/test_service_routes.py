@@ -8,10 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from anyio import fail_after, to_thread
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.types import ModelCard
+from server.app import create_app
 from server.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import ChatBody, StrictClient
@@ -62,6 +64,68 @@ def test_health_follows_the_engine(http: httpx.Client, engine: FakeEngine) -> No
     answer = http.get("/health")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_stopped"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/health", "/metrics", "/openapi.json", "/v1/models", "/v1/models/test/bytes"),
+        *("/admin/cache/stats", "/admin/requests"),
+    ],
+)
+def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
+    head, get = http.head(path), http.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert int(head.headers["content-length"]) > 0
+
+
+def test_head_tells_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.script = Script(dead=True)
+    assert http.head("/health").status_code == 503
+
+
+async def test_who_watches_needs_no_worker_thread() -> None:
+    """All may be busy with long answers."""
+    app = create_app(FakeEngine(), Settings(), EngineTelemetry())
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        workers = to_thread.current_default_thread_limiter()
+        workers.total_tokens = 1
+        await workers.acquire_on_behalf_of(app)
+        with fail_after(WAIT_SECONDS):
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.get("/metrics")).status_code == 200
+
+
+def test_http_answers_are_counted_by_route() -> None:
+    with (
+        running(FakeEngine(), Settings(port=0)) as base_url,
+        httpx.Client(base_url=base_url) as http,
+    ):
+        for path in ("/v1/models/test/bytes", "/v1/models/nothing", "/v1/models/at/all"):
+            http.get(path)
+        for path in ("/made", "/up", "/admin/made-up"):
+            http.get(path)
+        http.request("BREW", "/health")
+        http.head("/health")
+        http.get("/health")
+        text = http.get("/metrics").text
+    counted = {
+        (sample.labels["route"], sample.labels["method"], sample.labels["status"]): sample.value
+        for sample in metric_families(text)["rootstock_http_requests"].samples
+    }
+    assert counted == {
+        ("/v1/models/{id:path}", "GET", "200"): 1,
+        ("/v1/models/{id:path}", "GET", "404"): 2,
+        ("other", "GET", "404"): 3,
+        ("/health", "other", "405"): 1,
+        ("/health", "HEAD", "200"): 1,
+        ("/health", "GET", "200"): 1,
+    }
 
 
 def test_cache_clear_says_what_it_freed(http: httpx.Client) -> None:
@@ -132,10 +196,12 @@ def test_live_requests_are_listed(
     assert http.get("/admin/requests").json() == {"requests": []}
 
 
-@pytest.mark.parametrize("path", ["/admin/cache/stats", "/admin/requests"])
-def test_admin_of_a_dead_engine_is_503(http: httpx.Client, engine: FakeEngine, path: str) -> None:
+def test_admin_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> None:
+    """What must be asked of it is a 503; what it has published stands."""
+    before = http.get("/admin/cache/stats").json()
     engine.script = Script(dead=True)
-    assert http.get(path).status_code == 503
+    assert http.get("/admin/requests").status_code == 503
+    assert http.get("/admin/cache/stats").json() == before
 
 
 def metric_families(text: str) -> dict[str, Metric]:

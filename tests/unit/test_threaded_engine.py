@@ -12,7 +12,7 @@ from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.runner import RunnerLost
 from engine.step import StepPlan, StepResult
-from engine.threaded import EngineParts, ThreadedEngine
+from engine.threaded import STALL_SECONDS, EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import FinishReason, OutputEvent, RefusalReason
 from tests.simulation.simulator import NO_BYTES, SilentTelemetry
@@ -129,6 +129,19 @@ async def test_statistics_do_not_wait_for_the_step(setup: Setup) -> None:
     assert stats.sequences.received == 2
     setup.runner.open()
     await task
+
+
+async def test_a_step_without_end_counts_as_dead(setup: Setup) -> None:
+    task = asyncio.ensure_future(setup.collect(request("a")))
+    await setup.begun()
+    setup.now = STALL_SECONDS
+    assert setup.engine.is_alive()
+    setup.now += 1.0
+    assert not setup.engine.is_alive()
+    assert setup.engine.stats().loop.running == 1
+    setup.runner.open()
+    await task
+    assert setup.engine.is_alive()
 
 
 def test_what_an_event_tells_of_is_in_the_statistics() -> None:

@@ -71,10 +71,11 @@ class Setup:
     def __init__(self, **limits: int) -> None:
         self.harness = Harness(**limits)  # type: ignore[arg-type]
         self.runner = GatedRunner(self.harness)
+        self.now = 0.0
         self.engine = ThreadedEngine.start(self._build)
 
     def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
-        timing = Timing(lambda: 0.0, SilentTelemetry())
+        timing = Timing(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(block=32, slots=(), arenas=2016)
         loop = EngineLoop(self.harness.scheduler, self.runner, inbox, deliver, timing, sizes)
         return EngineParts(loop, CARD, Letters(), release_thread=lambda: None)
