@@ -252,6 +252,7 @@ class MachineReport:
     mlx_version: str
     mlx_lm_version: str
     model: str
+    weight_bytes: int  # as they will be in memory; 0 with a problem
     arena_tokens: int  # what the KV budget comes to for this model; 0 with a problem
     arena_bytes: int
     problem: str  # why the model cannot be served here; "" when it can

@@ -1,6 +1,7 @@
 """The table of `rootstock doctor`."""
 
 from rich.table import Table
+from rich.text import Text
 
 from engine.types import MachineReport
 
@@ -9,7 +10,7 @@ def machine_table(report: MachineReport) -> Table:
     """What the machine offers the configured model, a line each."""
     table = Table(show_header=False, box=None, padding=(0, 2))
     for name, value in _rows(report):
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(Text(name, style="bold"), Text(value))  # a path is no markup
     return table
 
 
@@ -21,9 +22,13 @@ def _rows(report: MachineReport) -> list[tuple[str, str]]:
         ("advice", report.advice),
         ("MLX", f"{report.mlx_version}, mlx-lm {report.mlx_lm_version}"),
         ("model", report.model),
-        ("KV cache", f"{_gib(report.arena_bytes)}, which holds {report.arena_tokens:,} tokens"),
-        ("problem", report.problem),
     ]
+    if report.problem:
+        rows.append(("problem", report.problem))
+    else:
+        tokens = f"{report.arena_tokens:,} tokens"
+        rows.append(("weights", _gib(report.weight_bytes)))
+        rows.append(("KV cache", f"{_gib(report.arena_bytes)}, which holds {tokens}"))
     return [(name, value) for name, value in rows if value]
 
 

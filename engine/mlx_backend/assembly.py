@@ -1,13 +1,12 @@
 """Puts the backend's parts together for one configuration."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
 
-from engine.groups import StorageBytes, StorageSizes
+from engine.groups import StorageSizes
 from engine.mlx_backend import machine
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.cascade import CascadeAttention
@@ -15,10 +14,11 @@ from engine.mlx_backend.attention.gather import GatherAttention
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.backend import Backend
 from engine.mlx_backend.blas import Blas
-from engine.mlx_backend.budget import Footprint, divide, find_budget
+from engine.mlx_backend.budget import Footprint
 from engine.mlx_backend.cached_model import CachedModel
 from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT, DEFAULT_NAME
-from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.errors import ModelError, one_line
+from engine.mlx_backend.fit import Room, fit, storage_bytes, working_bytes
 from engine.mlx_backend.layout import Layout
 from engine.mlx_backend.loader import LoadedModel, Report, load_weights, open_model
 from engine.mlx_backend.runner import MlxRunner
@@ -36,10 +36,10 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     machine.keep_resident()
     checkpoint = _checkpoint(config, download=True)
     report(f"model {checkpoint}")
-    loaded = open_model(checkpoint, machine.examine().left_bytes)
-    batching = load_weights(loaded, report)
     host = machine.examine()
+    loaded = open_model(checkpoint, host.left_bytes)
     sizes = _sizes(config, loaded, host)
+    batching = load_weights(loaded, report)
     storage = Storage(loaded.layout, sizes, config.block_size)
     for line in _inventory(config, loaded.layout, storage, sizes):
         report(line)
@@ -53,7 +53,7 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
         tokenizer=CheckpointTokenizer(loaded.tokenizer),
         hf_tokenizer=loaded.tokenizer._tokenizer,
         sizes=sizes,
-        bytes=_bytes(_footprint(loaded.layout, config.block_size), sizes),
+        bytes=storage_bytes(_footprint(loaded.layout, config.block_size), sizes),
         release_thread=release_thread,
     )
 
@@ -69,15 +69,17 @@ def release_thread() -> None:
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     """See `describe_machine`."""
     host = machine.examine()
-    model, arena_tokens, arena_bytes, problem = config.model or DEFAULT_NAME, 0, 0, ""
+    weight_bytes, arena_tokens, arena_bytes, problem = 0, 0, 0, ""
     try:
         loaded = open_model(_checkpoint(config, download=False), host.left_bytes)
-        left_bytes = host.left_bytes - loaded.weight_bytes
-        sizes = _sizes(config, loaded, replace(host, left_bytes=left_bytes))
+        sizes = _sizes(config, loaded, host)
+        weight_bytes = loaded.weight_bytes
         arena_tokens = sizes.n_blocks * config.block_size
-        arena_bytes = _bytes(_footprint(loaded.layout, config.block_size), sizes).arenas
+        arena_bytes = storage_bytes(_footprint(loaded.layout, config.block_size), sizes).arenas
     except ModelError as error:
         problem = str(error)
+    except Exception as error:  # as `load_backend` has it
+        problem = one_line(error)
     return MachineReport(
         device=host.device,
         memory_bytes=host.memory_bytes,
@@ -86,7 +88,8 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         advice=blas.advice,
         mlx_version=metadata.version("mlx"),
         mlx_lm_version=metadata.version("mlx-lm"),
-        model=model,
+        model=config.model or DEFAULT_NAME,
+        weight_bytes=weight_bytes,
         arena_tokens=arena_tokens,
         arena_bytes=arena_bytes,
         problem=problem,
@@ -100,10 +103,16 @@ def _checkpoint(config: EngineConfig, *, download: bool) -> Path:
 
 
 def _sizes(config: EngineConfig, loaded: LoadedModel, host: machine.Machine) -> StorageSizes:
+    """`host` as it was before the weights were loaded. Raises ModelError when they do not fit."""
+    room = Room(
+        left=host.left_bytes,
+        most=host.most_bytes,
+        weights=loaded.weight_bytes,
+        working=working_bytes(config, loaded.layout.vocab_size),
+        share=host.kv_share,
+    )
     footprint = _footprint(loaded.layout, config.block_size)
-    shared_bytes = int(host.left_bytes * host.kv_share)
-    budget = find_budget(config, footprint, loaded.max_context_tokens, shared_bytes)
-    return divide(config, footprint, loaded.max_context_tokens, budget)
+    return fit(config, footprint, loaded.max_context_tokens, room)
 
 
 def _footprint(layout: Layout, block_size: int) -> Footprint:
@@ -114,18 +123,6 @@ def _footprint(layout: Layout, block_size: int) -> Footprint:
             for window in layout.windows
         ),
         state_bytes(layout.states),
-    )
-
-
-def _bytes(footprint: Footprint, sizes: StorageSizes) -> StorageBytes:
-    windows = tuple(slot_bytes for _, slot_bytes in footprint.windows)
-    windows_bytes = sum(
-        size.n_slots * slot_bytes for size, slot_bytes in zip(sizes.windows, windows, strict=True)
-    )
-    return StorageBytes(
-        block=footprint.block_bytes,
-        slots=windows if sizes.states is None else (*windows, footprint.state_bytes),
-        arenas=sizes.n_blocks * footprint.block_bytes + windows_bytes,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.groups import StorageBytes, StorageSizes
 from engine.mlx_backend.blas import load_blas
+from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.file_limit import keep_file_limit
 from engine.runner import ModelRunner
 from engine.types import EngineConfig, MachineReport, ModelCard, Tokenizer
@@ -37,8 +38,10 @@ def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend
 
     try:
         return assembly.assemble(config, blas, report)
-    except BaseException:
+    except BaseException as error:
         assembly.release_thread()
+        if isinstance(error, Exception) and not isinstance(error, ModelError):
+            raise ModelError(one_line(error)) from error
         raise
 
 

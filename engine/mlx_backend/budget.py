@@ -75,7 +75,7 @@ def divide(
     block for each running sequence and the windows of one.
     """
     lease_bytes = _lease_bytes(config, footprint)
-    needed_bytes = config.max_running * footprint.block_bytes + lease_bytes
+    needed_bytes = least_kv_bytes(config, footprint)
     if budget.kv_bytes < needed_bytes:
         raise ModelError(
             f"a KV cache of {budget.kv_bytes:,} bytes is too small for a block of each of the "
@@ -95,6 +95,11 @@ def divide(
         for window, _ in footprint.windows
     )
     return StorageSizes(n_blocks, windows, states)
+
+
+def least_kv_bytes(config: EngineConfig, footprint: Footprint) -> int:
+    """A block for each running sequence and the windows of one."""
+    return config.max_running * footprint.block_bytes + _lease_bytes(config, footprint)
 
 
 def _window_leases(config: EngineConfig, footprint: Footprint, kv_bytes: int) -> int:

@@ -1,5 +1,6 @@
 """Loads a checkpoint with mlx-lm and finds out what serving it takes."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from engine.mlx_backend.batching import Batching
-from engine.mlx_backend.errors import ModelError, UnsupportedModel
+from engine.mlx_backend.errors import ModelError, UnsupportedModel, one_line
 from engine.mlx_backend.layers import discover
 from engine.mlx_backend.layout import Layout
 from engine.mlx_backend.selfcheck import check_batching
 from engine.mlx_backend.source import fingerprint
+from engine.mlx_backend.tokenizer import check_vocabulary
 from engine.mlx_backend.weights import weight_bytes
 
 Report = Callable[[str], None]
@@ -55,7 +57,7 @@ def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
         model = _for_cpu(model, checkpoint, memory_bytes)
     max_tokens = fix_dynamic_rope(model, max_context_tokens(config))
     layout = discover(model).within(max_tokens)
-    tokenizer = _tokenizer(checkpoint, config)
+    tokenizer = _tokenizer(checkpoint, config, layout.vocab_size)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -83,7 +85,7 @@ def load_weights(loaded: LoadedModel, report: Report) -> Batching:
 
 def max_context_tokens(config: Mapping[str, Any]) -> int:
     """The context length of a config.json, also of one that nests its text model."""
-    for part in (config, config.get("text_config", {})):
+    for part in (config, config.get("text_config") or {}):
         for key in _CONTEXT_KEYS:
             if isinstance(part.get(key), int):
                 return int(part[key])
@@ -113,17 +115,32 @@ def _build(checkpoint: Path) -> tuple[Module, dict[str, Any]]:
         model, config = load_model(checkpoint, lazy=True)
     except SystemExit as error:  # olmo's module exits when it cannot import its package
         reason = error.__context__ or f"its module exits with {error}"
-        raise UnsupportedModel(f"mlx-lm cannot load {checkpoint}: {reason}") from error
+        raise UnsupportedModel(f"mlx-lm cannot load it: {reason}") from error
     except Exception as error:  # mlx-lm's modules raise whatever they like
-        raise UnsupportedModel(f"mlx-lm cannot load {checkpoint}: {error}") from error
+        if misfit := _misfit(str(error)):
+            raise ModelError(f"the weights do not fit config.json: {misfit}") from error
+        raise UnsupportedModel(f"mlx-lm cannot load it: {one_line(error)}") from error
     return model, config
 
 
-def _tokenizer(checkpoint: Path, config: Mapping[str, Any]) -> TokenizerWrapper:
+def _misfit(message: str) -> str:
+    """The gist of what `Module.load_weights` says of wrong parameters, which it lists; or ""."""
+    if message.startswith("Expected shape"):
+        return message
+    listed = re.match(r"(Missing|Received) (\d+) parameters[^\n]*\n([^\s,]+)", message)
+    if listed is None:
+        return ""
+    verb, count, first = listed.groups()
+    fault = "missing" if verb == "Missing" else "not the model's"
+    return f"{count} of the parameters are {fault}, such as {first.rstrip('.')}"
+
+
+def _tokenizer(checkpoint: Path, config: Mapping[str, Any], vocab_size: int) -> TokenizerWrapper:
     try:
         tokenizer = load_tokenizer(checkpoint, eos_token_ids=config.get("eos_token_id"))
     except Exception as error:
-        raise ModelError(f"cannot load the tokenizer of {checkpoint}: {error}") from error
+        raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
+    check_vocabulary(tokenizer, vocab_size)
     return tokenizer
 
 

@@ -10,10 +10,10 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from engine.mlx_backend.checkpoint_files import WEIGHTS, check_files
 from engine.mlx_backend.errors import ModelError
 
-_WEIGHTS = "model*.safetensors"  # other files may hold the same weights in another form
-_FILES = ["*.json", _WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
+_FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
 
@@ -22,7 +22,7 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
     """The directory of a checkpoint given as a directory or as a Hugging Face repository.
 
     Without `download` a repository must have been fetched before. Code in repositories is neither
-    fetched nor run. Raises ModelError.
+    fetched nor run. Raises ModelError, also when a file is missing or not whole.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -46,7 +46,7 @@ def fingerprint(checkpoint: Path) -> str:
     two fine-tunes of one model differ; reading whole checkpoints would take minutes.
     """
     digest = blake3((checkpoint / "config.json").read_bytes())
-    for file in sorted(checkpoint.glob(_WEIGHTS)):
+    for file in sorted(checkpoint.glob(WEIGHTS)):
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}:".encode())
         with file.open("rb") as weights:
@@ -57,8 +57,8 @@ def fingerprint(checkpoint: Path) -> str:
 
 
 def _checked(directory: Path) -> Path:
-    if not (directory / "config.json").is_file():
-        raise ModelError(f"{directory} has no config.json: not a checkpoint")
-    if not any(directory.glob(_WEIGHTS)):
-        raise ModelError(f"{directory} has no model*.safetensors: not a checkpoint")
+    try:
+        check_files(directory)
+    except OSError as error:
+        raise ModelError(f"cannot read {error.filename}: {error.strerror}") from error
     return directory

@@ -7,7 +7,7 @@ from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers.pre_tokenizers import ByteLevel
 
-from engine.mlx_backend.errors import UnsupportedModel
+from engine.mlx_backend.errors import ModelError
 
 _SPACE = "▁"  # SentencePiece's space
 
@@ -20,8 +20,6 @@ class CheckpointTokenizer:
     """
 
     def __init__(self, wrapper: TokenizerWrapper) -> None:
-        if not wrapper.is_fast:
-            raise UnsupportedModel("the checkpoint has no tokenizer.json")
         self._wrapper = wrapper
         self._backend = wrapper.backend_tokenizer
         # transformers switches these on and off around its own calls, which is not thread-safe.
@@ -64,6 +62,25 @@ class CheckpointTokenizer:
         except (TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
+
+
+def check_vocabulary(wrapper: TokenizerWrapper, vocab_size: int) -> None:
+    """Raise ModelError unless the tokenizer's tokens are some of a model's `vocab_size`.
+
+    Added tokens may lie beyond: Gemma's for images, say, in a model of text alone.
+    """
+    if not wrapper.is_fast:
+        raise ModelError("the checkpoint has no tokenizer.json, nor what one could be made of")
+    backend = wrapper.backend_tokenizer
+    added = backend.get_added_tokens_decoder()
+    ordinary = backend.get_vocab(with_added_tokens=False).values() - added.keys()
+    if not ordinary:
+        raise ModelError("the tokenizer has no tokens")
+    if max(ordinary) >= vocab_size:
+        raise ModelError(
+            f"the tokenizer is not the model's: its tokens go up to {max(ordinary):,}, and the "
+            f"model has {vocab_size:,}"
+        )
 
 
 def _byte_of() -> dict[str, int]:

@@ -62,6 +62,7 @@ REPORT = MachineReport(
     mlx_version="1.2",
     mlx_lm_version="3.4",
     model="tiny",
+    weight_bytes=2**29,
     arena_tokens=123_456,
     arena_bytes=2**30,
     problem="",

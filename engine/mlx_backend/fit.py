@@ -1,0 +1,137 @@
+"""Whether weights, storage and the work of a step fit into memory. Pure functions."""
+
+from dataclasses import dataclass
+
+from engine.groups import StorageBytes, StorageSizes
+from engine.mlx_backend.budget import (
+    USEFUL_STATES,
+    Footprint,
+    divide,
+    find_budget,
+    least_kv_bytes,
+)
+from engine.mlx_backend.errors import ModelError
+from engine.types import EngineConfig
+
+_PROCESS_BYTES = 256 << 20
+_TOKEN_BYTES = 64 << 10
+_LOGIT_BYTES = 48
+"""What a step takes at most, from peaks measured on a CPU: 36 MB for a prompt of 512 tokens through
+layers 1,024 and 4,096 wide, 400 MB to sample 64 rows of 151,936 logits. The process itself grows by
+110 MB between its first look at the memory and its first answer; the rest is for wider layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory for all of it, as it is before the weights are loaded. Bytes."""
+
+    left: int  # not in use
+    most: int  # what we can have if told to take it
+    weights: int
+    working: int  # what a step takes
+    share: float  # of what is left beside both, what storage takes if not told
+
+    @property
+    def default(self) -> int:
+        """What storage takes if nobody says how much."""
+        return int(max(self.left - self.weights - self.working, 0) * self.share)
+
+    @property
+    def storage(self) -> int:
+        """What storage can take; negative where not even the model fits."""
+        return self.most - self.weights - self.working
+
+    def __str__(self) -> str:
+        return (
+            f"of {_readable(self.most)} of free memory the weights take {_readable(self.weights)}"
+            f" and computing takes {_readable(self.working)}"
+        )
+
+
+def working_bytes(config: EngineConfig, vocab_size: int) -> int:
+    """What the process and a step take beside weights and storage."""
+    logits = config.max_running * vocab_size
+    return _PROCESS_BYTES + config.step_tokens * _TOKEN_BYTES + logits * _LOGIT_BYTES
+
+
+def fit(
+    config: EngineConfig, footprint: Footprint, max_context_tokens: int, room: Room
+) -> StorageSizes:
+    """How much storage of each kind there will be.
+
+    Raises ModelError, with the figures and what would fit, when it is more than there is room for,
+    and when it is too little to serve with.
+    """
+    if room.storage < 0:
+        raise ModelError(f"the model does not fit: {room}")
+    budget = find_budget(config, footprint, max_context_tokens, room.default)
+    for_kv = room.storage - config.max_running * footprint.state_bytes
+    if footprint.state_bytes:
+        for_kv -= budget.saved_bytes
+    if for_kv < least_kv_bytes(config, footprint):
+        raise _too_large(config, footprint, room)
+    sizes = divide(config, footprint, max_context_tokens, budget)
+    if storage_bytes(footprint, sizes).arenas > for_kv:
+        raise _too_large(config, footprint, room)
+    return sizes
+
+
+def storage_bytes(footprint: Footprint, sizes: StorageSizes) -> StorageBytes:
+    """What the sizes come to."""
+    windows = tuple(slot_bytes for _, slot_bytes in footprint.windows)
+    windows_bytes = sum(
+        size.n_slots * slot_bytes for size, slot_bytes in zip(sizes.windows, windows, strict=True)
+    )
+    return StorageBytes(
+        block=footprint.block_bytes,
+        slots=windows if sizes.states is None else (*windows, footprint.state_bytes),
+        arenas=sizes.n_blocks * footprint.block_bytes + windows_bytes,
+    )
+
+
+def _too_large(config: EngineConfig, footprint: Footprint, room: Room) -> ModelError:
+    advice = _advice(config, footprint, room)
+    return ModelError(f"{_asked(config)} does not fit: {room}; {advice}")
+
+
+def _asked(config: EngineConfig) -> str:
+    given = {
+        "kv_cache_bytes": config.kv_cache_bytes,
+        "state_cache_bytes": config.state_cache_bytes,
+    }
+    told = (f"{name} of {_readable(n)}" for name, n in given.items() if n is not None)
+    return " with ".join(told) or "the least KV cache"
+
+
+def _advice(config: EngineConfig, footprint: Footprint, room: Room) -> str:
+    """The largest setting that fits."""
+    least_bytes = least_kv_bytes(config, footprint)
+    running_bytes = config.max_running * footprint.state_bytes
+    spare_bytes = room.storage - running_bytes
+    if spare_bytes < least_bytes:
+        return (
+            f"{config.max_running} running sequences need {_readable(least_bytes)} of KV cache and "
+            f"{_readable(running_bytes)} of recurrent state: lower max_running, step_tokens or "
+            "block_size"
+        )
+    if config.kv_cache_bytes is None:
+        return f"at most {_settable(spare_bytes - least_bytes)} would fit"
+    if config.state_cache_bytes is not None:
+        return f"at most {_settable(spare_bytes)} together would fit"
+    # Saved states take a quarter of it beside it, until they have all they can use.
+    most_bytes = max(spare_bytes - USEFUL_STATES * running_bytes, spare_bytes * 4 // 5)
+    return f"at most {_settable(most_bytes)} would fit"
+
+
+def _readable(n_bytes: int) -> str:
+    n_bytes = max(n_bytes, 0)
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def _settable(n_bytes: int) -> str:
+    """A little less, as a setting can be written: free memory is not the same from day to day."""
+    for step_mib in (1024, 100, 10, 1):
+        steps = n_bytes // (step_mib << 20)
+        if steps >= 10:
+            return f"{steps}GiB" if step_mib == 1024 else f"{steps * step_mib}MiB"
+    return f"{n_bytes >> 10}KiB"
