@@ -1,6 +1,9 @@
 """The `rootstock` command as it answers a user who got something wrong."""
 
 import socket
+import subprocess
+import sys
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -47,6 +50,15 @@ def test_a_model_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFixture
     assert "Traceback" not in caplog.text
 
 
+def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> None:
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--kv-cache-bytes", "900GiB"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert "cannot load the default model: kv_cache_bytes of 900.0 GiB does not fit" in last
+
+
 def test_help_names_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
@@ -67,6 +79,14 @@ REPORT = MachineReport(
     arena_bytes=2**30,
     problem="",
 )
+
+
+def test_doctor_prints_a_problem_as_it_is() -> None:
+    console = Console(record=True, width=100, file=StringIO())
+    console.print(machine_table(replace(REPORT, problem="no [/bold] in models[0]")))
+    text = console.export_text()
+    assert "no [/bold] in models[0]" in text
+    assert "KV cache" not in text
 
 
 def test_doctor_says_what_the_budget_comes_to() -> None:

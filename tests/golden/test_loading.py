@@ -1,7 +1,11 @@
 """Loading: what is served, what is refused, and the embedded default from nothing to a token."""
 
+import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from string import ascii_letters
 
 import mlx.core as mx
 import pytest
@@ -13,13 +17,14 @@ from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import ModelError, UnsupportedModel
 from engine.mlx_backend.layers import discover
 from engine.mlx_backend.layout import KVCacheSpec, Layout
-from engine.mlx_backend.loader import open_model
+from engine.mlx_backend.loader import Report, open_model
 from engine.mlx_backend.selfcheck import check_batching
 from engine.step import Row, SampleOrder, SequenceId, StepPlan
 from engine.types import EngineConfig, SamplingParams
 from kvstore.arena import LayerShape
 from kvstore.types import BlockId
-from tests.checkpoints import FAMILIES, VOCAB_SIZE, Family, write_family
+from load_tests.random_checkpoint import train_tokenizer
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, Family, tiny_tokenizer, write_family
 from tests.offline import Served, load
 
 
@@ -45,6 +50,21 @@ class Forgetful(Module):
         own = isinstance(cache[0], KVCache)
         logits: mx.array = self.inner(tokens, cache=cache if own else None)
         return logits
+
+
+_LETTERS = " ".join(f"{a}{b}{a}" for a in ascii_letters for b in ascii_letters)
+
+
+def _configure(checkpoint: Path, **settings: object) -> None:
+    """Change a checkpoint's config.json."""
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def _load_aside(config: EngineConfig, report: Report) -> None:
+    """Load on a thread of its own: a failure gives back what MLX keeps for the thread."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(load_backend, config, report).result()
 
 
 def test_shapes_and_vocabulary_are_discovered(checkpoint_of: Callable[[str], Path]) -> None:
@@ -127,11 +147,79 @@ def test_unreadable_checkpoints_are_explained(tmp_path: Path) -> None:
         open_model(tmp_path, memory_bytes=1 << 30)
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "fault"),
+    [
+        ("num_hidden_layers", 30, "243 of the parameters are missing, such as model.layers."),
+        ("num_hidden_layers", 1, "18 of the parameters are not the model's, such as model.layers."),
+        ("vocab_size", 640, r"Expected shape \(640, 64\)"),
+    ],
+)
+def test_weights_of_another_configuration_are_one_line(
+    tmp_path: Path, setting: str, value: int, fault: str
+) -> None:
+    checkpoint = write_family(FAMILIES["llama"], tmp_path)
+    _configure(checkpoint, **{setting: value})
+    with pytest.raises(ModelError, match=f"^the weights do not fit config.json: {fault}.*$"):
+        open_model(checkpoint, memory_bytes=1 << 30)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    checkpoint = write_family(FAMILIES["llama"], tmp_path)
+    train_tokenizer([_LETTERS], VOCAB_SIZE + 9).save(str(checkpoint / "tokenizer.json"))
+    with pytest.raises(ModelError, match=f"go up to {VOCAB_SIZE + 8}, and the model has 320"):
+        open_model(checkpoint, memory_bytes=1 << 30)
+
+
+def test_added_tokens_may_lie_beyond_the_vocabulary(tmp_path: Path) -> None:
+    checkpoint = write_family(FAMILIES["llama"], tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens([f"<|image {i}|>" for i in range(VOCAB_SIZE)])
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    assert open_model(checkpoint, memory_bytes=1 << 30).layout.vocab_size == VOCAB_SIZE
+
+
+def test_a_checkpoint_that_is_broken_is_one_line_and_the_same_to_the_doctor(tmp_path: Path) -> None:
+    checkpoint = write_family(FAMILIES["llama"], tmp_path)
+    (checkpoint / "tokenizer.json").write_text('{"added_tokens": "")')
+    config = EngineConfig(model=str(checkpoint))
+    with pytest.raises(ModelError, match=r"^cannot load its tokenizer: .*$") as refused:
+        _load_aside(config, lambda line: None)
+    assert describe_machine(config).problem == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "config"),
+    [
+        ("kv_cache_bytes", EngineConfig(model="", kv_cache_bytes=900 << 30)),
+        ("state_cache_bytes", EngineConfig(model="", state_cache_bytes=900 << 30)),
+    ],
+)
+def test_an_arena_larger_than_memory_is_refused_and_what_fits_is_said(
+    checkpoint_of: Callable[[str], Path], setting: str, config: EngineConfig
+) -> None:
+    config = replace(config, model=str(checkpoint_of("falcon_h1")))
+    lines: list[str] = []
+    with pytest.raises(
+        ModelError, match=rf"^{setting} of 900.0 GiB does not fit: of .*$"
+    ) as refused:
+        _load_aside(config, lines.append)
+    assert not any("weights" in line for line in lines)  # they were not waited for
+    assert "would fit" in str(refused.value)
+    assert describe_machine(config).problem.startswith(f"{setting} of 900.0 GiB does not fit")
+
+
+def test_the_machine_is_asked_for_the_weights_as_they_will_be() -> None:
+    report = describe_machine(EngineConfig(model="", kv_cache_bytes=8 << 20))
+    backend = load_backend(EngineConfig(model="", kv_cache_bytes=8 << 20), lambda line: None)
+    assert report.arena_bytes == backend.bytes.arenas
+    assert report.weight_bytes > 4 << 20
+
+
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     checkpoint = write_family(FAMILIES["llama"], tmp_path)
     (checkpoint / "evil.py").write_text("raise SystemExit('ran')")
-    config = (checkpoint / "config.json").read_text()
-    (checkpoint / "config.json").write_text(config.replace("{", '{"model_file": "evil.py",', 1))
+    _configure(checkpoint, model_file="evil.py")
     with pytest.raises(UnsupportedModel, match="trust"):
         open_model(checkpoint, memory_bytes=1 << 30)
 
