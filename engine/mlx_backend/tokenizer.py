@@ -56,6 +56,8 @@ class CheckpointTokenizer:
         self, messages: Sequence[Mapping[str, object]], **template_arguments: object
     ) -> list[int]:
         """See `Tokenizer`. Special tokens come from the template alone."""
+        if not self._wrapper.has_chat_template:
+            raise ValueError("the model has no chat template; /v1/completions takes any prompt")
         arguments = {"add_generation_prompt": True, **template_arguments}
         try:
             text = self._wrapper.apply_chat_template(list(messages), tokenize=False, **arguments)
