@@ -28,7 +28,7 @@ class InvalidRequest(EngineError):
 
 
 class QueueFull(EngineError):
-    """No room to wait in; try again after `retry_after_seconds`."""
+    """No room to wait in. In about `retry_after_seconds` there is, at the queue's present pace."""
 
     def __init__(self, message: str, retry_after_seconds: int) -> None:
         super().__init__(message)

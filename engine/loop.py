@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable
+from math import ceil
 
+from engine.api import QueueFull
 from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.runner import ModelRunner, RunnerLost
@@ -11,6 +13,7 @@ from engine.sequence import Sequence
 from engine.stats import clear, loop_stats
 from engine.timing import Timing
 from engine.types import Cleared, LoopStats, OutputEvent, Request
+from engine.waiting import NoRoom
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,11 @@ class EngineLoop:
 
     def submit(self, request: Request, arrived_seconds: float) -> None:
         """Raises InvalidRequest or QueueFull."""
-        self.scheduler.add(request)
+        try:
+            self.scheduler.add(request)
+        except NoRoom as refusal:
+            wait_seconds = self.timing.seconds_until_left(refusal.departures)
+            raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
         self.timing.arrived(request, arrived_seconds)
 
     def abort(self, request_id: str) -> None:

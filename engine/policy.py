@@ -6,10 +6,7 @@ from engine.sequence import Sequence
 
 
 def admission_key(sequence: Sequence) -> tuple[int, int]:
-    """Sort key of the queue and of a step: by priority, then by arrival.
-
-    A preempted sequence keeps its arrival, so it comes back before those that came after it.
-    """
+    """Sort key of a client's line in the queue, and of a step: by priority, then by arrival."""
     return sequence.request.priority, sequence.id
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 from engine import policy
-from engine.api import InvalidRequest, QueueFull
+from engine.api import InvalidRequest
 from engine.output import OutputFactory
 from engine.rows import next_row
 from engine.sequence import Sequence, Status, held_lease
@@ -73,7 +73,7 @@ class Scheduler:
         self._draw_seed = draw_seed
         self._model = model
         self._ids = count()
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(limits.max_waiting)
         self._running: list[Sequence] = []
         self._requests: dict[str, list[Sequence]] = {}
         self._live: dict[SequenceId, Sequence] = {}
@@ -107,14 +107,11 @@ class Scheduler:
         return Namespace(model=self._model, cache_salt=cache_salt)
 
     def add(self, request: Request) -> None:
-        """Queue the request's n sequences. Raises InvalidRequest or QueueFull."""
+        """Queue the request's n sequences. Raises InvalidRequest or NoRoom."""
         validate(request, self._limits)
         if request.id in self._requests:
             raise InvalidRequest(f"a request with id {request.id} is being served", "id")
-        if len(self._waiting) + request.n > self._limits.max_waiting:
-            raise QueueFull(
-                f"{len(self._waiting)} sequences wait, {self._limits.max_waiting} may", 1
-            )
+        self._waiting.check_room(request.client, request.n)
         seed = request.sampling.seed
         base_seed = self._draw_seed() if seed is None else seed
         first: Sequence | None = None
@@ -189,15 +186,15 @@ class Scheduler:
                 self._schedule(sequence, draft)
 
     def _schedule_waiting(self, draft: _Draft) -> None:
-        for sequence in self._waiting:
-            if draft.budget_tokens == 0 or len(self._running) == self._limits.max_running:
+        turns = self._waiting.turns(self._may_start)
+        while draft.budget_tokens > 0 and len(self._running) < self._limits.max_running:
+            sequence = next(turns, None)
+            if sequence is None:
                 return
-            if self._must_wait(sequence):
-                continue
             lease = self._admit(sequence)
             if isinstance(lease, Refusal):
                 return  # nobody overtakes, or a long prompt might starve
-            self._waiting.remove(sequence)
+            self._waiting.take(sequence)
             self._sharing.forget(sequence)
             sequence.run_with(lease)
             if sequence.admissions == 1:
@@ -206,11 +203,12 @@ class Scheduler:
             self._sharing.joined(sequence, self._possible_followers(sequence))
             self._schedule(sequence, draft)
 
-    def _must_wait(self, sequence: Sequence) -> bool:
+    def _may_start(self, sequence: Sequence) -> bool:
+        """Whether nobody is about to compute what it could adopt."""
         first = sequence.first
         if first is not None and first.is_live and first.output_tokens == 0:
-            return True
-        return _adopts(sequence) and self._sharing.must_wait(sequence)
+            return False
+        return not (_adopts(sequence) and self._sharing.must_wait(sequence))
 
     def _possible_followers(self, leader: Sequence) -> Iterator[Sequence]:
         """Its siblings are none: they wait for its first token anyway, and fork behind that."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.api import Telemetry
+from engine.pace import QueuePace
 from engine.sequence import Sequence
 from engine.types import OutputEvent, Request
 
@@ -24,6 +25,7 @@ class Timing:
         self._telemetry = telemetry
         self._lives: dict[tuple[str, int], _Life] = {}
         self._unscheduled: set[tuple[str, int]] = set()
+        self._pace = QueuePace()
 
     def now(self) -> float:
         return self._clock()
@@ -32,6 +34,11 @@ class Timing:
         for index in range(request.n):
             self._lives[request.id, index] = _Life(seconds)
             self._unscheduled.add((request.id, index))
+        self._pace.joined(request.n, self._clock())
+
+    def seconds_until_left(self, n: int) -> float:
+        """An estimate of how long it takes until n more sequences have left the queue."""
+        return self._pace.seconds_until_left(n, self._clock())
 
     def age_seconds(self, sequence: Sequence) -> float:
         return self._clock() - self._lives[sequence.request.id, sequence.index].arrived
@@ -44,7 +51,7 @@ class Timing:
         for sequence in running:
             key = sequence.request.id, sequence.index
             if key in self._unscheduled:
-                self._unscheduled.remove(key)
+                self._leave_queue(key, now)
                 self._telemetry.queue_wait(now - self._lives[key].arrived)
 
     def stepped(self, started: float) -> None:
@@ -59,8 +66,13 @@ class Timing:
                 self._token(life, now)
             if event.finish_reason is not None:
                 self._telemetry.finished(now - life.arrived)
-                self._unscheduled.discard(key)
+                if key in self._unscheduled:
+                    self._leave_queue(key, now)
                 del self._lives[key]
+
+    def _leave_queue(self, key: tuple[str, int], now: float) -> None:
+        self._unscheduled.remove(key)
+        self._pace.left(now)
 
     def _token(self, life: _Life, now: float) -> None:
         if life.last_token is None:

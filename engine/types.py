@@ -59,7 +59,8 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's own
     ignore_eos: bool = False
     n: int = 1
-    priority: int = 0  # lower is served first
+    client: str = ""  # who asks: clients take turns in the queue
+    priority: int = 0  # lower is admitted first of the client's own, and gives way last of all
     cache_salt: str = ""
     prompt_logprobs: int | None = None  # top alternatives for every prompt token
 
@@ -233,7 +234,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left
     block_size: int = 32  # tokens
     max_running: int = 32  # sequences computed in one step
-    max_waiting: int = 1024  # sequences queued before new requests are refused
+    max_waiting: int = 1024  # sequences queued; of one client at most as many as places are free
     step_tokens: int = 512  # tokens computed in one step
     prefix_cache: bool = True
     attention: str = "auto"  # "auto", "gather" or "cascade"

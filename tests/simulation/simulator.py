@@ -28,6 +28,7 @@ from kvstore.groups.window import WindowGroup, lease_slots
 from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
+from tests.simulation.fairness import FairSharing
 from tests.simulation.fake_runner import FakeRunner, InjectedError
 from tests.simulation.model import Expected, expected, text_of
 
@@ -60,7 +61,7 @@ class SilentTelemetry:
 
 
 @dataclass(slots=True)
-class Client:
+class Receiver:
     """What somebody who sent a request has received so far, by index."""
 
     request: Request
@@ -100,11 +101,12 @@ class Simulation:
         self.random = Random(seed)
         self.now = 0.0
         self.steps = 0
-        self.clients: dict[str, Client] = {}
+        self.receivers: dict[str, Receiver] = {}
         self._fault_rate = self.random.choice([0.0, 0.0, 0.01, 0.1])
         self._abort_rate = self.random.choice([0.0, 0.02, 0.1])
         self._arrival_rate = self.random.choice([0.1, 0.3, 0.8])
         self._max_tokens = self.random.choice([[0, 1, 2, 5], [5, 20], [30, 60]])
+        self._client_weights = self.random.choice([[1], [1, 1, 1], [20, 1, 1, 1]])
         self._clear_rate = self.random.choice([0.0, 0.01])
         self._build()
         self._prefixes = [self._tokens(1, 5 * self.block_size) for _ in range(4)]
@@ -135,7 +137,11 @@ class Simulation:
         )
         self.outputs = OutputFactory(frozenset({EOS}), LetterDetokenizer)
         self.scheduler = Scheduler(
-            self.store, sharing, self.outputs, self.limits, lambda: random.getrandbits(32)
+            self.store,
+            FairSharing(sharing, lambda: self.scheduler.waiting),
+            self.outputs,
+            self.limits,
+            lambda: random.getrandbits(32),
         )
         timing = Timing(lambda: self.now, SilentTelemetry())
         self.inbox = Inbox()
@@ -166,8 +172,8 @@ class Simulation:
         random = self.random
         if random.random() < self._arrival_rate:
             self.submit()
-        if self.clients and random.random() < self._abort_rate:
-            self.loop.abort(random.choice(list(self.clients)))
+        if self.receivers and random.random() < self._abort_rate:
+            self.loop.abort(random.choice(list(self.receivers)))
         if random.random() < self._clear_rate:
             self.store.clear(random.choice([None, self.scheduler.namespace("salt")]))
         self.turn()
@@ -191,7 +197,7 @@ class Simulation:
             self.turn()
             turns_left -= 1
             assert turns_left > 0, "the sequences that are left make no progress"
-        assert not self.clients, "a client never got its terminal events"
+        assert not self.receivers, "somebody never got the terminal events"
         self.store.clear()
         assert self.pool.n_free == self.pool.n_blocks
 
@@ -202,7 +208,7 @@ class Simulation:
         except (InvalidRequest, QueueFull):
             return
         sequences = [s for s in self.loop.live() if s.request is request]
-        self.clients[request.id] = Client(
+        self.receivers[request.id] = Receiver(
             request, sequences, [self._expected(sequence) for sequence in sequences]
         )
 
@@ -228,10 +234,16 @@ class Simulation:
             stop=random.choice([(), (), ("ab",), ("ca", "b")]),
             ignore_eos=random.random() < 0.5,
             n=random.choice([1, 1, 1, 2, 4]),
+            client=self._client(),
             priority=random.choice([0, 0, 0, -1, 1]),
             cache_salt=random.choice(["", "", "", "salt"]),
             prompt_logprobs=random.choice([None] * 9 + [1]),
         )
+
+    def _client(self) -> str:
+        """One of several, of which the first may send most of what there is."""
+        weights = self._client_weights
+        return str(self.random.choices(range(len(weights)), weights)[0])
 
     def _prompt(self) -> list[int]:
         """Often the beginning of something seen before, so that prefixes meet and diverge."""
@@ -251,14 +263,14 @@ class Simulation:
     def _deliver(self, events: list[OutputEvent]) -> None:
         for event in events:
             assert event.error is None or "injected" in event.error, event.error
-            client = self.clients[event.request_id]
-            client.receive(event)
+            receiver = self.receivers[event.request_id]
+            receiver.receive(event)
             if event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
-                self._check_cached_tokens(client.sequences[event.index])
+                self._check_cached_tokens(receiver.sequences[event.index])
             if event.prompt_logprobs is not None:
-                assert len(event.prompt_logprobs) == len(client.request.prompt)
-            if len(client.ends) == client.request.n:
-                del self.clients[event.request_id]
+                assert len(event.prompt_logprobs) == len(receiver.request.prompt)
+            if len(receiver.ends) == receiver.request.n:
+                del self.receivers[event.request_id]
 
     def _check_cached_tokens(self, sequence: Sequence) -> None:
         """What was not reported as cached has been computed, each token once."""

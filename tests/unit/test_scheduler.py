@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import pytest
 
-from engine.api import InvalidRequest, QueueFull
+from engine.api import InvalidRequest
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.sharing import NoSharing
 from engine.types import FinishReason, Request, SamplingParams
+from engine.waiting import NoRoom
 from tests.simulation.fake_runner import InjectedError
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
@@ -97,16 +98,79 @@ def test_a_step_never_exceeds_its_token_budget() -> None:
     assert max(sum(len(r.tokens) for r in plan.rows) for plan in harness.plans) <= 16
 
 
-def test_lower_priority_numbers_go_first_then_the_earlier() -> None:
+def order_of_ends(harness: Harness) -> list[str]:
+    harness.finish()
+    return [request for request in harness.events if harness.end(request)]
+
+
+def test_of_a_client_s_own_lower_priority_numbers_go_first_then_the_earlier() -> None:
     harness = Harness(max_running=1)
     late, early, urgent = (
         harness.add(prompt(1, 5)),
         harness.add(prompt(2, 5)),
         harness.add(prompt(3, 5), priority=-1),
     )
+    assert order_of_ends(harness) == [urgent, late, early]
+
+
+def test_clients_take_turns() -> None:
+    harness = Harness(max_running=1)
+    flood = [harness.add(prompt(i, 5), client="flood") for i in range(20)]
+    short = [harness.add(prompt(30 + i, 5), client="short") for i in range(2)]
+    other = harness.add(prompt(40, 5), client="other")
+    first_rounds = [flood[0], short[0], other, flood[1], short[1], *flood[2:]]
+    assert order_of_ends(harness) == first_rounds
+
+
+def test_no_priority_goes_before_another_client_s_turn() -> None:
+    harness = Harness(max_running=1)
+    urgent = [harness.add(prompt(i, 5), client="urgent", priority=-1000) for i in range(3)]
+    patient = harness.add(prompt(9, 5), client="patient", priority=1000)
+    assert order_of_ends(harness) == [urgent[0], patient, *urgent[1:]]
+
+
+def test_each_of_n_outputs_is_a_turn() -> None:
+    harness = Harness(max_running=1)
+    many = harness.add(prompt(1, 5), client="many", n=4)
+    one = harness.add(prompt(2, 5), client="one")
+    for _ in range(1000):
+        if one in harness.events:
+            break
+        harness.step()
+    assert len({event.index for event in harness.events[many]}) == 1
+
+
+def test_a_client_that_waits_for_a_twin_keeps_its_turn() -> None:
+    harness = Harness(max_running=2, step_tokens=16)
+    leader = harness.add(prompt(1, 60), client="a")
+    harness.step()
+    twin = harness.add(prompt(1, 60), client="b")
+    others = [harness.add(prompt(2 + i, 5), client="c") for i in range(9)]
     harness.finish()
-    ends = [r for r in harness.events if harness.end(r)]
-    assert ends == [urgent, late, early]
+    starts = [int(id) for id in harness.runner.computed_tokens]
+    assert starts.index(1) < starts.index(4), "ids are in the order of arrival: 1 is the twin"
+    assert harness.usage(twin).cached_tokens == 59
+    assert {len(harness.output(request)) for request in (leader, twin, *others)} == {4}
+
+
+def test_a_preempted_sequence_has_had_its_turn() -> None:
+    harness = Harness(n_blocks=9, block_size=4)
+    first = harness.add(prompt(2, 11), max_tokens=12, client="a")
+    preempted = harness.add(prompt(1, 11), max_tokens=12, client="a")
+    while harness.scheduler.counters.preemptions == 0:
+        harness.step()
+    newcomers = [harness.add(prompt(3 + i, 30), max_tokens=2, client=f"{i}") for i in range(3)]
+    assert [s.request.id for s in harness.scheduler.waiting] == [preempted, *newcomers]
+    assert order_of_ends(harness) == [first, preempted, *newcomers]
+
+
+def test_a_long_prompt_is_not_overtaken_by_those_that_would_fit() -> None:
+    harness = Harness(n_blocks=12, block_size=4, max_running=3)
+    running = [harness.add(prompt(i, 8), max_tokens=2 + i, client="a") for i in range(3)]
+    harness.step()
+    long = harness.add(prompt(5, 40), max_tokens=2, client="long")
+    short = [harness.add(prompt(6 + i, 4), max_tokens=2, client="a") for i in range(4)]
+    assert order_of_ends(harness) == [*running, long, *short]
 
 
 def test_preempted_sequences_say_what_they_would_have_said() -> None:
@@ -398,12 +462,25 @@ def test_penalties_are_given_the_tokens_they_punish() -> None:
     )
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    harness = Harness(max_waiting=2)
-    harness.add(prompt(1, 4), n=2)
-    with pytest.raises(QueueFull) as refusal:
-        harness.add(prompt(2, 4))
-    assert refusal.value.retry_after_seconds >= 1
+def test_a_full_queue_refuses_and_says_how_many_must_leave_it() -> None:
+    harness = Harness(max_waiting=4)
+    harness.add(prompt(1, 4), n=3)
+    with pytest.raises(NoRoom) as refusal:
+        harness.add(prompt(2, 4), n=2, client="other")
+    assert refusal.value.departures == 1
+    assert "3 sequences wait, 0 of them this client's, and 4 may" in str(refusal.value)
+    harness.add(prompt(2, 4), client="other")
+    harness.finish()
+
+
+def test_no_client_fills_the_queue_alone() -> None:
+    harness = Harness(max_waiting=64)
+    for i in range(32):
+        harness.add(prompt(i, 4), client="flood")
+    with pytest.raises(NoRoom, match="32 of them this client's"):
+        harness.add(prompt(40, 4), client="flood")
+    for i in range(16):
+        harness.add(prompt(i, 4), client="other")
     harness.finish()
 
 

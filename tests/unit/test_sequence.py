@@ -3,7 +3,6 @@
 import pytest
 
 from engine.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
-from engine.waiting import WaitingQueue
 from tests.unit.engine_harness import Harness, prompt
 
 
@@ -25,15 +24,3 @@ def test_nothing_follows_the_end() -> None:
 def test_every_status_but_the_last_can_end() -> None:
     for status, followers in LEGAL_TRANSITIONS.items():
         assert (Status.FINISHED in followers) == (status is not Status.FINISHED)
-
-
-def test_the_queue_gives_back_only_what_waits() -> None:
-    harness = Harness()
-    first, second = (harness.sequence(harness.add(prompt(i, 5))) for i in range(2))
-    queue = WaitingQueue()
-    queue.add(first)
-    with pytest.raises(ValueError, match="does not wait"):
-        queue.remove(second)
-    queue.remove(first)
-    with pytest.raises(ValueError, match="does not wait"):
-        queue.remove(first)

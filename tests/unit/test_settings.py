@@ -91,6 +91,8 @@ def test_engine_config_takes_its_share() -> None:
         ({"keepalive_seconds": 0}, "keepalive_seconds", "0"),
         ({"api_key": "with space "}, "api_key", "ASCII"),
         ({"api_key": "schlüssel"}, "api_key", "ASCII"),
+        ({"trusted_proxies": "10.0.0.1, proxy.local"}, "trusted_proxies", "IP addresses"),
+        ({"trusted_proxies": "*"}, "trusted_proxies", "commas"),
         ({"colour": "red"}, "colour", "no such setting"),
         ({"config": "/no/such/file.yaml"}, "config", "No such file"),
     ],

@@ -1,0 +1,65 @@
+"""Watches who is admitted from the queue, from where the scheduler asks who had better wait."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+
+from engine.policy import admission_key
+from engine.sequence import Sequence, Status
+from engine.sharing import Sharing
+
+
+class FairSharing:
+    """Another Sharing, and the assertion that clients take turns:
+
+    while a client has a sequence waiting that may start, no other client starts two, and each
+    client's own start in order.
+
+    A sequence may not start yet when it was last said to wait for a twin, or waits for its first
+    sibling's first token. One that was preempted has started before.
+    """
+
+    def __init__(self, sharing: Sharing, queue: Callable[[], Iterable[Sequence]]) -> None:
+        self._sharing = sharing
+        self._queue = queue
+        self._held_back: set[Sequence] = set()
+        self._starts_of_others: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
+        self._sharing.joined(sequence, waiting)
+        if sequence.admissions == 1:
+            self._check_start(sequence)
+
+    def left(self, sequence: Sequence) -> None:
+        self._sharing.left(sequence)
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        must_wait = self._sharing.must_wait(sequence)
+        (self._held_back.add if must_wait else self._held_back.discard)(sequence)
+        return must_wait
+
+    def forget(self, sequence: Sequence) -> None:
+        self._sharing.forget(sequence)
+        self._held_back.discard(sequence)
+        client = sequence.request.client
+        if not any(s.request.client == client for s in self._waiting()):
+            self._starts_of_others.pop(client, None)
+
+    def _check_start(self, started: Sequence) -> None:
+        client = started.request.client
+        ready = [s for s in self._waiting() if self._may_start(s)]
+        for other in ready:
+            if other.request.client == client:
+                assert admission_key(started) < admission_key(other), "a client's own overtook"
+        for overtaken in {s.request.client for s in ready} - {client}:
+            self._starts_of_others[overtaken][client] += 1
+            starts = self._starts_of_others[overtaken][client]
+            assert starts == 1, f"{client} started {starts} while {overtaken} waited for its turn"
+        self._starts_of_others.pop(client, None)
+
+    def _waiting(self) -> list[Sequence]:
+        return [s for s in self._queue() if s.status is Status.WAITING]
+
+    def _may_start(self, sequence: Sequence) -> bool:
+        first = sequence.first
+        waits_for_first = first is not None and first.is_live and first.output_tokens == 0
+        return not waits_for_first and sequence not in self._held_back

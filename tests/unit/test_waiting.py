@@ -1,0 +1,165 @@
+"""The waiting queue against a model of it that has no data structure to speak of."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.output import OutputFactory
+from engine.sequence import Sequence, Status
+from engine.step import SequenceId
+from engine.types import Request
+from engine.waiting import NoRoom, WaitingQueue
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+from tests.simulation.simulator import LetterDetokenizer
+
+PLACES = 12
+OUTPUTS = OutputFactory(frozenset(), LetterDetokenizer)
+
+
+def sequence(id: int, client: str, priority: int = 0, status: Status = Status.WAITING) -> Sequence:
+    request = Request(str(id), (1,), 1, client=client, priority=priority)
+    return Sequence(
+        SequenceId(id),
+        index=0,
+        request=request,
+        namespace=Namespace(model="", cache_salt=""),
+        tokens=Tokens(request.prompt),
+        output=OUTPUTS.new(request),
+        seed=0,
+        stop_token_ids=frozenset(),
+        status=status,
+    )
+
+
+def may_start(blocked: list[Sequence]) -> Callable[[Sequence], bool]:
+    return lambda sequence: sequence not in blocked
+
+
+class NaiveQueue:
+    """Sequences, and the clients in the order of their turns; everything else is searched for."""
+
+    def __init__(self) -> None:
+        self.sequences: list[Sequence] = []
+        self.clients: list[str] = []
+
+    def turns(self, blocked: Iterable[Sequence]) -> list[Sequence]:
+        left = sorted(
+            (s for s in self.sequences if s not in blocked),
+            key=lambda s: (s.status is not Status.PREEMPTED, s.request.priority, s.id),
+        )
+        turns = [s for s in left if s.status is Status.PREEMPTED]
+        clients = self.clients.copy()
+        while len(turns) < len(left):
+            for client in clients.copy():
+                own = [s for s in left if s.request.client == client and s not in turns]
+                if own:
+                    turns.append(own[0])
+                    clients.remove(client)
+                    clients.append(client)
+                    break
+        return turns
+
+    def waiting(self, client: str | None = None) -> int:
+        return sum(
+            s.status is Status.WAITING and client in {None, s.request.client}
+            for s in self.sequences
+        )
+
+    def has_room(self, client: str) -> bool:
+        return self.waiting(client) < PLACES - self.waiting()
+
+    def add(self, added: Sequence) -> None:
+        self.sequences.append(added)
+        if added.status is Status.WAITING and added.request.client not in self.clients:
+            self.clients.append(added.request.client)
+
+    def remove(self, removed: Sequence) -> None:
+        self.sequences.remove(removed)
+        if removed.status is Status.WAITING and not self.waiting(removed.request.client):
+            self.clients.remove(removed.request.client)
+
+    def take(self, taken: Sequence) -> None:
+        self.remove(taken)
+        client = taken.request.client
+        if taken.status is Status.WAITING and client in self.clients:
+            self.clients.remove(client)
+            self.clients.append(client)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_the_queue_does_what_the_naive_one_does(data: st.DataObject) -> None:
+    queue, naive = WaitingQueue(PLACES), NaiveQueue()
+    for id in range(data.draw(st.integers(1, 30), "steps")):
+        client = data.draw(st.sampled_from("abc"), "client")
+        status = data.draw(st.sampled_from([Status.WAITING] * 4 + [Status.PREEMPTED]), "status")
+        if status is Status.PREEMPTED or naive.has_room(client):
+            added = sequence(id, client, data.draw(st.integers(-1, 1), "priority"), status)
+            queue.add(added)
+            naive.add(added)
+        if data.draw(st.booleans(), "one leaves") and naive.sequences:
+            left = data.draw(st.sampled_from(naive.sequences), "who leaves")
+            queue.remove(left)
+            naive.remove(left)
+        blocked = [s for s in naive.sequences if data.draw(st.booleans(), "blocked")]
+        turns = naive.turns(blocked)
+        taken = turns[: data.draw(st.integers(0, len(turns)), "admitted")]
+        offered = queue.turns(may_start(blocked))
+        for expected in taken:
+            assert next(offered) is expected
+            queue.take(expected)
+            naive.take(expected)
+        assert list(queue) == naive.turns(())
+        assert len(queue) == len(naive.sequences)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 5))), st.integers(1, PLACES))
+def test_there_is_room_while_a_client_has_no_more_waiting_than_places_are_free(
+    adds: list[tuple[str, int]], places: int
+) -> None:
+    queue, own, ids = WaitingQueue(places), dict.fromkeys("abcd", 0), iter(range(1000))
+    for client, n in adds:
+        missing = own[client] + n - (places - sum(own.values()))
+        if missing > 0:
+            message = f"{sum(own.values())} sequences wait, {own[client]} of them"
+            with pytest.raises(NoRoom, match=message) as refusal:
+                queue.check_room(client, n)
+            assert refusal.value.departures == missing
+            continue
+        queue.check_room(client, n)
+        own[client] += n
+        for _ in range(n):
+            queue.add(sequence(next(ids), client))
+    assert len(queue) == sum(own.values()) <= places
+
+
+def test_a_flood_leaves_room_for_as_much_as_it_took() -> None:
+    queue = WaitingQueue(places=100)
+    for id in range(50):
+        queue.check_room("flood", 1)
+        queue.add(sequence(id, "flood"))
+    with pytest.raises(NoRoom):
+        queue.check_room("flood", 1)
+    queue.check_room("other", 50)
+
+
+def test_who_was_preempted_takes_no_place() -> None:
+    queue = WaitingQueue(places=1)
+    queue.add(sequence(0, "a", status=Status.PREEMPTED))
+    queue.check_room("a", 1)
+    queue.add(sequence(1, "a"))
+    assert len(queue) == 2
+
+
+def test_who_does_not_wait_cannot_leave() -> None:
+    queue = WaitingQueue(places=4)
+    queue.add(sequence(1, "a"))
+    with pytest.raises(ValueError, match="does not wait"):
+        queue.take(sequence(0, "a", status=Status.PREEMPTED))
+    for stranger in (sequence(1, "a"), sequence(1, "b"), sequence(2, "a")):
+        with pytest.raises(ValueError, match="does not wait"):
+            queue.remove(stranger)
