@@ -55,6 +55,8 @@ class DrainingServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=bool(settings.trusted_proxies),  # else anybody could pose as many clients
+            forwarded_allow_ips=settings.trusted_proxies,
             timeout_graceful_shutdown=settings.drain_timeout_seconds + LAST_BYTES_SECONDS,
         )
         super().__init__(config)

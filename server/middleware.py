@@ -26,12 +26,13 @@ log = logging.getLogger("rootstock.access")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one HTTP request: its id, and what the access log shall say of it.
+    """What is known of one HTTP request: its id, who sent it, and what the access log shall say.
 
     `status` is 0 until the answer begins, or the client leaves before it.
     """
 
     id: str
+    client: str  # its address, or what a trusted proxy says that it is
     usage: Usage | None = None
     status: int = 0
     client_left: bool = False
@@ -74,7 +75,7 @@ class RequestLog(HttpMiddleware):
         self._answers = answers
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord(uuid4().hex)
+        record = RequestRecord(uuid4().hex, _address(scope))
         scope.setdefault("state", {})["record"] = record
         started = time.monotonic()
 
@@ -105,6 +106,12 @@ def _route(scope: Scope) -> str | None:
     """The template of the path, such as `/v1/models/{id:path}`: the router notes what it chose."""
     route = scope.get("route")
     return route.path if isinstance(route, Route) else None
+
+
+def _address(scope: Scope) -> str:
+    """Of the peer, without its port. Empty where the transport has none."""
+    peer = scope.get("client")
+    return str(peer[0]) if peer else ""
 
 
 def _access_line(scope: Scope, record: RequestRecord, seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from engine.api import Engine
-from server.errors import ApiError
+from server.errors import ApiError, invalid
 from server.metrics import Metrics
 from server.middleware import RequestRecord, request_record
 from server.prompt import PromptEncoder
@@ -31,6 +31,14 @@ class Service:
         if name and name != self.model:
             message = f"The model '{name}' does not exist; this server has '{self.model}'."
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_priority(self, priority: int) -> None:
+        """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""
+        if priority and not self.settings.allow_priority:
+            raise invalid(
+                "priority: this server does not let clients choose one (allow_priority is off)",
+                "priority",
+            )
 
     def envelope(self, id: str) -> Envelope:
         return Envelope(id, int(time.time()), self.model, self.engine.card.fingerprint)

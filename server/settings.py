@@ -49,6 +49,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535)
     api_key: SecretStr | None = None
     allow_public_without_key: bool = False
+    allow_priority: bool = False
+    trusted_proxies: str = ""
     max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0)
     keepalive_seconds: float = Field(10.0, gt=0, le=3600)
     drain_timeout_seconds: int = Field(30, ge=0, le=86_400)
@@ -64,6 +66,18 @@ class Settings(BaseSettings):
                     "api_key", "must be printable ASCII with no space at either end"
                 )
         return key
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_addresses(cls, proxies: str) -> str:
+        for proxy in filter(None, proxies.split(",")):
+            try:
+                ipaddress.ip_network(proxy.strip())
+            except ValueError:
+                raise PydanticCustomError(
+                    "trusted_proxies", "must be IP addresses or networks, separated by commas"
+                ) from None
+        return proxies
 
     @model_validator(mode="after")
     def _step_holds_every_running_sequence(self) -> Self:

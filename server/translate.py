@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from engine.types import ModelCard, Request, SamplingParams
 from server.errors import invalid
+from server.middleware import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.common import GenerationRequest
 from server.schemas.completions import MAX_PROMPTS, CompletionRequest
@@ -14,17 +15,20 @@ MAX_CHOICES = MAX_PROMPTS
 
 
 def chat_request(
-    body: ChatRequest, prompt: tuple[int, ...], card: ModelCard, request_id: str
+    body: ChatRequest, prompt: tuple[int, ...], card: ModelCard, record: RequestRecord
 ) -> Request:
     """Raises ApiError (400) for what the model cannot serve."""
     asked = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(asked, prompt, card, "messages")
-    return _request(body, prompt, card, request_id, max_tokens, body.n, logprobs)
+    return _request(body, prompt, card, record.id, record.client, max_tokens, body.n, logprobs)
 
 
 def completion_requests(
-    body: CompletionRequest, prompts: Sequence[tuple[int, ...]], card: ModelCard, request_id: str
+    body: CompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    card: ModelCard,
+    record: RequestRecord,
 ) -> list[Request]:
     """One engine request for each prompt. Raises ApiError (400) for what the model cannot serve."""
     sequences = sequences_per_prompt(body)
@@ -38,7 +42,8 @@ def completion_requests(
             body,
             prompt,
             card,
-            f"{request_id}-{index}",
+            f"{record.id}-{index}",
+            record.client,
             _max_tokens(asked, prompt, card, "prompt"),
             sequences,
             logprobs,
@@ -66,6 +71,7 @@ def _request(
     prompt: tuple[int, ...],
     card: ModelCard,
     request_id: str,
+    client: str,
     max_tokens: int,
     sequences: int,
     logprobs: int | None,
@@ -83,6 +89,7 @@ def _request(
         stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         n=sequences,
+        client=client,
         priority=body.priority,
         cache_salt=body.cache_salt,
         prompt_logprobs=prompt_logprobs,

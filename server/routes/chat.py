@@ -22,9 +22,10 @@ async def create_chat_completion(
     body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_model(body.model)
+    service.check_priority(body.priority)
     engine = service.engine
     prompt = await service.prompts.chat(body.messages)
-    request = chat_request(body, prompt, engine.card, record.id)
+    request = chat_request(body, prompt, engine.card, record)
     envelope = service.envelope(f"chatcmpl-{record.id}")
     meter = UsageMeter(request.n)
     logprobs = partial(chat_logprobs, engine.tokenizer) if body.logprobs else no_logprobs

@@ -19,9 +19,10 @@ async def create_completion(
     body: CompletionRequest, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_model(body.model)
+    service.check_priority(body.priority)
     engine = service.engine
     task = await _task(body, service)
-    requests = completion_requests(body, task.prompts, engine.card, record.id)
+    requests = completion_requests(body, task.prompts, engine.card, record)
     envelope = service.envelope(f"cmpl-{record.id}")
     meter = UsageMeter(sequences_per_prompt(body))
     if body.stream:

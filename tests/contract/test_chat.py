@@ -135,10 +135,9 @@ def test_sampling_fields_reach_the_engine(
         "min_tokens": 2,
     }
     body = chat(**fields, max_tokens=9, max_completion_tokens=7, stop="x", cache_salt="s")
-    assert http.post("/v1/chat/completions", json=body | {"priority": 3}).status_code == 200
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
     request = engine.submitted.get_nowait()
     assert (request.max_tokens, request.stop, request.cache_salt) == (7, ("x",), "s")
-    assert request.priority == 3
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "min_tokens"):
         assert getattr(request.sampling, name) == fields[name]
     assert dict(request.sampling.logit_bias) == {65: -100}
