@@ -3,13 +3,14 @@
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from math import ceil
 
 from engine.policy import admission_key
 from engine.sequence import Sequence, Status
 
 
 class NoRoom(Exception):
-    """The sequences cannot wait now. `departures` from the queue would make room for them."""
+    """The sequences cannot wait now. So many `departures` by turns would make room for them."""
 
     def __init__(self, message: str, departures: int) -> None:
         super().__init__(message)
@@ -61,11 +62,13 @@ class WaitingQueue:
         free = self._places - self._taken
         missing = own + n - free
         if missing > 0:
+            clients = len(self._lines)  # it has every so many-th turn; its own count twice
+            departures = max(ceil(missing * clients / (clients + 1)), missing - own)
             raise NoRoom(
                 f"{self._taken} sequences wait, {own} of them this client's, and {self._places} "
                 f"may (max_waiting); a client may have as many waiting as places are free "
                 f"({free}), which leaves no room for {n} more",
-                departures=missing,
+                departures,
             )
 
     def add(self, sequence: Sequence) -> None:
