@@ -27,6 +27,14 @@ class InvalidRequest(EngineError):
         self.param = param
 
 
+class PromptTooLong(EngineError):
+    """The text has more tokens than a sequence may have, at least so many: counting ended there."""
+
+    def __init__(self, at_least_tokens: int) -> None:
+        super().__init__(f"the text has at least {at_least_tokens} tokens")
+        self.at_least_tokens = at_least_tokens
+
+
 class QueueFull(EngineError):
     """No room to wait in. In about `retry_after_seconds` there is, at the queue's present pace."""
 

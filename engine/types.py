@@ -202,11 +202,22 @@ class ModelCard:
     dtype: str
     blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
 
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The most tokens of one sequence, prompt and answer."""
+        return min(self.max_context_tokens, self.arena_tokens)
+
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Safe to call from several threads."""
+    """Text to token ids and back. Safe to call from several threads, and lets others run.
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    `encode` and `apply_chat_template` raise PromptTooLong for texts that are far beyond what a
+    sequence may have; others may still have a few tokens more.
+    """
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text. Control tokens in it count as such."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special tokens included."""
@@ -220,6 +231,9 @@ class Tokenizer(Protocol):
         self, messages: Sequence[Mapping[str, object]], **template_arguments: object
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn.
+
+        Control tokens count as such where the template wrote them. In `messages` and
+        `template_arguments` they are text.
 
         Raises ValueError when the model has no template or the template refuses the messages.
         """

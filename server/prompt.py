@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from anyio import CapacityLimiter, to_thread
 
-from engine.types import Tokenizer
+from engine.api import PromptTooLong
+from engine.types import ModelCard, Tokenizer
 from server.errors import invalid
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
+from server.translate import too_long
 
 TOKENIZER_THREADS = 4
 
@@ -15,14 +17,16 @@ TOKENIZER_THREADS = 4
 class PromptEncoder:
     """Turns what clients send into token ids. Belongs to one event loop."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, card: ModelCard) -> None:
         self._tokenizer = tokenizer
+        self._card = card
         self._limiter = CapacityLimiter(TOKENIZER_THREADS)
 
     async def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The conversation, ready for the assistant's turn.
 
-        Raises ApiError (400) with the template's words when it refuses the messages.
+        Raises ApiError (400) with the template's words when it refuses the messages, and when they
+        have more tokens than a sequence may have.
         """
         conversation = [template_message(message) for message in messages]
         return await self._encode(
@@ -30,9 +34,12 @@ class PromptEncoder:
         )
 
     async def text(self, prompt: Prompt) -> tuple[int, ...]:
-        """A bare prompt; token ids are taken as they are."""
+        """A bare prompt; token ids are taken as they are.
+
+        Raises ApiError (400) for one of more tokens than a sequence may have.
+        """
         if not isinstance(prompt, str):
-            return tuple(prompt)
+            return self._bounded(prompt, "prompt")
         return await self._encode(
             lambda: self._tokenizer.encode(prompt, add_special_tokens=True), "prompt"
         )
@@ -45,9 +52,17 @@ class PromptEncoder:
 
     async def _encode(self, encode: Callable[[], list[int]], param: str) -> tuple[int, ...]:
         try:
-            return tuple(await to_thread.run_sync(encode, limiter=self._limiter))
+            prompt = await to_thread.run_sync(encode, limiter=self._limiter)
+        except PromptTooLong as error:
+            raise too_long(f"at least {error.at_least_tokens}", self._card, param) from error
         except ValueError as error:
             raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
+        return self._bounded(prompt, param)
+
+    def _bounded(self, prompt: Sequence[int], param: str) -> tuple[int, ...]:
+        if len(prompt) > self._card.max_sequence_tokens:
+            raise too_long(str(len(prompt)), self._card, param)
+        return tuple(prompt)
 
 
 def template_message(message: Message) -> Mapping[str, object]:

@@ -49,7 +49,7 @@ def create_service(engine: Engine, settings: Settings, metrics: Metrics) -> Serv
         engine=engine,
         settings=settings,
         metrics=metrics,
-        prompts=PromptEncoder(engine.tokenizer),
+        prompts=PromptEncoder(engine.tokenizer, engine.card),
         model=settings.served_model_name or _public_name(engine.card.name),
         created=int(time.time()),
     )

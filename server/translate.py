@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from engine.types import ModelCard, Request, SamplingParams
-from server.errors import invalid
+from server.errors import ApiError, invalid
 from server.middleware import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.common import GenerationRequest
@@ -130,14 +130,19 @@ def _logit_bias(body: GenerationRequest, card: ModelCard) -> MappingProxyType[in
 def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
     """What was asked for, or all, of the room that the prompt leaves."""
     check_prompt(prompt, card, param)
-    limit, what = min(
-        (card.max_context_tokens, "the model's context"), (card.arena_tokens, "the KV cache")
-    )
-    room_tokens = limit - len(prompt)
+    room_tokens = card.max_sequence_tokens - len(prompt)
     if room_tokens < 0 or (room_tokens == 0 and asked != 0):
-        raise invalid(
-            f"The prompt has {len(prompt)} tokens; {what} holds {limit}, the answer included.",
-            param,
-            "context_length_exceeded",
-        )
+        raise too_long(str(len(prompt)), card, param)
     return room_tokens if asked is None else min(asked, room_tokens)
+
+
+def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
+    """The prompt leaves no room. In OpenAI's words, by which LiteLLM and others know it."""
+    limit, whose = min(
+        (card.max_context_tokens, ""), (card.arena_tokens, ", all that the KV cache holds")
+    )
+    message = (
+        f"This model's maximum context length is {limit} tokens{whose}, the answer included. "
+        f"However, your {param} resulted in {tokens} tokens."
+    )
+    return invalid(message, param, "context_length_exceeded")

@@ -47,10 +47,11 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     model = CachedModel(
         loaded.model, loaded.layout, storage, _attention(config.attention), batching
     )
+    card = _card(config, loaded, sizes, host, blas)
     return Backend(
         runner=MlxRunner(model, Sampler(loaded.layout.vocab_size)),
-        card=_card(config, loaded, sizes, host, blas),
-        tokenizer=CheckpointTokenizer(loaded.tokenizer),
+        card=card,
+        tokenizer=CheckpointTokenizer(loaded.tokenizer, card.max_sequence_tokens),
         hf_tokenizer=loaded.tokenizer._tokenizer,
         sizes=sizes,
         bytes=storage_bytes(_footprint(loaded.layout, config.block_size), sizes),

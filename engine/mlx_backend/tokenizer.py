@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers.pre_tokenizers import ByteLevel
 
+from engine.mlx_backend.chat_template import ChatTemplate
 from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.prompt_limit import PromptLimit
 
 _SPACE = "▁"  # SentencePiece's space
 
@@ -15,16 +16,20 @@ _SPACE = "▁"  # SentencePiece's space
 class CheckpointTokenizer:
     """Implements `Tokenizer` on the Rust tokenizer below transformers' one.
 
-    Safe in several threads: the Rust object is never changed after this constructor, and rendering
-    a template (transformers' sandboxed Jinja) keeps no state.
+    Texts go through its batch calls: only those let other Python threads run.
+
+    Safe in several threads: the Rust objects are never changed after this constructor, and
+    rendering a template (transformers' sandboxed Jinja) keeps no state.
     """
 
-    def __init__(self, wrapper: TokenizerWrapper) -> None:
-        self._wrapper = wrapper
+    def __init__(self, wrapper: TokenizerWrapper, max_tokens: int) -> None:
+        """`max_tokens` bounds what is encoded."""
         self._backend = wrapper.backend_tokenizer
         # transformers switches these on and off around its own calls, which is not thread-safe.
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._limit = PromptLimit(self._backend, max_tokens)
+        self._template = ChatTemplate(wrapper, self._limit)
         self._added: dict[int, str] = {
             token_id: token.content
             for token_id, token in self._backend.get_added_tokens_decoder().items()
@@ -32,11 +37,13 @@ class CheckpointTokenizer:
         self._byte_level = _is_byte_level(self._backend.to_str())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        self._limit.check_text(text)
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
+        text: str = self._backend.decode_batch([list(token_ids)], skip_special_tokens=False)[0]
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -55,15 +62,7 @@ class CheckpointTokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, object]], **template_arguments: object
     ) -> list[int]:
-        """See `Tokenizer`. Special tokens come from the template alone."""
-        if not self._wrapper.has_chat_template:
-            raise ValueError("the model has no chat template; /v1/completions takes any prompt")
-        arguments = {"add_generation_prompt": True, **template_arguments}
-        try:
-            text = self._wrapper.apply_chat_template(list(messages), tokenize=False, **arguments)
-        except (TemplateError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise ValueError(f"the chat template refuses the messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)
+        return self._template.encode(messages, template_arguments)
 
 
 def check_vocabulary(wrapper: TokenizerWrapper, vocab_size: int) -> None:

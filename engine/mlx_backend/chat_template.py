@@ -1,0 +1,82 @@
+"""The chat template of a checkpoint: a conversation becomes text, and callers' words stay words."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from engine.mlx_backend.control_tokens import ControlTokens, new_mark
+from engine.mlx_backend.prompt_limit import PromptLimit
+
+_REFUSALS = (TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+
+
+class ChatTemplate:
+    """Renders conversations and encodes them. Safe in several threads."""
+
+    def __init__(self, wrapper: TokenizerWrapper, limit: PromptLimit) -> None:
+        self._wrapper = wrapper
+        self._backend = wrapper.backend_tokenizer
+        self._limit = limit
+        self._control_tokens = ControlTokens(self._backend)
+
+    def encode(
+        self, messages: Sequence[Mapping[str, object]], arguments: Mapping[str, object]
+    ) -> list[int]:
+        """See `Tokenizer.apply_chat_template`."""
+        if not self._wrapper.has_chat_template:
+            raise ValueError("the model has no chat template; /v1/completions takes any prompt")
+        try:
+            return self._encode(list(messages), arguments)
+        except _REFUSALS as error:
+            raise ValueError(f"the chat template refuses the messages: {error}") from error
+
+    def _encode(self, messages: list[Any], arguments: Mapping[str, object]) -> list[int]:
+        strings = list(_strings([messages, arguments]))
+        self._limit.check_characters(sum(map(len, strings)))
+        written = self._control_tokens.written_in(list(dict.fromkeys(strings)))
+        if not written:  # nothing to keep apart
+            text = self._render(messages, arguments)
+            encoding = self._backend.encode_batch_fast([text], add_special_tokens=False)[0]
+            return list(encoding.ids)
+        mark = new_mark(strings)
+        marked = {text: self._control_tokens.marked(text, mark) for text in written}
+        text = self._render(_replaced(messages, marked), _replaced(arguments, marked))
+        return self._control_tokens.encode(text, mark)
+
+    def _render(self, messages: list[Any], arguments: Mapping[str, Any]) -> str:
+        options = {"add_generation_prompt": True, **arguments}
+        text: str = self._wrapper.apply_chat_template(messages, tokenize=False, **options)
+        self._limit.check_text(text)
+        return text
+
+
+def _strings(value: object) -> Iterator[str]:
+    """All strings in nested lists and mappings, keys included."""
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for key, item in value.items():
+                yield from _strings(key)
+                yield from _strings(item)
+        case list() | tuple():
+            for item in value:
+                yield from _strings(item)
+
+
+def _replaced(value: Any, replacements: Mapping[str, str]) -> Any:
+    """The same with other strings, keys included."""
+    match value:
+        case str():
+            return replacements.get(value, value)
+        case Mapping():
+            return {
+                _replaced(key, replacements): _replaced(item, replacements)
+                for key, item in value.items()
+            }
+        case list() | tuple():
+            return [_replaced(item, replacements) for item in value]
+        case _:
+            return value

@@ -1,0 +1,151 @@
+"""Which control tokens of a rendered conversation the template wrote, and which the callers did."""
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, models
+
+_MARKS = [chr(code) for code in range(0xE0100, 0xE01F0)]
+"""Variation selectors: they survive `strip`, JSON and `repr`, and no text has all of them."""
+
+_NAMED_AS_CONTROL = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
+_EDGE = "\U0010fffd"  # a private-use character around stand-ins
+
+
+class ControlTokens:
+    """Lets a control token be one only where the chat template wrote it.
+
+    Before rendering, callers' strings get a mark behind each character of a control token; marks
+    travel with the text through whatever the template does. Afterwards the control tokens without
+    marks are the template's: stand-ins take their places, the marks go, and a tokenizer that knows
+    the stand-ins instead of the control tokens encodes the whole. Text is thus split where the
+    template wrote a token and nowhere else, in one call of the tokenizer.
+
+    Safe in several threads: nothing changes after the constructor.
+    """
+
+    def __init__(self, backend: Tokenizer) -> None:
+        added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        control = {token_id: token for token_id, token in added.items() if is_control(token)}
+        nonce = secrets.token_hex(8)  # no caller can write a stand-in
+        replaced = {
+            token_id: AddedToken(
+                f"{_EDGE}{nonce}.{token_id}{_EDGE}",
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=False,
+            )
+            for token_id, token in control.items()
+        }
+        self._finder = _finder(backend, added.values())
+        self._encoder = _encoder(backend, {**added, **replaced}, nonce)
+        self._stand_ins: dict[int | None, AddedToken] = {
+            self._finder.token_to_id(token.content): replaced[token_id]
+            for token_id, token in control.items()
+        }
+        self._ids: dict[int | None, list[int]] = {
+            self._encoder.token_to_id(token.content): [token_id]
+            for token_id, token in {**added, **replaced}.items()
+        }
+        self._ids |= _spelled_out(backend.model, control)
+
+    def written_in(self, strings: Sequence[str]) -> list[str]:
+        """Those of the strings that have control tokens in them."""
+        found = self._finder.encode_batch_fast(strings, add_special_tokens=False)
+        return [
+            text
+            for text, encoding in zip(strings, found, strict=True)
+            if not self._stand_ins.keys().isdisjoint(encoding.ids)
+        ]
+
+    def marked(self, text: str, mark: str) -> str:
+        """The text with the mark behind each character of its control tokens."""
+        parts, end = [], 0
+        for start, stop, _ in self._find(text):
+            parts += [text[end:start], *(character + mark for character in text[start:stop])]
+            end = stop
+        return "".join([*parts, text[end:]])
+
+    def encode(self, rendered: str, mark: str) -> list[int]:
+        """Token ids of a rendered conversation; control tokens with marks in them are text."""
+        parts, end = [], 0
+        for start, stop, stand_in in self._find(rendered):
+            if mark not in rendered[start : max(stop, start + 2)]:
+                parts += [rendered[end:start], stand_in.content]
+                end = stop
+        text = "".join([*parts, rendered[end:]]).replace(mark, "")
+        encoding = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0]
+        return [token_id for own in encoding.ids for token_id in self._ids.get(own, (own,))]
+
+    def _find(self, text: str) -> Iterator[tuple[int, int, AddedToken]]:
+        """Start and end, in characters, and stand-in of each control token in the text."""
+        encoding = self._finder.encode_batch([text], add_special_tokens=False)[0]
+        for (start, stop), found_id in zip(encoding.offsets, encoding.ids, strict=True):
+            stand_in = self._stand_ins.get(found_id)
+            if stand_in is not None:
+                found = text[start:stop]  # with the white space that the token swallows
+                left = len(found) - len(found.lstrip()) if stand_in.lstrip else 0
+                right = len(found) - len(found.rstrip()) if stand_in.rstrip else 0
+                yield start + left, stop - right, stand_in
+
+
+def is_control(token: AddedToken) -> bool:
+    """Whether callers may not write the token: special ones, and those named `<|...|>`.
+
+    Some tokenizers (DeepSeek's) do not call those special that begin a turn. Other added tokens,
+    `<think>` and `<tool_call>` for instance, are words that anybody may use.
+    """
+    if token.content.isspace():
+        return False
+    return token.special or _NAMED_AS_CONTROL.fullmatch(token.content) is not None
+
+
+def new_mark(strings: Iterable[str]) -> str:
+    """A character that none of the strings has. Raises ValueError when there is none."""
+    used = set().union(*strings)
+    for mark in _MARKS:
+        if mark not in used:
+            return mark
+    raise ValueError("there is every variation selector in them")
+
+
+def _finder(backend: Tokenizer, added: Iterable[AddedToken]) -> Tokenizer:
+    """Finds added tokens where the tokenizer itself does; the text between them is one token.
+
+    Unlike Python's `re` it lets other threads run, and takes time in proportion to the text.
+    """
+    finder = Tokenizer(models.WordLevel({_EDGE: 0}, unk_token=_EDGE))
+    finder.normalizer = backend.normalizer
+    finder.add_tokens(list(added))
+    return finder
+
+
+def _encoder(backend: Tokenizer, added: Mapping[int, AddedToken], nonce: str) -> Tokenizer:
+    """The same tokenizer, its model shared, with other added tokens."""
+    encoder = Tokenizer(backend.model)
+    encoder.normalizer = backend.normalizer
+    encoder.pre_tokenizer = backend.pre_tokenizer
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    holes = max(vocabulary.values(), default=-1) + 1 - len(vocabulary)  # new ids begin at its size
+    encoder.add_tokens([AddedToken(f"{_EDGE}{nonce}{hole}", special=True) for hole in range(holes)])
+    encoder.add_tokens(list(added.values()))
+    return encoder
+
+
+def _spelled_out(model: Any, control: Mapping[int, AddedToken]) -> dict[int | None, list[int]]:
+    """Smaller pieces for the control tokens that a model's own vocabulary has too.
+
+    Unigram models would put them together from their characters.
+    """
+    unknown = {token.id for token in model.tokenize(_EDGE)}
+    return {
+        token_id: [
+            piece.id
+            for part in (token.content[:1], token.content[1:])
+            for piece in model.tokenize(part)
+        ]
+        for token_id, token in control.items()
+        if model.id_to_token(token_id) == token.content and token_id not in unknown
+    }
