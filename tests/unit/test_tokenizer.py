@@ -63,7 +63,7 @@ def test_a_model_without_a_chat_template_says_so(tmp_path: Path) -> None:
     config = json.loads((checkpoint / "tokenizer_config.json").read_text())
     del config["chat_template"]
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = CheckpointTokenizer(load_tokenizer(checkpoint))
+    tokenizer = CheckpointTokenizer(load_tokenizer(checkpoint), MAX_TOKENS)
     with pytest.raises(ValueError, match=r"no chat template; /v1/completions"):
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
 
