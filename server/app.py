@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
@@ -12,6 +11,7 @@ from engine.api import Engine, EngineError
 from server.errors import ApiError, ClientLeft, handle, handle_client_left
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import BearerAuth, BodyLimit, LoopbackHost, RequestLog, SameOrigin
+from server.openapi import document
 from server.routes import admin, chat, completions, health, metrics, models
 from server.service import create_service
 from server.settings import Settings, is_loopback
@@ -39,11 +39,12 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         middleware=_middleware(settings, answers),
         redirect_slashes=False,
     )
-    for error in (ApiError, EngineError, RequestValidationError, HTTPException):
+    for error in (ApiError, EngineError, HTTPException):
         app.add_exception_handler(error, handle)
     app.add_exception_handler(ClientLeft, handle_client_left)
     for module in ROUTERS:
         app.include_router(module.router)
+    app.openapi_schema = document(app.title, app.version, app.routes, settings)
     return app
 
 

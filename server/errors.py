@@ -1,9 +1,8 @@
 """Whatever goes wrong, as OpenAI's error object and an HTTP status."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -57,6 +56,16 @@ def invalid(message: str, param: str | None, code: str | None = None) -> ApiErro
     return ApiError(400, message, param=param, code=code)
 
 
+def invalid_field(error: ValidationError) -> ApiError:
+    """400 for the first of pydantic's findings; the others are mostly its consequences."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = _param(first["loc"])
+    if not param:
+        return invalid(first["msg"], None)
+    code = UNSUPPORTED if first["type"] == UNSUPPORTED else None
+    return invalid(f"{param}: {first['msg']}", param, code)
+
+
 def to_api_error(error: Exception) -> ApiError:
     """The error as a client may see it. What is not known here says nothing of the inside."""
     match error:
@@ -64,8 +73,6 @@ def to_api_error(error: Exception) -> ApiError:
             return error
         case EngineError():
             return _refusal(error)
-        case RequestValidationError():
-            return _invalid_body(error.errors())
         case HTTPException():
             return _http_error(error)
         case _:
@@ -104,30 +111,14 @@ def _http_error(error: HTTPException) -> ApiError:
     codes = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
     headers = dict(error.headers or {})
     code = codes.get(error.status_code)
-    if error.status_code == 400 and error.__cause__ is not None:  # FastAPI could not read the body
-        return invalid(f"The body is not valid JSON: {error.__cause__}.", None)
     return ApiError(error.status_code, error.detail, code=code, headers=headers)
 
 
-def _invalid_body(errors: Sequence[Any]) -> ApiError:
-    """The first of pydantic's findings; the others are mostly its consequences."""
-    first = errors[0]
-    param = _param(first["loc"])
-    if first["type"] == "json_invalid":
-        return invalid(f"The body is not valid JSON: {first['ctx']['error']}.", None)
-    if first["type"] in {"missing", "model_attributes_type"} and not param:
-        return invalid("The body must be a JSON object, sent as application/json.", None)
-    if not param:
-        return invalid(first["msg"], None)
-    code = UNSUPPORTED if first["type"] == UNSUPPORTED else None
-    return invalid(f"{param}: {first['msg']}", param, code)
-
-
 def _param(location: Sequence[str | int]) -> str:
-    """`("body", "messages", 0, "content")` as `messages[0].content`."""
+    """`("messages", 0, "content")` as `messages[0].content`."""
     path = ""
     for part in location:
-        if part in {"body", "[key]"} and isinstance(part, str):
+        if part == "[key]":
             continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return path.lstrip(".")[:MAX_PARAM_CHARACTERS]

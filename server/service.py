@@ -4,11 +4,12 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Generic, cast
 
 from fastapi import Depends, Request
 
 from engine.api import Engine
+from server.body import BodyReader, Model
 from server.errors import ApiError, invalid
 from server.metrics import Metrics
 from server.middleware import RequestRecord, request_record
@@ -22,6 +23,7 @@ class Service:
     engine: Engine
     settings: Settings
     metrics: Metrics
+    bodies: BodyReader
     prompts: PromptEncoder
     model: str  # the name it is served under
     created: int  # seconds since the epoch
@@ -49,6 +51,7 @@ def create_service(engine: Engine, settings: Settings, metrics: Metrics) -> Serv
         engine=engine,
         settings=settings,
         metrics=metrics,
+        bodies=BodyReader(),
         prompts=PromptEncoder(engine.tokenizer, engine.card),
         model=settings.served_model_name or _public_name(engine.card.name),
         created=int(time.time()),
@@ -72,3 +75,13 @@ async def _record(request: Request) -> RequestRecord:
 # Both are coroutines: a plain function would wait for a free worker thread, and so would `/health`.
 ServiceDependency = Annotated[Service, Depends(_service)]
 RecordDependency = Annotated[RequestRecord, Depends(_record)]
+
+
+@dataclass(frozen=True)
+class JsonBody(Generic[Model]):
+    """Dependency: the request's body as a model."""
+
+    model: type[Model]
+
+    async def __call__(self, request: Request, service: ServiceDependency) -> Model:
+        return await service.bodies.read(request, self.model)

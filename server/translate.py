@@ -7,7 +7,7 @@ from engine.types import ModelCard, Request, SamplingParams
 from server.errors import ApiError, invalid
 from server.middleware import RequestRecord
 from server.schemas.chat import ChatRequest
-from server.schemas.common import GenerationRequest
+from server.schemas.common import NO_LIMIT, GenerationRequest
 from server.schemas.completions import MAX_PROMPTS, CompletionRequest
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
@@ -21,6 +21,7 @@ def chat_request(
     asked = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(asked, prompt, card, "messages")
+    check_prompt(prompt, card, "messages")
     return _request(body, prompt, card, record.id, record.client, max_tokens, body.n, logprobs)
 
 
@@ -30,7 +31,10 @@ def completion_requests(
     card: ModelCard,
     record: RequestRecord,
 ) -> list[Request]:
-    """One engine request for each prompt. Raises ApiError (400) for what the model cannot serve."""
+    """One engine request for each prompt that `check_prompt` has passed.
+
+    Raises ApiError (400) for what the model cannot serve.
+    """
     sequences = sequences_per_prompt(body)
     if len(prompts) * sequences > MAX_CHOICES:
         limit = f"at most {MAX_CHOICES} sequences in one request"
@@ -56,6 +60,20 @@ def completion_requests(
 def sequences_per_prompt(body: CompletionRequest) -> int:
     """How many sequences are generated for each prompt; `n` of them are returned."""
     return body.best_of or body.n
+
+
+def opening_token(card: ModelCard) -> int:
+    """What a text begins with where the tokenizer adds nothing: the token that ends the one before.
+
+    OpenAI's default prompt, <|endoftext|>, is such a token. Raises ApiError (400) unless the model
+    has exactly one.
+    """
+    if len(card.eos_token_ids) != 1:
+        raise invalid(
+            "prompt: this model has no token to begin with, so a prompt is needed", "prompt"
+        )
+    (token_id,) = card.eos_token_ids
+    return token_id
 
 
 def check_prompt(prompt: tuple[int, ...], card: ModelCard, param: str) -> None:
@@ -105,8 +123,8 @@ def _sampling(
             "min_tokens",
         )
     return SamplingParams(
-        temperature=body.temperature,
-        top_p=body.top_p,
+        temperature=body.temperature if body.top_p else 0.0,  # no mass at all: the best alone
+        top_p=body.top_p or 1.0,
         top_k=max(body.top_k, 0),
         min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
@@ -129,11 +147,10 @@ def _logit_bias(body: GenerationRequest, card: ModelCard) -> MappingProxyType[in
 
 def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
     """What was asked for, or all, of the room that the prompt leaves."""
-    check_prompt(prompt, card, param)
     room_tokens = card.max_sequence_tokens - len(prompt)
     if room_tokens < 0 or (room_tokens == 0 and asked != 0):
         raise too_long(str(len(prompt)), card, param)
-    return room_tokens if asked is None else min(asked, room_tokens)
+    return room_tokens if asked in {None, NO_LIMIT} else min(asked, room_tokens)
 
 
 def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:

@@ -1,7 +1,10 @@
 """`/admin`: what the cache holds, what it would find, and a way to empty it."""
 
-from fastapi import APIRouter
+from typing import Annotated
 
+from fastapi import APIRouter, Depends
+
+from server.openapi import errors, json_body
 from server.schemas.admin import (
     CacheStatsResponse,
     ClearResponse,
@@ -10,13 +13,15 @@ from server.schemas.admin import (
     ProbeRequest,
     ProbeResponse,
 )
-from server.service import Service, ServiceDependency
+from server.service import JsonBody, Service, ServiceDependency
 from server.translate import check_prompt
 
 router = APIRouter(prefix="/admin")
 
+ProbeBody = Annotated[ProbeRequest, Depends(JsonBody(ProbeRequest))]
 
-@router.post("/cache/clear")
+
+@router.post("/cache/clear", responses=errors(503))
 async def clear_cache(service: ServiceDependency) -> ClearResponse:
     """Blocks that live sequences hold stay with them; only their index is forgotten."""
     cleared = await service.engine.clear_cache()
@@ -30,8 +35,8 @@ async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
     return CacheStatsResponse.model_validate(service.engine.stats().loop.cache)
 
 
-@router.post("/cache/probe")
-async def probe_cache(body: ProbeRequest, service: ServiceDependency) -> ProbeResponse:
+@router.post("/cache/probe", responses=errors(400, 413, 503), openapi_extra=json_body(ProbeRequest))
+async def probe_cache(body: ProbeBody, service: ServiceDependency) -> ProbeResponse:
     prompt = await _prompt(body, service)
     check_prompt(prompt, service.engine.card, "prompt" if body.prompt is not None else "messages")
     probed = await service.engine.probe(prompt, body.cache_salt)
@@ -43,7 +48,7 @@ async def probe_cache(body: ProbeRequest, service: ServiceDependency) -> ProbeRe
 
 
 @router.head("/requests", include_in_schema=False)
-@router.get("/requests")
+@router.get("/requests", responses=errors(503))
 async def live_requests(service: ServiceDependency) -> LiveRequests:
     """Waits for the end of the running step."""
     live = await service.engine.requests()

@@ -1,25 +1,34 @@
 """`POST /v1/chat/completions`."""
 
 from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from server.generation import UsageMeter, generate_all
 from server.logprobs import chat_logprobs
+from server.openapi import errors, json_body, stream_of
 from server.render import ChatChunks, chat_completion, no_logprobs
 from server.routes.respond import rendered
-from server.schemas.chat import ChatCompletion, ChatRequest
-from server.service import RecordDependency, ServiceDependency
+from server.schemas.chat import ChatChunk, ChatCompletion, ChatRequest
+from server.service import JsonBody, RecordDependency, ServiceDependency
 from server.sse import EventStreamResponse
 from server.translate import chat_request
 
 router = APIRouter()
 
+ChatBody = Annotated[ChatRequest, Depends(JsonBody(ChatRequest))]
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=ChatCompletion,
+    responses=stream_of(ChatChunk) | errors(400, 404, 413, 429, 503),
+    openapi_extra=json_body(ChatRequest),
+)
 async def create_chat_completion(
-    body: ChatRequest, http: Request, service: ServiceDependency, record: RecordDependency
+    body: ChatBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_model(body.model)
     service.check_priority(body.priority)

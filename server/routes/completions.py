@@ -1,22 +1,40 @@
 """`POST /v1/completions`."""
 
-from fastapi import APIRouter, Request
+from collections.abc import Sequence
+from typing import Annotated
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from engine.types import ModelCard
 from server.generation import UsageMeter, generate_all
+from server.openapi import errors, json_body, stream_of
 from server.render_completions import CompletionChunks, CompletionTask, completion
 from server.routes.respond import rendered
-from server.schemas.completions import Completion, CompletionRequest
-from server.service import RecordDependency, Service, ServiceDependency
+from server.schemas.completions import Completion, CompletionRequest, Prompt
+from server.service import JsonBody, RecordDependency, Service, ServiceDependency
 from server.sse import EventStreamResponse
-from server.translate import check_prompt, completion_requests, sequences_per_prompt
+from server.translate import (
+    check_prompt,
+    completion_requests,
+    opening_token,
+    sequences_per_prompt,
+)
 
 router = APIRouter()
 
+CompletionBody = Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest))]
 
-@router.post("/v1/completions", response_model=Completion)
+
+@router.post(
+    "/v1/completions",
+    response_model=Completion,
+    responses=stream_of(Completion) | errors(400, 404, 413, 429, 503),
+    openapi_extra=json_body(CompletionRequest),
+)
 async def create_completion(
-    body: CompletionRequest, http: Request, service: ServiceDependency, record: RecordDependency
+    body: CompletionBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_model(body.model)
     service.check_priority(body.priority)
@@ -36,10 +54,21 @@ async def create_completion(
 
 
 async def _task(body: CompletionRequest, service: Service) -> CompletionTask:
-    prompts = [await service.prompts.text(prompt) for prompt in body.prompt]
-    for prompt in prompts:
-        check_prompt(prompt, service.engine.card, "prompt")
+    wanted = [await _opening(service)] if body.prompt is None else body.prompt
+    prompts = [await service.prompts.text(prompt) for prompt in wanted]
+    await to_thread.run_sync(_check, prompts, service.engine.card)
     echoes = [""] * len(prompts)
     if body.echo:
-        echoes = [await service.prompts.echo(prompt) for prompt in body.prompt]
+        echoes = [await service.prompts.echo(prompt) for prompt in wanted]
     return CompletionTask(body, prompts, echoes, service.engine.tokenizer)
+
+
+async def _opening(service: Service) -> Prompt:
+    """The default prompt: the beginning of a text, as the tokenizer marks it or else the model."""
+    marked = list(await service.prompts.text(""))
+    return marked or [opening_token(service.engine.card)]
+
+
+def _check(prompts: Sequence[tuple[int, ...]], card: ModelCard) -> None:
+    for prompt in prompts:
+        check_prompt(prompt, card, "prompt")

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from server.service import ServiceDependency
 
@@ -10,7 +10,7 @@ router = APIRouter()
 
 
 @router.head("/metrics", include_in_schema=False)
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(service: ServiceDependency) -> Response:
     text = service.metrics.render(service.engine, service.model)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

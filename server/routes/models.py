@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter
 
+from server.openapi import errors
 from server.schemas.models import Model, ModelList
 from server.service import Service, ServiceDependency
 
@@ -15,7 +16,7 @@ async def list_models(service: ServiceDependency) -> ModelList:
 
 
 @router.head("/v1/models/{id:path}", include_in_schema=False)
-@router.get("/v1/models/{id:path}")
+@router.get("/v1/models/{id:path}", responses=errors(404))
 async def get_model(id: str, service: ServiceDependency) -> Model:
     service.check_model(id)
     return _model(service)

@@ -5,9 +5,9 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.schemas.chat import Message
-from server.schemas.common import RequestModel, Text
-from server.schemas.completions import Prompt, parse_prompts
+from server.schemas.chat import MAX_MESSAGES, Message
+from server.schemas.common import RequestModel
+from server.schemas.completions import Prompt, WirePrompt, parse_prompts
 
 
 def _parse_prompt(value: object) -> Prompt:
@@ -17,12 +17,15 @@ def _parse_prompt(value: object) -> Prompt:
     return prompts[0]
 
 
+OnePrompt = Annotated[Prompt, PlainValidator(_parse_prompt, json_schema_input_type=WirePrompt)]
+
+
 class ProbeRequest(RequestModel):
     """A chat body, or a prompt as text or token ids."""
 
-    messages: list[Message] = Field(default_factory=list)
-    prompt: Annotated[Prompt, PlainValidator(_parse_prompt)] | None = None
-    cache_salt: Text = Field("", max_length=256)
+    messages: list[Message] = Field(default_factory=list, max_length=MAX_MESSAGES, fail_fast=True)
+    prompt: OnePrompt | None = None
+    cache_salt: str = Field("", max_length=256)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -16,19 +15,23 @@ from pydantic_core import PydanticCustomError
 from server.schemas.common import (
     GenerationRequest,
     RequestModel,
-    Text,
+    TokenLimit,
     UsageBody,
     WireFinishReason,
-    encodable,
 )
 from server.schemas.errors import UNSUPPORTED
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1000
+MAX_TOOL_CALLS = 1000
+MAX_MODALITIES = 16
 
 
 class TextPart(RequestModel):
     """One part of a message's content. Text is the only kind that is served."""
 
-    type: Text
-    text: Text
+    type: str = Field(json_schema_extra={"const": "text"})
+    text: str
 
     @field_validator("type")
     @classmethod
@@ -47,18 +50,16 @@ def _as_parts(content: object) -> object:
     return content
 
 
+TextParts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+Content = Annotated[TextParts, BeforeValidator(_as_parts, json_schema_input_type=str | TextParts)]
+
+
 class Message(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[list[TextPart], BeforeValidator(_as_parts)] | None = None
-    name: Text | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: Text | None = None
-
-    @field_validator("tool_calls")
-    @classmethod
-    def _encodable(cls, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        encodable(json.dumps(calls, ensure_ascii=False))
-        return calls
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOL_CALLS, fail_fast=True)
+    tool_call_id: str | None = None
 
     @model_validator(mode="after")
     def _content_unless_assistant(self) -> Self:
@@ -69,18 +70,25 @@ class Message(RequestModel):
 
 
 class ChatRequest(GenerationRequest):
-    messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
-    modalities: list[str] = Field(default_factory=list)
+    modalities: list[str] = Field(default_factory=list, max_length=MAX_MODALITIES, fail_fast=True)
+
+    @field_validator("max_tokens", "max_completion_tokens")
+    @classmethod
+    def _some_tokens(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise PydanticCustomError("token_limit", "must be at least 1, or -1 for no limit")
+        return value
 
     @field_validator("top_logprobs")
     @classmethod
     def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and not info.data.get("logprobs"):
+        if value and not info.data.get("logprobs"):
             raise PydanticCustomError("top_logprobs", "only allowed when logprobs is true")
         return value
 

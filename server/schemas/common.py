@@ -3,46 +3,64 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StringConstraints,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from server.schemas.errors import UNSUPPORTED
 
+NULL = {"type": "null"}
+NO_LIMIT = -1
+"""A number of tokens, as LM Studio spells it."""
+MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 512
+MAX_STOP_CHARACTERS_IN_ALL = 4096  # each is looked for in every character of every answer
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 128
-
-
-def encodable(text: str) -> str:
-    """JSON can spell half a surrogate pair, which is no text and has no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("text", "text must be valid Unicode") from None
-    return text
+MAX_TOOLS = 1024
 
 
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Text = Annotated[str, AfterValidator(encodable)]
-StopText = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-TokenIdText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
+def _few(biases: object) -> object:
+    """A dict has no `fail_fast`: counted first, it cannot make an error of each of its keys."""
+    if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIASES:
+        message = "at most {limit} entries"
+        raise PydanticCustomError("logit_bias", message, {"limit": MAX_LOGIT_BIASES})
+    return biases
+
+
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
+TokenId = Annotated[int, Field(ge=0)]
+TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[
+    dict[TokenIdText, Bias],
+    BeforeValidator(_few),
+    Field(json_schema_extra={"maxProperties": MAX_LOGIT_BIASES, "additionalProperties": False}),
+]
+AnyList = Annotated[list[Any], Field(max_length=MAX_TOOLS)]
+TokenLimit = Annotated[int, Field(ge=NO_LIMIT)]
 
 
 class RequestModel(BaseModel):
-    """A JSON object from a client: unknown fields are accepted, and null is the same as absent."""
+    """A JSON object from a client: unknown fields are accepted, and null is the same as absent.
+
+    What a client can make long stops at the first error, and is counted before it is looked at:
+    pydantic would make an error of each item of a list.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -53,6 +71,27 @@ class RequestModel(BaseModel):
             return {key: value for key, value in data.items() if value is not None}
         return data
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The same in the schema: what may be absent may be null."""
+        schema = handler(core_schema)
+        model = handler.resolve_ref_schema(schema)
+        for name, field in model["properties"].items():
+            if name not in model.get("required", ()):
+                model["properties"][name] = _nullable(field)
+        return schema
+
+
+def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
+    if NULL in schema.get("anyOf", ()):
+        return schema
+    about: JsonSchemaValue = {
+        name: schema.pop(name) for name in ("title", "default") if name in schema
+    }
+    return {"anyOf": [*schema.get("anyOf", [schema]), NULL], **about}
+
 
 class StreamOptions(RequestModel):
     include_usage: bool = False
@@ -61,35 +100,37 @@ class StreamOptions(RequestModel):
 class GenerationRequest(RequestModel):
     """Fields that both kinds of completion take. Defaults are OpenAI's."""
 
-    model: Text = Field("", max_length=256)
+    model: str = Field("", max_length=256)
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions | None = None
 
     temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, ge=0, le=1)
     top_k: int = Field(0, ge=-1, le=2**31 - 1)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[TokenIdText, Bias] = Field(default_factory=dict, max_length=MAX_LOGIT_BIASES)
+    logit_bias: Biases = Field(default_factory=dict)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
 
-    stop: Annotated[list[StopText], Field(max_length=4), BeforeValidator(_as_list)] = Field(
-        default_factory=list
+    stop: Annotated[
+        StopTexts, BeforeValidator(_as_list, json_schema_input_type=StopText | StopTexts)
+    ] = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(
+        default_factory=list, max_length=MAX_STOP_TOKEN_IDS, fail_fast=True
     )
-    stop_token_ids: list[int] = Field(default_factory=list, max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
-    cache_salt: Text = Field("", max_length=256)
+    cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-1000, le=1000)
 
     response_format: dict[str, Any] | None = None
     tool_choice: Any = "auto"
-    tools: list[Any] = Field(default_factory=list)
+    tools: AnyList = Field(default_factory=list)
     function_call: Any = "auto"
-    functions: list[Any] = Field(default_factory=list)
+    functions: AnyList = Field(default_factory=list)
 
     @field_validator("stream_options")
     @classmethod
@@ -100,11 +141,19 @@ class GenerationRequest(RequestModel):
             raise PydanticCustomError("stream_options", "only allowed when stream is true")
         return value
 
+    @field_validator("stop")
+    @classmethod
+    def _few_characters(cls, stop: list[str]) -> list[str]:
+        if sum(map(len, stop)) > MAX_STOP_CHARACTERS_IN_ALL:
+            message = "at most {limit} characters in all"
+            raise PydanticCustomError("stop", message, {"limit": MAX_STOP_CHARACTERS_IN_ALL})
+        return stop
+
     @field_validator("response_format")
     @classmethod
     def _text_format_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None and value.get("type") != "text":
-            raise PydanticCustomError(UNSUPPORTED, 'only {{"type": "text"}} is supported')
+            raise PydanticCustomError(UNSUPPORTED, 'only {"type": "text"} is supported')
         return value
 
     @field_validator("tools", "functions")

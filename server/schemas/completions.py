@@ -1,11 +1,17 @@
 """`POST /v1/completions`."""
 
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Literal, TypeGuard
 
 from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from server.schemas.common import GenerationRequest, UsageBody, WireFinishReason, encodable
+from server.schemas.common import (
+    GenerationRequest,
+    TokenId,
+    TokenLimit,
+    UsageBody,
+    WireFinishReason,
+)
 from server.schemas.errors import UNSUPPORTED
 
 MAX_PROMPTS = 256
@@ -25,7 +31,7 @@ def parse_prompts(value: object) -> list[Prompt]:
 
 def _parse(value: object) -> Prompt:
     if isinstance(value, str):
-        return encodable(value)
+        return value
     if _is_token_ids(value):
         return value
     raise PydanticCustomError(
@@ -37,16 +43,18 @@ def _is_token_ids(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
-Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=Any)]
+WirePrompt = str | Annotated[list[TokenId], Field(min_length=1)]
+WirePrompts = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=WirePrompts)]
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Prompts
-    max_tokens: int | None = Field(None, ge=0)
+    prompt: Prompts | None = None
+    max_tokens: TokenLimit | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool = False
     best_of: int | None = Field(None, ge=1, le=20)
-    suffix: str = ""
+    suffix: str = Field("", json_schema_extra={"maxLength": 0})
 
     @field_validator("best_of")
     @classmethod

@@ -1,6 +1,7 @@
 """Everything that is refused: the status, the field at fault, four keys always."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -8,7 +9,9 @@ import pytest
 from openai import NotFoundError
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
+from server.settings import Settings
 from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine, Script
 
 
@@ -30,7 +33,6 @@ def user(content: object) -> list[dict[str, object]]:
 
 
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
-CALLS_HALF_A_CHARACTER = {"role": "assistant", "tool_calls": [{"function": {"name": "\ud800"}}]}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 BAD_CHAT = [
@@ -42,43 +44,49 @@ BAD_CHAT = [
     ({"messages": user(5)}, "messages[0].content"),
     ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
     ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text"),
-    ({"messages": user("\ud800")}, "messages[0].content[0].text"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages"),
-    ({"messages": [CALLS_HALF_A_CHARACTER]}, "messages[0].tool_calls"),
+    ({"messages": user("x") * 10_001}, "messages"),
+    ({"messages": user([{"type": "text", "text": ""}] * 1001)}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}] * 1001}]}, "messages[0].tool_calls"),
     ({"model": 5}, "model"),
-    ({"model": "\udfff"}, "model"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "warm"}, "temperature"),
-    ({"temperature": float("nan")}, "temperature"),
-    ({"temperature": float("inf")}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.01}, "top_p"),
     ({"top_p": 1.01}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"min_p": 1.5}, "min_p"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-37}, "repetition_penalty"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"n": True}, "n"),
     ({"n": 1.5}, "n"),
-    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": ["x" * 512] * 9}, "stop"),
     ({"stop": ""}, "stop[0]"),
     ({"stop": ["a", ""]}, "stop[1]"),
     ({"stop": "x" * 513}, "stop[0]"),
     ({"stop_token_ids": [257]}, "stop_token_ids"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"max_completion_tokens": -2}, "max_completion_tokens"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"logit_bias": {"257": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
     ({"logit_bias": {"a": 1}}, "logit_bias.a"),
     ({"logit_bias": {"1": 101}}, "logit_bias.1"),
-    ({"logit_bias": {"\ud800": 1}}, "logit_bias.\ufffd\ufffd\ufffd"),
+    ({"logit_bias": {"²": 1}}, "logit_bias.²"),
+    ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias"),
     ({"logit_bias": {"x" * 10_000: 1}}, "logit_bias." + "x" * 117),
     ({"model": "x" * 257}, "model"),
     ({"logit_bias": [1]}, "logit_bias"),
+    ({"modalities": ["text"] * 17}, "modalities"),
+    ({"tools": [TOOL] * 1025, "tool_choice": "none"}, "tools"),
+    ({"seed": 10**4000}, "seed"),
+    ({"stop_token_ids": [10**4000]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": 1}, "logprobs"),
@@ -102,7 +110,6 @@ UNSUPPORTED_CHAT = [
 ]
 
 BAD_COMPLETIONS = [
-    ({"prompt": None}, "prompt"),
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": ["a", ""]}, "prompt"),
@@ -112,12 +119,12 @@ BAD_COMPLETIONS = [
     ({"prompt": [True]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [257]}, "prompt"),
-    ({"prompt": "\ud800"}, "prompt"),
+    ({"prompt": [10**4000]}, "prompt"),
     ({"prompt": ["a"] * 257}, "prompt"),
     ({"prompt": ["a"] * 3, "n": 100}, "n"),
     ({"logprobs": 6}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
     ({"best_of": 1, "n": 2}, "best_of"),
     ({"best_of": 21}, "best_of"),
     ({"best_of": 2, "stream": True}, "best_of"),
@@ -171,7 +178,10 @@ def test_message_names_the_limit(http: httpx.Client, chat: ChatBody) -> None:
 
 
 DEEP = '{"model": null, "messages": ' + "[" * 100_000 + "]" * 100_000 + "}"
+DEEP_ARGUMENTS = '{"a": ' * 500 + "1" + "}" * 500
+DEEP_CALL = '{"messages": [{"role": "assistant", "tool_calls": [' + DEEP_ARGUMENTS + "]}]}"
 LONG = '{"seed": ' + "1" * 5000 + "}"
+HI = '"messages": [{"role": "user", "content": "Hi"}]}'
 BROKEN_BODIES = [
     "",
     "{",
@@ -182,8 +192,17 @@ BROKEN_BODIES = [
     "{'a': 1}",
     "\x00",
     DEEP,
+    DEEP_CALL,
     LONG,
     '{"n": 1e999999}',
+    '{"n": 1, "n": 2, ' + HI,
+    '{"temperature": NaN, ' + HI,
+    '{"temperature": Infinity, ' + HI,
+    '{"unknown": -Infinity, ' + HI,
+    '{"model": "\\ud800", ' + HI,
+    '{"unknown": {"\\udfff": 1}, ' + HI,
+    '{"model": "a" ' + HI,
+    "{" + HI + " {}",
 ]
 
 
@@ -199,7 +218,8 @@ def test_not_utf8_is_400(http: httpx.Client) -> None:
     headers = {"Content-Type": "application/json"}
     answer = http.post("/v1/chat/completions", content=b'{"model": "\xff"}', headers=headers)
     assert answer.status_code == 400
-    assert "decode byte 0xff" in error_of(answer)["message"]
+    message = error_of(answer)["message"]
+    assert message.endswith("invalid unicode code point at line 1 column 12.")
 
 
 def test_body_must_say_that_it_is_json(http: httpx.Client, chat: ChatBody) -> None:
@@ -207,7 +227,23 @@ def test_body_must_say_that_it_is_json(http: httpx.Client, chat: ChatBody) -> No
     headers = {"Content-Type": "text/plain"}
     answer = http.post("/v1/chat/completions", content=json.dumps(chat()), headers=headers)
     assert answer.status_code == 400
-    assert "application/json" in error_of(answer)["message"]
+    assert "application/json, not 'text/plain'" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("content_type", [None, "application/vnd.api+json", "Application/JSON;a=b"])
+def test_body_that_says_nothing_else_is_json(
+    http: httpx.Client, chat: ChatBody, content_type: str | None
+) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    content = b"\xef\xbb\xbf" + json.dumps(chat()).encode()  # as Windows' editors begin a file
+    answer = http.post("/v1/chat/completions", content=content, headers=headers)
+    assert answer.status_code == 200
+
+
+def test_message_says_which_response_format_there_is(http: httpx.Client, chat: ChatBody) -> None:
+    body = chat(response_format={"type": "json_object"})
+    error = error_of(post(http, "/v1/chat/completions", body))
+    assert error["message"] == 'response_format: only {"type": "text"} is supported'
 
 
 def test_unknown_model(client: StrictClient, http: httpx.Client, chat: ChatBody) -> None:
@@ -218,17 +254,27 @@ def test_unknown_model(client: StrictClient, http: httpx.Client, chat: ChatBody)
         assert post(http, "/v1/chat/completions", chat(model=name)).status_code == 200
 
 
-def test_context_length_exceeded_names_both_numbers(
+def test_context_length_exceeded_is_said_as_openai_says_it(
     http: httpx.Client, chat: ChatBody, model: str
 ) -> None:
     limit = CARD.max_context_tokens
     error = error_of(post(http, "/v1/chat/completions", chat(messages=user("x" * limit))))
     assert error["code"] == "context_length_exceeded"
-    assert str(limit) in error["message"]
+    assert error["message"].startswith(f"This model's maximum context length is {limit} tokens")
     assert str(limit + len("<user>\n<assistant>")) in error["message"]
     full = {"model": model, "prompt": "x" * limit}
     assert post(http, "/v1/completions", full).status_code == 400
     assert post(http, "/v1/completions", full | {"max_tokens": 0}).status_code == 200
+
+
+def test_context_length_exceeded_names_the_cache_where_that_is_smaller() -> None:
+    engine = FakeEngine(card=replace(CARD, arena_tokens=100))
+    with running(engine, Settings(port=0)) as base_url:
+        body = {"prompt": "x" * 101}
+        error = error_of(httpx.post(f"{base_url}/v1/completions", json=body))
+    beginning = "This model's maximum context length is 100 tokens, all that the KV cache holds"
+    assert error["message"].startswith(beginning)
+    assert "101 tokens" in error["message"]
 
 
 def test_unknown_url_and_method(http: httpx.Client) -> None:

@@ -1,0 +1,95 @@
+"""What `/openapi.json` says beyond what FastAPI reads off the routes."""
+
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute
+
+from server.middleware import PROTECTED_PREFIXES
+from server.schemas.admin import ProbeRequest
+from server.schemas.chat import ChatChunk, ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.errors import ErrorResponse
+from server.settings import Settings
+
+SCHEMAS = "#/components/schemas/{model}"
+RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
+BUSY_STATUSES = {429, 503}
+NEVER_SENT = ("ValidationError", "HTTPValidationError")  # FastAPI's own, with its 422
+
+Document = dict[str, Any]
+Responses = dict[int | str, Document]
+
+
+def errors(*statuses: int) -> Responses:
+    """The errors that a route answers with, besides those of access and of a crash."""
+    return {status: _error(status) for status in statuses}
+
+
+def stream_of(chunk: type[BaseModel]) -> Responses:
+    """The other shape of a 200, with `stream`."""
+    text = f"The data of an event is a {chunk.__name__} or an ErrorResponse, at the end [DONE]."
+    schema = {"type": "string", "description": text}
+    return {200: {"content": {"text/event-stream": {"schema": schema}}}}
+
+
+def json_body(model: type[BaseModel]) -> Document:
+    """A route's request body, which a dependency reads where FastAPI does not see it."""
+    return {"requestBody": {"required": True, "content": _json(model)}}
+
+
+def document(title: str, version: str, routes: Sequence[BaseRoute], settings: Settings) -> Document:
+    """The OpenAPI 3.1 description of a daemon with these settings."""
+    described = get_openapi(title=title, version=version, routes=routes)
+    components = described["components"]
+    components["schemas"] |= _schemas()
+    for name in NEVER_SENT:
+        components["schemas"].pop(name, None)
+    if settings.api_key is not None:
+        components["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+    for path, operation in _operations(described):
+        operation["responses"].pop("422", None)
+        operation["responses"]["500"] = _error(500)
+        if settings.api_key is None:
+            operation["responses"]["403"] = _error(403)
+        elif path.startswith(PROTECTED_PREFIXES):
+            operation["responses"]["401"] = _error(401)
+            operation["security"] = [{"ApiKey": []}]
+    return described
+
+
+def _operations(described: Document) -> Iterator[tuple[str, Document]]:
+    for path, methods in described["paths"].items():
+        for operation in methods.values():
+            yield path, operation
+
+
+def _schemas() -> Document:
+    """Of the models that FastAPI does not see."""
+    bodies: list[type[BaseModel]] = [ChatRequest, CompletionRequest, ProbeRequest]
+    _, schemas = models_json_schema(
+        [
+            *((body, "validation") for body in bodies),
+            (ChatChunk, "serialization"),
+            (ErrorResponse, "serialization"),
+        ],
+        ref_template=SCHEMAS,
+    )
+    found: Document = schemas["$defs"]
+    return found
+
+
+def _error(status: int) -> Document:
+    response: Document = {
+        "description": HTTPStatus(status).phrase,
+        "content": _json(ErrorResponse),
+    }
+    return response | {"headers": RETRY_AFTER} if status in BUSY_STATUSES else response
+
+
+def _json(model: type[BaseModel]) -> Document:
+    return {"application/json": {"schema": {"$ref": SCHEMAS.format(model=model.__name__)}}}
