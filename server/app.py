@@ -11,7 +11,7 @@ from engine.api import Engine, EngineError
 from server.errors import ApiError, ClientLeft, handle, handle_client_left
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import BearerAuth, BodyLimit, LoopbackHost, RequestLog, SameOrigin
-from server.openapi import document
+from server.openapi import OpenApiDocument
 from server.routes import admin, chat, completions, health, metrics, models
 from server.service import create_service
 from server.settings import Settings, is_loopback
@@ -34,8 +34,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     app = FastAPI(
         title="Rootstock",
         lifespan=lifespan,
-        docs_url=None,  # the page loads scripts from elsewhere
-        redoc_url=None,
+        openapi_url=None,  # FastAPI's own, with pages that load scripts from elsewhere
         middleware=_middleware(settings, answers),
         redirect_slashes=False,
     )
@@ -44,7 +43,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     app.add_exception_handler(ClientLeft, handle_client_left)
     for module in ROUTERS:
         app.include_router(module.router)
-    app.openapi_schema = document(app.title, app.version, app.routes, settings)
+    app.add_route("/openapi.json", OpenApiDocument(app, settings).answer)
     return app
 
 

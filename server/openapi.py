@@ -1,13 +1,16 @@
 """What `/openapi.json` says beyond what FastAPI reads off the routes."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.routing import BaseRoute
+from starlette.responses import Response
 
 from server.middleware import PROTECTED_PREFIXES
 from server.schemas.admin import ProbeRequest
@@ -32,9 +35,14 @@ def errors(*statuses: int) -> Responses:
 
 def stream_of(chunk: type[BaseModel]) -> Responses:
     """The other shape of a 200, with `stream`."""
-    text = f"The data of an event is a {chunk.__name__} or an ErrorResponse, at the end [DONE]."
-    schema = {"type": "string", "description": text}
-    return {200: {"content": {"text/event-stream": {"schema": schema}}}}
+    news = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [_reference(chunk), _reference(ErrorResponse)]},
+    }
+    data = {"anyOf": [news, {"const": "[DONE]"}]}
+    event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+    return {200: {"content": {"text/event-stream": {"itemSchema": event}}}}
 
 
 def json_body(model: type[BaseModel]) -> Document:
@@ -42,9 +50,24 @@ def json_body(model: type[BaseModel]) -> Document:
     return {"requestBody": {"required": True, "content": _json(model)}}
 
 
-def document(title: str, version: str, routes: Sequence[BaseRoute], settings: Settings) -> Document:
+class OpenApiDocument:
+    """The document of one application, made when it is first asked for."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def answer(self, request: Request) -> Response:
+        return Response(self._text, media_type="application/json")
+
+    @cached_property
+    def _text(self) -> str:
+        return json.dumps(document(self._app, self._settings))
+
+
+def document(app: FastAPI, settings: Settings) -> Document:
     """The OpenAPI 3.1 description of a daemon with these settings."""
-    described = get_openapi(title=title, version=version, routes=routes)
+    described = get_openapi(title=app.title, version=app.version, routes=app.routes)
     components = described["components"]
     components["schemas"] |= _schemas()
     for name in NEVER_SENT:
@@ -92,4 +115,8 @@ def _error(status: int) -> Document:
 
 
 def _json(model: type[BaseModel]) -> Document:
-    return {"application/json": {"schema": {"$ref": SCHEMAS.format(model=model.__name__)}}}
+    return {"application/json": {"schema": _reference(model)}}
+
+
+def _reference(model: type[BaseModel]) -> Document:
+    return {"$ref": SCHEMAS.format(model=model.__name__)}

@@ -5,11 +5,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
 from server.schemas.common import (
@@ -54,7 +56,17 @@ TextParts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True
 Content = Annotated[TextParts, BeforeValidator(_as_parts, json_schema_input_type=str | TextParts)]
 
 
+CONTENT_UNLESS_ASSISTANT: JsonSchemaValue = {
+    "anyOf": [
+        {"properties": {"role": {"const": "assistant"}}},
+        {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
+    ]
+}
+
+
 class Message(RequestModel):
+    model_config = ConfigDict(json_schema_extra=CONTENT_UNLESS_ASSISTANT)
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None

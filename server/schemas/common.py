@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from server.schemas.errors import UNSUPPORTED
 
-NULL = {"type": "null"}
+NULL: JsonSchemaValue = {"type": "null"}
 NO_LIMIT = -1
 """A number of tokens, as LM Studio spells it."""
 MAX_STOPS = 64

@@ -1,0 +1,94 @@
+"""The daemon's description of itself: that it is complete, and that the daemon does as it says."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.settings import Settings
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine
+
+KEY = "sesame"
+OPTIONS = [
+    *("--generation-deterministic", "--max-examples=10"),
+    "--phases=coverage,fuzzing",
+    f"--header=Authorization: Bearer {KEY}",
+    # What no schema says: the model's own limits, and fields that go together.
+    "--exclude-checks=positive_data_acceptance",
+    # A slow machine is no finding.
+    *("--request-timeout=60", "--suppress-health-check=all", "--warnings=off", "--no-color"),
+]
+
+
+@pytest.fixture(scope="module")
+def keyed_url(no_settings_from_outside: None) -> Iterator[str]:
+    with running(FakeEngine(), Settings(port=0, api_key=KEY)) as url:
+        yield url
+
+
+def test_schemathesis_finds_nothing(keyed_url: str, tmp_path: Path) -> None:
+    """It makes requests of the document, good and bad, and judges the answers by it."""
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{keyed_url}/openapi.json"]
+    done = subprocess.run(
+        [*command, *OPTIONS], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (generated,) = re.findall(r"(\d+) generated", done.stdout)
+    assert int(generated) > 500
+
+
+def document(base_url: str) -> Any:
+    return httpx.get(f"{base_url}/openapi.json").json()
+
+
+def statuses(document: Any) -> dict[str, set[str]]:
+    return {
+        path: set(operation["responses"])
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
+    }
+
+
+def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str) -> None:
+    sent = statuses(document(base_url))
+    generation = {"200", "400", "403", "404", "413", "429", "500", "503"}
+    assert sent["/v1/chat/completions"] == sent["/v1/completions"] == generation
+    assert sent["/v1/models/{id}"] == {"200", "403", "404", "500"}
+    keyed = statuses(document(keyed_url))
+    assert keyed["/v1/completions"] == generation - {"403"} | {"401"}
+    assert keyed["/health"] == {"200", "500", "503"}
+
+
+def test_a_key_is_asked_for_where_there_is_one(base_url: str, keyed_url: str) -> None:
+    assert "securitySchemes" not in document(base_url)["components"]
+    keyed = document(keyed_url)
+    (scheme,) = keyed["components"]["securitySchemes"].values()
+    assert scheme == {"type": "http", "scheme": "bearer"}
+    assert "security" in keyed["paths"]["/v1/models"]["get"]
+    assert "security" not in keyed["paths"]["/metrics"]["get"]
+
+
+def test_answers_are_described(base_url: str) -> None:
+    paths = document(base_url)["paths"]
+    completion = paths["/v1/completions"]["post"]["responses"]["200"]["content"]
+    assert set(completion) == {"application/json", "text/event-stream"}
+    assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+
+
+def kinds(schema: Any) -> set[str]:
+    return {kind["type"] for kind in schema["anyOf"]}
+
+
+def test_fields_have_every_type_that_is_taken(base_url: str) -> None:
+    schemas = document(base_url)["components"]["schemas"]
+    completion, message = schemas["CompletionRequest"], schemas["Message"]
+    assert kinds(message["properties"]["content"]) == {"string", "array", "null"}
+    assert kinds(completion["properties"]["stop"]) == {"string", "array", "null"}
+    assert kinds(completion["properties"]["prompt"]) == {"string", "array", "null"}
+    assert kinds(completion["properties"]["top_p"]) == {"number", "null"}

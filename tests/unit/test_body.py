@@ -1,0 +1,107 @@
+"""Bodies as they are read: what is bounded before it is looked at, and where the work is done."""
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError, field_validator
+from starlette.requests import Request
+from starlette.types import Message
+
+from server.body import MAX_NODES, SMALL_BODY_BYTES, BodyReader, parse
+from server.errors import ApiError, ClientLeft
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+
+MANY = 5000
+
+
+class Anything(BaseModel):
+    """A model that notes which thread validates it."""
+
+    thread: int = 0
+
+    @field_validator("thread", mode="before")
+    @classmethod
+    def _here(cls, value: object) -> int:
+        return threading.get_ident()
+
+
+def request(*messages: Message) -> Request:
+    received = iter(messages)
+
+    async def receive() -> Message:
+        return next(received)
+
+    return Request({"type": "http", "headers": []}, receive)
+
+
+def chunk(body: bytes) -> Message:
+    return {"type": "http.request", "body": body, "more_body": False}
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+async def test_big_bodies_leave_the_event_loop(spare: int) -> None:
+    body = b'{"thread": 0}'.ljust(SMALL_BODY_BYTES + spare)
+    read = await BodyReader().read(request(chunk(body)), Anything)
+    assert (read.thread == threading.get_ident()) == (spare == 0)
+
+
+async def test_a_client_that_leaves_before_its_body_is_there() -> None:
+    with pytest.raises(ClientLeft):
+        await BodyReader().read(request({"type": "http.disconnect"}), Anything)
+
+
+def refusal(body: bytes) -> str:
+    with pytest.raises(ApiError) as caught:
+        parse(body, Anything)
+    assert caught.value.status == 400
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("node", ["[]", "{}", '{"a":1}', '"[]",[]', '"\\\\",[]', '"\\"",[]'])
+def test_nodes_are_bounded(node: str) -> None:
+    nodes = 2 if "1" in node else 1
+    most = (MAX_NODES - 3) // nodes  # the object, its member and the list are nodes as well
+    text = '{"x":[' + ",".join([node] * most) + "]%s}"
+    parse((text % "").encode(), Anything)
+    assert str(MAX_NODES) in refusal((text % ',"y":[],"z":[]').encode())
+
+
+def test_brackets_in_text_are_text() -> None:
+    text = '[{":\\' * MAX_NODES
+    parse(json.dumps({"x": text}).encode(), Anything)
+
+
+def test_what_a_client_says_is_not_said_back_at_length() -> None:
+    key = "k" * 100_000
+    assert len(refusal(f'{{"{key}": 1, "{key}": 2}}'.encode())) < 300
+
+
+def test_nesting_is_bounded() -> None:
+    assert "recursion limit" in refusal(b'{"a":' * 500 + b"1" + b"}" * 500)
+
+
+TALK = [{"role": "user", "content": "Hi"}]
+LISTS: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (ChatRequest, {"messages": [1] * MANY}),
+    (ChatRequest, {"messages": [{}] * MANY}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [1] * 900}]}),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * 900}]}),
+    (ChatRequest, {"messages": TALK, "logit_bias": {f"k{key}": "x" for key in range(MANY)}}),
+    (ChatRequest, {"messages": TALK, "stop": [1] * 60}),
+    (ChatRequest, {"messages": TALK, "stop_token_ids": [""] * 100}),
+    (ChatRequest, {"messages": TALK, "modalities": [1] * 10}),
+    (CompletionRequest, {"prompt": [""] * 200 + [{}] * 50}),
+]
+
+
+@pytest.mark.parametrize(("model", "fields"), LISTS, ids=range(len(LISTS)))
+def test_the_first_error_of_a_list_is_the_last(
+    model: type[BaseModel], fields: dict[str, Any]
+) -> None:
+    """Pydantic makes an error of a kilobyte for each item, unless told to stop."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(fields)
+    assert caught.value.error_count() <= 2
