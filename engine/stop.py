@@ -1,5 +1,6 @@
 """Stop strings over text that arrives in pieces."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 
@@ -16,27 +17,29 @@ class StopChecker:
 
     Text that may still turn out to be the beginning of a stop string is held back: at most one
     character less than the longest of them. When several end at the same character the longest
-    counts, so no part of a stop string is ever shown. One pass over each piece for every stop
-    string. Nothing may be added after a stop. Raises ValueError for an empty stop string.
+    counts, so no part of a stop string is ever shown. A character costs what stop strings it
+    begins or goes on with, not what there are. Nothing may be added after a stop. Raises
+    ValueError for an empty stop string.
     """
 
-    __slots__ = ("_held", "_matchers")
+    __slots__ = ("_begun", "_by_first", "_held")
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._matchers = tuple(_Matcher(stop) for stop in sorted(stops, key=len, reverse=True))
+        self._begun: list[_Matcher] = []
+        self._by_first: dict[str, list[_Matcher]] = defaultdict(list)
+        for matcher in map(_Matcher, stops):
+            self._by_first[matcher.stop[0]].append(matcher)
         self._held = ""
 
     def add(self, text: str) -> Checked:
         """Take the next piece; return what has become safe to show."""
         seen = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            for matcher in self._matchers:
-                matcher.advance(character)
-            for matcher in self._matchers:
-                if matcher.is_complete():
-                    self._held = ""
-                    return Checked(seen[: end - len(matcher.stop)], matcher.stop)
-        held = max((matcher.matched for matcher in self._matchers), default=0)
+            if complete := self._advance(character):
+                stop = max(complete, key=len)
+                self._held = ""
+                return Checked(seen[: end - len(stop)], stop)
+        held = max((matcher.matched for matcher in self._begun), default=0)
         self._held = seen[len(seen) - held :]
         return Checked(seen[: len(seen) - held])
 
@@ -44,6 +47,18 @@ class StopChecker:
         """What was held back, when the sequence ended for another reason."""
         held, self._held = self._held, ""
         return held
+
+    def _advance(self, character: str) -> list[str]:
+        """The stop strings that the character completes."""
+        for matcher in self._begun:
+            matcher.advance(character)
+        still_begun = [matcher for matcher in self._begun if matcher.matched]
+        for matcher in self._by_first.get(character, ()):
+            if not matcher.matched:  # else it has taken the character above
+                matcher.advance(character)
+                still_begun.append(matcher)
+        self._begun = still_begun
+        return [matcher.stop for matcher in still_begun if matcher.is_complete()]
 
 
 class _Matcher:
