@@ -33,7 +33,7 @@ class BodyReader:
         """Raises ApiError (400) that names the place, and ClientLeft."""
         _check_content_type(request.headers.get("content-type", ""))
         try:
-            body = await request.body()
+            body = b"".join([chunk async for chunk in request.stream()])  # body() would keep it
         except ClientDisconnect:
             raise ClientLeft from None
         if len(body) <= SMALL_BODY_BYTES:
