@@ -28,7 +28,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def keyed_url(no_settings_from_outside: None) -> Iterator[str]:
-    with running(FakeEngine(), Settings(port=0, api_key=KEY)) as url:
+    with running(FakeEngine(), Settings(port=0, api_key=KEY, allow_priority=True)) as url:
         yield url
 
 
