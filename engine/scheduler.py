@@ -17,7 +17,7 @@ from engine.output import OutputFactory
 from engine.rows import next_row
 from engine.sequence import Sequence, Status, held_lease
 from engine.sharing import Sharing
-from engine.step import Row, SequenceId, StepPlan, StepResult
+from engine.step import Row, SampledToken, SequenceId, StepPlan, StepResult
 from engine.types import FinishReason, OutputEvent, Request, TokenLogprob
 from engine.validation import Limits, validate
 from engine.waiting import WaitingQueue
@@ -265,18 +265,17 @@ class Scheduler:
         self._store.publish(held_lease(sequence), end)
         self.counters.computed_prompt_tokens += max(min(end, sequence.prompt_tokens) - row.start, 0)
 
-    def _append(self, sequence: Sequence, sampled: TokenLogprob) -> OutputEvent:
+    def _append(self, sequence: Sequence, sampled: SampledToken) -> OutputEvent:
         is_first = sequence.output_tokens == 0
         sequence.tokens.append(sampled.token_id)
         self.counters.generated_tokens += 1
         piece = sequence.output.add(sampled.token_id)
-        wants_logprobs = sequence.request.sampling.top_logprobs is not None
         event = OutputEvent(
             request_id=sequence.request.id,
             index=sequence.index,
             text=piece.text,
             token_ids=(sampled.token_id,),
-            logprobs=(sampled,) if wants_logprobs else (),
+            logprobs=(sampled.logprob,) if sampled.logprob else (),
             prompt_logprobs=_prompt_logprobs(sequence) if is_first else None,
             finish_reason=piece.finish_reason,
             usage=sequence.usage if piece.finish_reason else None,

@@ -52,9 +52,17 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that was chosen, with its log-probability where the request asks for any."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What the runner computed, by sequence."""
 
-    sampled: Mapping[SequenceId, TokenLogprob]  # for each row with a SampleOrder
+    sampled: Mapping[SequenceId, SampledToken]  # for each row with a SampleOrder
     scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
     failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone

@@ -9,7 +9,7 @@ from engine.mlx_backend.cached_model import CachedModel
 from engine.mlx_backend.forward import Piece
 from engine.mlx_backend.sampler import UnusableLogits
 from engine.runner import RunnerLost
-from engine.step import Row, SampleOrder, SequenceId, StepPlan, StepResult
+from engine.step import Row, SampledToken, SampleOrder, SequenceId, StepPlan, StepResult
 from engine.types import TokenLogprob
 
 SCORED_TOKENS = 128
@@ -22,7 +22,7 @@ UNUSABLE = "the model's logits leave no token to choose: not a number, or all ru
 class TokenSampler(Protocol):
     """Chooses tokens from logits, and scores given ones."""
 
-    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[TokenLogprob]:
+    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[SampledToken]:
         """One token per row of `logits`, `[rows, vocabulary]`.
 
         Raises UnusableLogits naming the rows that leave nothing to sample.
@@ -113,7 +113,7 @@ class MlxRunner:
 
     def _sample(
         self, rows: Sequence[Row], logits: Sequence[mx.array]
-    ) -> tuple[dict[SequenceId, TokenLogprob], dict[SequenceId, str]]:
+    ) -> tuple[dict[SequenceId, SampledToken], dict[SequenceId, str]]:
         """The rows' tokens, and why some rows have none; `logits` are theirs, piecewise."""
         orders = [row.sample for row in rows if row.sample is not None]
         if not orders:

@@ -8,14 +8,11 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from engine.mlx_backend import logits as change
-from engine.step import SampleOrder
+from engine.step import SampledToken, SampleOrder
 from engine.types import TokenLogprob
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are 0: the quotients would be beyond float32's precision anyway."""
-
-NOT_ASKED = math.nan
-"""The logprob of a token whose request asks for none."""
 
 
 class UnusableLogits(ValueError):
@@ -75,11 +72,11 @@ class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[TokenLogprob]:
+    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[SampledToken]:
         """One token for each row of logits [rows, vocab], any float type.
 
         A token depends on its order and its row alone, bit for bit, whatever the batch. The
-        logprob is that of the given logits; NOT_ASKED where `top_logprobs` is None.
+        logprob is that of the given logits; None where `top_logprobs` is.
         Raises UnusableLogits; ValueError when the shape is not [len(orders), vocab].
         """
         raw = self._float32(logits, len(orders))
@@ -93,9 +90,9 @@ class Sampler:
         scores = _score_rows(raw, tokens, asking, max(tops, default=0))
         mx.eval(tokens, peaks, scores)
         _refuse_unusable(peaks)
-        sampled = [TokenLogprob(token_id, NOT_ASKED) for token_id in _list(tokens)]
+        sampled = [SampledToken(token_id) for token_id in _list(tokens)]
         for row, report in zip(asking, scores.reports(tops) if scores else (), strict=True):
-            sampled[row] = report
+            sampled[row] = SampledToken(report.token_id, report)
         return sampled
 
     def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.runner import MlxRunner
-from engine.step import Row, SampleOrder, SequenceId, StepPlan
+from engine.step import Row, SampledToken, SampleOrder, SequenceId, StepPlan
 from engine.types import SamplingParams, TokenLogprob
 from kvstore import invariants
 from kvstore.actions import Order
@@ -61,10 +61,10 @@ class LogitsReader:
 
     seen: dict[int, Logits] = field(default_factory=dict)
 
-    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[TokenLogprob]:
+    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[SampledToken]:
         rows = np.array(logits.astype(mx.float32))
         self.seen = {order.seed: row for order, row in zip(orders, rows, strict=True)}
-        return [TokenLogprob(int(row.argmax()), 0.0) for row in rows]
+        return [SampledToken(int(row.argmax())) for row in rows]
 
     def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> list[TokenLogprob]:
         logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))

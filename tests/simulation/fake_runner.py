@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from engine.step import Row, SequenceId, StepPlan, StepResult
+from engine.step import Row, SampledToken, SampleOrder, SequenceId, StepPlan, StepResult
 from engine.types import TokenLogprob
 from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
 from kvstore.block_pool import BlockPool
@@ -11,6 +11,11 @@ from kvstore.groups.recurrent import StateHold
 from kvstore.groups.window import WindowHold
 from kvstore.types import SlotId
 from tests.simulation.model import ROOT, chain, sample
+
+
+def _sampled(token_id: int, order: SampleOrder) -> SampledToken:
+    is_asked = order.params.top_logprobs is not None
+    return SampledToken(token_id, TokenLogprob(token_id, -1.0) if is_asked else None)
 
 
 class InjectedError(RuntimeError):
@@ -62,7 +67,7 @@ class FakeRunner:
                     self._vocab_size,
                     frozenset(row.sample.banned_tokens),
                 )
-                sampled[row.sequence_id] = TokenLogprob(token_id, -1.0)
+                sampled[row.sequence_id] = _sampled(token_id, row.sample)
             if row.prompt_logprobs is not None:
                 scored[row.sequence_id] = tuple(
                     TokenLogprob(token_id, -float(values[i] % 97))
