@@ -1,7 +1,7 @@
 """`rootstock serve`, `rootstock doctor` and `rootstock chat`."""
 
 import logging
-from pathlib import Path
+from dataclasses import fields
 from typing import Annotated
 
 import typer
@@ -9,16 +9,17 @@ from rich.console import Console
 
 from engine.api import Engine
 from engine.launch import describe_machine, launch
+from engine.types import EngineConfig
+from server import __version__
 from server.app import create_app
-from server.chat.client import Endpoint
 from server.chat.run import chat as run_chat
+from server.chat.running import endpoint_at
 from server.doctor import machine_table
+from server.flags import settings_or_exit, with_settings
 from server.lifecycle import DrainingServer, bind
 from server.log import configure_logging
 from server.metrics import EngineTelemetry
-from server.settings import ENVIRONMENT_PREFIX, Settings, SettingsError, load_settings
-
-USAGE_ERROR = 2
+from server.settings import CHAT_KEY_VARIABLE, Settings
 
 log = logging.getLogger("rootstock")
 
@@ -26,71 +27,32 @@ app = typer.Typer(
     help="Serve language models with MLX behind the OpenAI API.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    rich_markup_mode=None,  # tables cut the names of flags short
 )
 
-ModelFlag = Annotated[
-    str | None, typer.Option("--model", metavar="DIR_OR_REPO", help="What to serve.")
-]
-ConfigFlag = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="YAML with the same settings.")
-]
-CacheFlag = Annotated[
-    str | None,
-    typer.Option("--kv-cache-bytes", metavar="BYTES", help="The arena's size, such as 4GiB."),
-]
-StateCacheFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--state-cache-bytes", metavar="BYTES", help="For saved states of recurrent layers."
-    ),
-]
-BlockSizeFlag = Annotated[
-    int | None, typer.Option("--block-size", help="Tokens in one block of the KV cache.")
-]
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"rootstock {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def rootstock() -> None:
+def rootstock(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say which it is."),
+    ] = False,
+) -> None:
     """Every flag of serve and doctor can be set as ROOTSTOCK_NAME and in the YAML file, too; a
     flag wins.
     """
 
 
 @app.command()
-def serve(
-    context: typer.Context,
-    model: ModelFlag = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="The model's name in the API.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
-    kv_cache_bytes: CacheFlag = None,
-    state_cache_bytes: StateCacheFlag = None,
-    block_size: BlockSizeFlag = None,
-    max_running: Annotated[int | None, typer.Option(help="Sequences computed in one step.")] = None,
-    max_waiting: Annotated[
-        int | None, typer.Option(help="Sequences that may queue before requests are refused.")
-    ] = None,
-    step_tokens: Annotated[int | None, typer.Option(help="Tokens computed in one step.")] = None,
-    prefix_cache: Annotated[
-        bool | None, typer.Option("--prefix-cache/--no-prefix-cache", help="Share prefixes.")
-    ] = None,
-    attention: Annotated[str | None, typer.Option(help="auto, gather or cascade.")] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Ask for this key. ROOTSTOCK_API_KEY keeps it out of the process list."),
-    ] = None,
-    allow_public_without_key: Annotated[
-        bool | None,
-        typer.Option("--allow-public-without-key", help="Serve other machines with no API key."),
-    ] = None,
-    config: ConfigFlag = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-) -> None:
+@with_settings()
+def serve(settings: Settings) -> None:
     """Load a model, then serve it until SIGINT or SIGTERM."""
-    settings = _settings(context)
     configure_logging(settings.log_level)
     try:
         bound = bind(settings)
@@ -105,16 +67,10 @@ def serve(
 
 
 @app.command()
-def doctor(
-    context: typer.Context,
-    model: ModelFlag = None,
-    kv_cache_bytes: CacheFlag = None,
-    state_cache_bytes: StateCacheFlag = None,
-    block_size: BlockSizeFlag = None,
-    config: ConfigFlag = None,
-) -> None:
+@with_settings({"config", *(field.name for field in fields(EngineConfig))})
+def doctor(settings: Settings) -> None:
     """Print what the machine offers, and what the KV budget comes to in tokens."""
-    report = describe_machine(_settings(context).engine_config())
+    report = describe_machine(settings.engine_config())
     Console().print(machine_table(report))
     if report.problem:
         raise typer.Exit(1)
@@ -127,7 +83,12 @@ def chat(
         typer.Option(help="Any OpenAI-compatible server, such as http://127.0.0.1:8000/v1."),
     ] = None,
     api_key: Annotated[
-        str, typer.Option(envvar=f"{ENVIRONMENT_PREFIX}API_KEY", help="What the URL asks for.")
+        str,
+        typer.Option(
+            envvar=CHAT_KEY_VARIABLE,
+            help="What the URL asks for. Without it a daemon on this machine gets the key of the "
+            "settings, such as ROOTSTOCK_API_KEY.",
+        ),
     ] = "",
     model: Annotated[
         str | None,
@@ -139,7 +100,7 @@ def chat(
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same again.")] = None,
 ) -> None:
-    """Talk to a model: at a URL, or on a daemon that runs as long as the chat."""
+    """Talk to a model: at a URL, on the daemon that runs, or on one for as long as the chat."""
     parameters = {
         "temperature": temperature,
         "max_tokens": max_tokens,
@@ -147,20 +108,10 @@ def chat(
         "seed": seed,
     }
     given = {name: value for name, value in parameters.items() if value is not None}
-    endpoint = None if url is None else Endpoint(url, api_key)
-    if not run_chat(endpoint, model, system, given):
+    settings = settings_or_exit({})
+    endpoint = None if url is None else endpoint_at(url, api_key, settings)
+    if not run_chat(endpoint, settings, model, system, given):
         raise typer.Exit(1)
-
-
-def _settings(context: typer.Context) -> Settings:
-    """Settings from the flags that were given, or one readable line for each that is wrong."""
-    flags = {name: value for name, value in context.params.items() if value is not None}
-    try:
-        return load_settings(flags)
-    except SettingsError as error:
-        for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
 
 
 def _launch(settings: Settings, telemetry: EngineTelemetry) -> Engine:

@@ -10,7 +10,7 @@ from anyio import create_task_group
 from fastapi import FastAPI
 
 from engine.api import Engine
-from server.settings import Settings
+from server.settings import Settings, base_url
 
 LAST_BYTES_SECONDS = 5  # for clients to read what a drained engine still had to say
 
@@ -38,7 +38,7 @@ def bind(settings: Settings) -> socket.socket:
 def url(bound: socket.socket) -> str:
     """The OpenAI base URL of a bound socket."""
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+    return base_url(host, port)
 
 
 class DrainingServer(uvicorn.Server):

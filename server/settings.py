@@ -1,7 +1,9 @@
 """The only reader of flags, environment and YAML. Everything else is handed one frozen Settings."""
 
 import ipaddress
+import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,6 +20,7 @@ from pydantic_settings import (
 from engine.types import EngineConfig
 
 ENVIRONMENT_PREFIX = "ROOTSTOCK_"
+CHAT_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}CHAT_API_KEY"  # not the daemon's: of `rootstock chat`
 
 
 class SettingsError(Exception):
@@ -31,30 +34,94 @@ class Settings(BaseSettings):
         env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
     )
 
-    config: Path | None = None
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    config: Path | None = Field(None, description="A YAML file with any of these settings.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least that is worth a line in the log."
+    )
 
-    model: str = ""
-    served_model_name: str | None = Field(None, min_length=1, max_length=256)
-    kv_cache_bytes: ByteSize | None = Field(None, gt=0)
-    state_cache_bytes: ByteSize | None = Field(None, ge=0)
-    block_size: int = Field(32, ge=1, le=1024)
-    max_running: int = Field(32, ge=1, le=1024)
-    max_waiting: int = Field(1024, ge=1, le=1_000_000)
-    step_tokens: int = Field(512, ge=1, le=1_000_000)
-    prefix_cache: bool = True
-    attention: Literal["auto", "gather", "cascade"] = "auto"
+    model: str = Field(
+        "",
+        description="A directory or a Hugging Face repository; left empty, the embedded "
+        "demonstration model.",
+    )
+    served_model_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="The model's name in the API; unset, its own.",
+    )
+    kv_cache_bytes: ByteSize | None = Field(
+        None,
+        gt=0,
+        description="Size of the arena that holds the KV cache, such as 8GiB: allocated at start, "
+        "never grows. Unset: a share of what the machine has left.",
+    )
+    state_cache_bytes: ByteSize | None = Field(
+        None,
+        ge=0,
+        description="For saved states of recurrent layers. Unset: a quarter of the arena, if as "
+        "much is useful.",
+    )
+    block_size: int = Field(32, ge=1, le=1024, description="Tokens in one block of the KV cache.")
+    max_running: int = Field(
+        32, ge=1, le=1024, description="Sequences that are computed together in one step."
+    )
+    max_waiting: int = Field(
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="Sequences that may queue before requests are refused; of one client at most as "
+        "many as places are free.",
+    )
+    step_tokens: int = Field(
+        512,
+        ge=1,
+        le=1_000_000,
+        description="Tokens computed in one step; fewer make steadier streams beside long prompts.",
+    )
+    prefix_cache: bool = Field(
+        True, description="Share KV between prompts that begin alike, and between turns."
+    )
+    attention: Literal["auto", "gather", "cascade"] = Field(
+        "auto", description="How attention reads the blocks; auto is cascade on a CPU, else gather."
+    )
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    api_key: SecretStr | None = None
-    allow_public_without_key: bool = False
-    allow_priority: bool = False
-    trusted_proxies: str = ""
-    max_body_bytes: ByteSize = Field(ByteSize(8 * 1024**2), gt=0)
-    keepalive_seconds: float = Field(10.0, gt=0, le=3600)
-    drain_timeout_seconds: int = Field(30, ge=0, le=86_400)
-    vllm_metric_names: bool = True
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on; one that other machines can reach needs an api_key.",
+    )
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_key: SecretStr | None = Field(
+        None,
+        description="Ask for this key on /v1 and /admin. ROOTSTOCK_API_KEY keeps it out of the "
+        "process list and of files.",
+    )
+    allow_public_without_key: bool = Field(
+        False, description="Serve other machines although there is no api_key."
+    )
+    allow_priority: bool = Field(False, description="Whether a request may choose its priority.")
+    trusted_proxies: str = Field(
+        "",
+        description="Addresses and networks whose X-Forwarded-For counts, separated by commas.",
+    )
+    max_body_bytes: ByteSize = Field(
+        ByteSize(8 * 1024**2), gt=0, description="The largest body of a request."
+    )
+    keepalive_seconds: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="Silence in a stream after which a comment keeps the connection open.",
+    )
+    drain_timeout_seconds: int = Field(
+        30,
+        ge=0,
+        le=86_400,
+        description="Time for running requests to finish after the first SIGINT or SIGTERM.",
+    )
+    vllm_metric_names: bool = Field(
+        True, description="Also name metrics as vLLM does, for dashboards made for it."
+    )
 
     @field_validator("api_key")
     @classmethod
@@ -137,6 +204,7 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 
     Raises SettingsError.
     """
+    _refuse_unknown_variables()
     try:
         return Settings(**flags)
     except ValidationError as error:
@@ -152,6 +220,11 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def base_url(host: str, port: int) -> str:
+    """What OpenAI's clients call the base URL of a daemon at the host."""
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
 def _line(error: ErrorDetails) -> str:
     """One line that names the setting, the limit, and where it can be set."""
     message = error["msg"][:1].lower() + error["msg"][1:]
@@ -159,9 +232,29 @@ def _line(error: ErrorDetails) -> str:
         return error["msg"]
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
-        return f"{name}: there is no such setting"
+        return f"{name}: {_no_such_setting(name)}"
     given = "" if name == "api_key" else f", not {error['input']!r}"
     return f"{name}: {message}{given} (set by {ENVIRONMENT_PREFIX}{name.upper()}, flag or YAML)"
+
+
+def _refuse_unknown_variables() -> None:
+    """Raise SettingsError for ROOTSTOCK_* variables that set nothing. Their case is free."""
+    given = {name.upper() for name, value in os.environ.items() if value} - {CHAT_KEY_VARIABLE}
+    names = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower()
+        for name in given
+        if name.startswith(ENVIRONMENT_PREFIX)
+    }
+    if unknown := sorted(names - set(Settings.model_fields)):
+        lines = (
+            f"{ENVIRONMENT_PREFIX}{name.upper()}: {_no_such_setting(name)}" for name in unknown
+        )
+        raise SettingsError("\n".join(lines))
+
+
+def _no_such_setting(name: str) -> str:
+    alike = get_close_matches(name, Settings.model_fields, n=1)
+    return "there is no such setting" + "".join(f"; did you mean {match}?" for match in alike)
 
 
 def _check_readable_mapping(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from hypothesis import settings
 
-# A busy machine is no failure. With CI set, hypothesis' own profile has no deadline; this is the same
-# for everyone.
+# A busy machine is no failure. A failure prints what brings it back.
 settings.register_profile("rootstock", deadline=None, print_blob=True)
 settings.load_profile("rootstock")

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import httpx
 
-from server.chat.events import ChatError, Event, Finish
+from server.chat.events import ChatError, Event, Finish, KeyRefused
 from server.chat.sse import EventStream
-from server.chat.wire import chunk_events, error_message, first_model
+from server.chat.wire import chunk_events, error_message, model_names
 from server.settings import is_loopback
 
-CONNECT_SECONDS = 10.0  # the answer itself may take its time: a long prompt, a queue
+PATIENT = httpx.Timeout(None, connect=10.0)  # an answer may take its time: a long prompt, a queue
+BRIEF = httpx.Timeout(2.0)
+KEY_STATUSES = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
 DONE = b"[DONE]"
 
 Message = Mapping[str, str]
@@ -64,18 +66,24 @@ def connected(
     endpoint: Endpoint, model: str | None, parameters: Parameters
 ) -> Iterator[ChatClient]:
     """A client for the model, or for the first one that the server lists. Raises ChatError."""
-    with _http(endpoint) as http:
-        yield ChatClient(http, model or _listed_model(http), parameters)
+    with _http(endpoint, PATIENT) as http:
+        yield ChatClient(http, model or _listed_models(http)[0], parameters)
 
 
-def _http(endpoint: Endpoint) -> httpx.Client:
+def served_models(endpoint: Endpoint) -> list[str]:
+    """The models that a server lists. Raises ChatError, also when it does not answer soon."""
+    with _http(endpoint, BRIEF) as http:
+        return _listed_models(http)
+
+
+def _http(endpoint: Endpoint, timeout: httpx.Timeout) -> httpx.Client:
     url, api_key = _base_url(endpoint.base_url), endpoint.api_key
     if not (api_key.isascii() and api_key.isprintable()):
         raise ChatError("the API key must be printable ASCII")
     return httpx.Client(
         base_url=url,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+        timeout=timeout,
         trust_env=not is_loopback(url.host),  # no proxy reaches this machine's own loopback
     )
 
@@ -90,16 +98,17 @@ def _base_url(text: str) -> httpx.URL:
     return url if url.path.strip("/") else url.copy_with(path="/v1")
 
 
-def _listed_model(http: httpx.Client) -> str:
+def _listed_models(http: httpx.Client) -> list[str]:
     with _told_as_chat_errors(http), http.stream("GET", "models") as response:
         _check(response)
-        return first_model(response.read())
+        return model_names(response.read())
 
 
 def _check(response: httpx.Response) -> None:
     if response.status_code != httpx.codes.OK:
         message = error_message(response.read()) or response.reason_phrase
-        raise ChatError(f"HTTP {response.status_code} from {_shown(response.url)}: {message}")
+        kind = KeyRefused if response.status_code in KEY_STATUSES else ChatError
+        raise kind(f"HTTP {response.status_code} from {_shown(response.url)}: {message}")
 
 
 def _events(response: httpx.Response) -> Iterator[Event]:

@@ -10,15 +10,24 @@ from server.chat.client import ChatClient, Endpoint, Parameters, connected
 from server.chat.conversation import Conversation
 from server.chat.daemon import daemon, serve_command
 from server.chat.events import ChatError
+from server.chat.running import running_daemon
 from server.chat.screen import Screen, is_terminal, pipe_screen, replace_bad_text, terminal_screen
 from server.chat.session import Session
+from server.settings import Settings
 
 TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
 PIPE_ENDS = TERMINAL_ENDS | {signal.SIGINT}  # Ctrl-C ends a script, not only one of its answers
 
 
-def chat(endpoint: Endpoint | None, model: str | None, system: str, parameters: Parameters) -> bool:
-    """Chat until the user leaves, with a daemon of its own where there is no endpoint.
+def chat(
+    endpoint: Endpoint | None,
+    settings: Settings,
+    model: str | None,
+    system: str,
+    parameters: Parameters,
+) -> bool:
+    """Chat until the user leaves: with the endpoint, else the daemon that runs at the settings'
+    port, else one of its own.
 
     Returns whether every question was answered.
     """
@@ -29,7 +38,7 @@ def chat(endpoint: Endpoint | None, model: str | None, system: str, parameters: 
         screen, ends = pipe_screen(), PIPE_ENDS
     with _exiting_on(ends):
         try:
-            with _client(endpoint, model, parameters, screen) as client:
+            with _client(endpoint, settings, model, parameters, screen) as client:
                 return _talk(client, screen, Conversation(system))
         except ChatError as error:
             screen.error(str(error))
@@ -45,8 +54,13 @@ def _talk(client: ChatClient, screen: Screen, conversation: Conversation) -> boo
 
 @contextmanager
 def _client(
-    endpoint: Endpoint | None, model: str | None, parameters: Parameters, screen: Screen
+    endpoint: Endpoint | None,
+    settings: Settings,
+    model: str | None,
+    parameters: Parameters,
+    screen: Screen,
 ) -> Iterator[ChatClient]:
+    endpoint = endpoint or running_daemon(settings, model)
     with ExitStack() as stack:
         if endpoint is None:
             with screen.busy("starting a daemon") as progress:

@@ -61,10 +61,10 @@ def chunk_events(data: bytes) -> Iterator[Event]:
         yield _usage(chunk.usage)
 
 
-def first_model(body: bytes) -> str:
-    """The name of the first model in an answer of GET /models. Raises ChatError."""
+def model_names(body: bytes) -> list[str]:
+    """The names, one or more, in an answer of GET /models. Raises ChatError."""
     try:
-        return _ModelList.model_validate_json(body).data[0].id
+        return [model.id for model in _ModelList.model_validate_json(body).data]
     except ValidationError:
         raise ChatError(f"not a list of models: {one_line(body)}") from None
 

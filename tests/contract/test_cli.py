@@ -5,14 +5,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from engine.types import MachineReport
+from server import __version__
 from server.cli import app
 from server.doctor import machine_table
+from server.flags import with_settings
+from server.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -62,7 +67,71 @@ def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> Non
 def test_help_names_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert {"serve", "doctor"} <= set(result.stdout.split())
+    assert {"serve", "doctor", "chat"} <= set(result.stdout.split())
+
+
+def test_the_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"rootstock {__version__}\n"
+
+
+def help_of(command: str) -> str:
+    """Its lines joined: where they break depends on the terminal."""
+    return " ".join(CliRunner().invoke(app, [command, "--help"]).stdout.split())
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_every_setting_has_a_flag_whose_help_says_what_it_is(name: str) -> None:
+    field = Settings.model_fields[name]
+    assert field.description
+    assert f"--{name.replace('_', '-')} " in help_of("serve")
+    assert field.description in help_of("serve")
+
+
+def test_help_shows_defaults() -> None:
+    assert "Tokens in one block of the KV cache. Default: 32." in help_of("serve")
+    assert "Default: 8MiB." in help_of("serve")
+    assert "Default: None" not in help_of("serve")
+
+
+def test_doctor_takes_the_engines_settings_alone() -> None:
+    assert "--kv-cache-bytes " in help_of("doctor")
+    assert "--port " not in help_of("doctor")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting", "value"),
+    [
+        ([], "port", 1),  # as the file has it: a flag that is not given has no say
+        (["--port", "2"], "port", 2),
+        (["--no-prefix-cache"], "prefix_cache", False),
+        (["--allow-public-without-key"], "allow_public_without_key", True),
+        (["--max-body-bytes", "4KiB"], "max_body_bytes", 4096),
+    ],
+)
+def test_flags_become_settings(
+    arguments: list[str], setting: str, value: object, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text("port: 1\n")
+    given: list[Settings] = []
+    probe = typer.Typer()
+    probe.command()(with_settings()(given.append))
+    result = CliRunner().invoke(probe, ["--config", str(tmp_path / "config.yaml"), *arguments])
+    assert result.exit_code == 0
+    assert [getattr(settings, setting) for settings in given] == [value]
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("rootstock se", ["serve"]), ("rootstock serve --attention ga", ["gather"])],
+)
+def test_a_shell_can_complete_commands_flags_and_choices(words: str, completed: list[str]) -> None:
+    environment = {
+        "_ROOTSTOCK_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    result = CliRunner().invoke(app, [], prog_name="rootstock", env=environment)
+    assert result.stdout.split() == completed
 
 
 REPORT = MachineReport(

@@ -10,7 +10,7 @@ from server.chat.conversation import Conversation
 from server.chat.events import ChatError, Event, Finish, Reasoning, Text, Usage
 from server.chat.screen import printable
 from server.chat.sse import EventStream
-from server.chat.wire import MAX_ERROR_CHARACTERS, chunk_events, error_message, first_model
+from server.chat.wire import MAX_ERROR_CHARACTERS, chunk_events, error_message, model_names
 
 
 def in_pieces(stream: bytes, size: int) -> Iterator[bytes]:
@@ -105,10 +105,10 @@ def test_an_error_in_a_chunk() -> None:
         list(chunk_events(b'{"error": {"message": "it broke"}, "choices": []}'))
 
 
-def test_the_first_model_listed() -> None:
-    assert first_model(b'{"object": "list", "data": [{"id": "a/b"}, {"id": "c"}]}') == "a/b"
+def test_the_models_listed() -> None:
+    assert model_names(b'{"object": "list", "data": [{"id": "a/b"}, {"id": "c"}]}') == ["a/b", "c"]
     with pytest.raises(ChatError, match="not a list of models"):
-        first_model(b'{"data": []}')
+        model_names(b'{"data": []}')
 
 
 def heard(*events: tuple[Event, float]) -> Answer:

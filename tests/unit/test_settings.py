@@ -17,6 +17,12 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"ROOTSTOCK_{name.upper()}", raising=False)
 
 
+def lines_of_error(flags: dict[str, object]) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(flags)
+    return str(caught.value).splitlines()
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "rootstock.yaml"
@@ -100,18 +106,43 @@ def test_engine_config_takes_its_share() -> None:
 def test_errors_are_one_line_with_the_setting_and_the_limit(
     flags: dict[str, object], name: str, limit: str
 ) -> None:
-    with pytest.raises(SettingsError) as caught:
-        load_settings(flags)
-    (line,) = str(caught.value).splitlines()
+    (line,) = lines_of_error(flags)
     assert line.startswith(f"{name}: ")
     assert limit in line
 
 
 def test_every_wrong_setting_has_its_line() -> None:
-    with pytest.raises(SettingsError) as caught:
-        load_settings({"port": -1, "block_size": -1})
-    names = [line.partition(":")[0] for line in str(caught.value).splitlines()]
+    names = [line.partition(":")[0] for line in lines_of_error({"port": -1, "block_size": -1})]
     assert sorted(names) == ["block_size", "port"]
+
+
+def test_a_misspelt_variable_is_refused_with_what_was_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROOTSTOCK_PROT", "8001")
+    monkeypatch.setenv("rootstock_colour", "red")
+    assert lines_of_error({}) == [
+        "ROOTSTOCK_COLOUR: there is no such setting",
+        "ROOTSTOCK_PROT: there is no such setting; did you mean port?",
+    ]
+
+
+def test_a_misspelt_key_in_yaml_is_refused_with_what_was_meant(tmp_path: Path) -> None:
+    path = tmp_path / "typo.yaml"
+    path.write_text("max_runing: 4\n")
+    assert lines_of_error({"config": path}) == [
+        "max_runing: there is no such setting; did you mean max_running?"
+    ]
+
+
+def test_variables_that_are_no_settings_of_the_daemon_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROOTSTOCK_CHAT_API_KEY", "k")
+    monkeypatch.setenv("ROOTSTOCK_PROT", "")
+    monkeypatch.setenv("MY_ROOTSTOCK_PROT", "1")
+    monkeypatch.setenv("rootstock_port", "8001")
+    assert load_settings({}).port == 8001
 
 
 @pytest.mark.parametrize("content", ["port: [", "- port", "8000", "\x00", "port: 1\nprot: 2"])

@@ -1,0 +1,96 @@
+"""Command-line options made of the fields of Settings, where alone a setting is described."""
+
+from collections.abc import Callable, Collection
+from inspect import Parameter, Signature
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+import yaml
+from pydantic import ByteSize
+from pydantic.fields import FieldInfo
+
+from server.settings import Settings, SettingsError, load_settings
+
+USAGE_ERROR = 2
+UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+
+
+def with_settings(
+    names: Collection[str] = frozenset(Settings.model_fields),
+) -> Callable[[Callable[[Settings], None]], Callable[..., None]]:
+    """Turn a function of Settings into a command with an option for each of these fields.
+
+    An option that is not given says nothing, so that a variable or the YAML file can speak.
+    """
+
+    def decorate(run: Callable[[Settings], None]) -> Callable[..., None]:
+        def command(**flags: object) -> None:
+            given = {name: value for name, value in flags.items() if value is not None}
+            run(settings_or_exit(given))
+
+        options = [
+            _option(name, field) for name, field in Settings.model_fields.items() if name in names
+        ]
+        command.__name__ = run.__name__
+        command.__doc__ = run.__doc__
+        command.__signature__ = Signature(options)  # type: ignore[attr-defined]  # what Typer reads
+        return command
+
+    return decorate
+
+
+def settings_or_exit(flags: dict[str, Any]) -> Settings:
+    """Settings from the flags that were given, or one readable line for each that is wrong."""
+    try:
+        return load_settings(flags)
+    except SettingsError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+
+
+def value_text(value: object) -> str:
+    """A setting's value as one would write it in YAML."""
+    if isinstance(value, ByteSize):
+        unit = next((unit for unit, size in UNITS.items() if value and value % size == 0), "")
+        return f"{value // UNITS.get(unit, 1)}{unit}"
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+
+
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """The values that a field with a few of them can have; none for all others."""
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+
+
+def _option(name: str, field: FieldInfo) -> Parameter:
+    """Pydantic alone judges the value: Typer is told of text, but for switches and files."""
+    kind = _kind(field)
+    option = typer.Option(
+        help=_help(field),
+        metavar=None if kind is bool else _metavar(field),
+        autocompletion=(lambda: list(choices(field))) if choices(field) else None,
+    )
+    given_as = kind if kind in {bool, Path} else str
+    annotation = Annotated[given_as | None, option]  # type: ignore[valid-type]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _kind(field: FieldInfo) -> Any:
+    """The field's type without the None that stands for unset."""
+    if get_origin(field.annotation) is Literal:
+        return str
+    kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    return kinds[0] if kinds else field.annotation
+
+
+def _metavar(field: FieldInfo) -> str:
+    names = {ByteSize: "BYTES", Path: "FILE", int: "INTEGER", float: "NUMBER"}
+    return "|".join(choices(field)) or names.get(_kind(field), "TEXT")
+
+
+def _help(field: FieldInfo) -> str:
+    described = field.description or ""
+    has_default = field.default not in {None, ""}
+    return f"{described} Default: {value_text(field.default)}." if has_default else described
