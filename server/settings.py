@@ -246,10 +246,8 @@ def _refuse_unknown_variables() -> None:
         if name.startswith(ENVIRONMENT_PREFIX)
     }
     if unknown := sorted(names - set(Settings.model_fields)):
-        lines = (
-            f"{ENVIRONMENT_PREFIX}{name.upper()}: {_no_such_setting(name)}" for name in unknown
-        )
-        raise SettingsError("\n".join(lines))
+        lines = [f"{name.upper()}: {_no_such_setting(name)}" for name in unknown]
+        raise SettingsError("\n".join(f"{ENVIRONMENT_PREFIX}{line}" for line in lines))
 
 
 def _no_such_setting(name: str) -> str:
