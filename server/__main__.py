@@ -1,11 +1,6 @@
-"""The `rootstock` command."""
+"""The daemon's commands: `python -m server`."""
 
 from server.cli import app
 
-
-def main() -> None:
-    app()
-
-
 if __name__ == "__main__":
-    main()
+    app(prog_name="rootstock")

@@ -1,0 +1,17 @@
+"""The `rootstock` command, in a clone and as installed."""
+
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    # A wheel carries `server`, `engine` and `kvstore` inside this package; they import each other
+    # by these names. In a clone they lie beside it, and this directory holds nothing else.
+    sys.path.insert(0, str(Path(__file__).parent))
+    from server.cli import app  # noqa: PLC0415  # not to be found before
+
+    app()
+
+
+if __name__ == "__main__":
+    main()
