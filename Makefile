@@ -3,22 +3,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := kvstore engine server load_tests tools tests
+SOURCES := kvstore engine server rootstock load_tests tools tests
 ARGS ?=
 
-.PHONY: help serve chat test check format simulate conformance bench demo-model doctor clean
+.PHONY: help serve chat doctor install-service test check format settings wheel simulate conformance \
+	bench demo-model clean
 
 help:  ## what there is to make
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
 
 serve: $(VENV)/.runtime  ## run the daemon; options in ARGS, e.g. make serve ARGS="--port 9000"
 	$(BIN)/rootstock serve $(ARGS)
 
-chat: $(VENV)/.runtime  ## talk to the embedded model, or with --url to any server
+chat: $(VENV)/.runtime  ## talk to the daemon that runs, else to one of its own; --url: to any server
 	$(BIN)/rootstock chat $(ARGS)
 
 doctor: $(VENV)/.runtime  ## what this machine offers
 	$(BIN)/rootstock doctor $(ARGS)
+
+install-service: $(VENV)/.runtime  ## run the daemon in the background, from login on
+	@$(BIN)/python -m tools.install_service
 
 test: check  ## everything that must pass: style, types, imports, tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -33,6 +37,12 @@ format: $(VENV)/.dev  ## let ruff lay the code out
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+settings: $(VENV)/.dev  ## write configs/default.yaml and docs/settings.md from server/settings.py
+	$(BIN)/python -m tools.settings_reference
+
+wheel: $(VENV)/.dev  ## dist/, for `pip install`
+	$(BIN)/python -m hatchling build --target wheel
+
 simulate: $(VENV)/.dev  ## a million simulated steps, every count recounted after each
 	$(BIN)/python -m tests.simulation $(ARGS)
 
@@ -46,7 +56,7 @@ demo-model: $(VENV)/.dev  ## train the demonstration model and score it: under t
 	$(BIN)/python -m tools.train_demo_model train $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

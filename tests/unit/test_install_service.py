@@ -1,0 +1,107 @@
+"""What `make install-service` writes and runs, on both platforms; nothing is started here."""
+
+import os
+import plistlib
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tools.install_service import Manager, install, launchd, systemd
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """One whose name means something to systemd, to XML and to the shell. (A quote or a dollar
+    sign in it systemd takes in no command.)
+    """
+    path = tmp_path / "it 100%h & <mine>"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def command(home: Path) -> Path:
+    path = home / "rootstock"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def installed(manager: Manager, home: Path, command: Path) -> tuple[list[Sequence[str]], list[str]]:
+    """The commands that were run, and what was said."""
+    ran: list[Sequence[str]] = []
+    said: list[str] = []
+    install(manager, home, command, ran.append, said.append)
+    return ran, said
+
+
+def complaints(unit: Path) -> list[str]:
+    """What systemd says of the unit and its command; it looks at the machine's own units, too."""
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", str(unit)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(unit.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line for line in verified.stderr.splitlines() if "rootstock" in line]
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd here")
+def test_systemd_finds_the_command_and_nothing_to_complain_of(home: Path, command: Path) -> None:
+    ran, _ = installed(systemd(home), home, command)
+    unit = home / ".config/systemd/user/rootstock.service"
+    assert complaints(unit) == []
+    command.unlink()
+    assert any(f"Command {command} is not executable" in line for line in complaints(unit))
+    assert ran[-1] == ("systemctl", "--user", "restart", "rootstock")
+
+
+def test_launchd_gets_the_command_word_by_word(home: Path, command: Path) -> None:
+    ran, _ = installed(launchd(home), home, command)
+    agent = home / "Library/LaunchAgents/rootstock.plist"
+    content = plistlib.loads(agent.read_bytes())
+    config = f"{home}/.config/rootstock/rootstock.yaml"
+    assert content["ProgramArguments"] == [str(command), "serve", "--config", config]
+    assert content["StandardErrorPath"] == f"{home}/Library/Logs/rootstock.log"
+    assert content["KeepAlive"] == {"SuccessfulExit": False}
+    ((*shell, script),) = ran
+    assert shell == ["sh", "-c"]
+    subprocess.run(["sh", "-n", "-c", script], check=True)
+    words = subprocess.run(
+        ["sh", "-c", f"launchctl() {{ printf '%s\\n' \"$@\"; return 1; }}; {script}; true"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert words[-1] == str(agent)
+
+
+@pytest.mark.parametrize("manager_of", [systemd, launchd])
+def test_settings_are_private_and_are_kept(
+    manager_of: Callable[[Path], Manager], home: Path, command: Path
+) -> None:
+    config = home / ".config/rootstock/rootstock.yaml"
+    _, said = installed(manager_of(home), home, command)
+    assert f"wrote {config}: its settings" in said
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+    config.write_text("port: 8001\n")
+    _, said = installed(manager_of(home), home, command)
+    assert config.read_text() == "port: 8001\n"
+    assert not any(line.startswith(f"wrote {config}") for line in said)
+
+
+@pytest.mark.parametrize("manager_of", [systemd, launchd])
+def test_it_says_what_it_does(
+    manager_of: Callable[[Path], Manager], home: Path, command: Path
+) -> None:
+    manager = manager_of(home)
+    ran, said = installed(manager, home, command)
+    assert f"wrote {manager.target}" in said
+    assert len([line for line in said if line.startswith("running ")]) == len(ran)
+    assert not re.search("@[A-Z]+@", manager.target.read_text())

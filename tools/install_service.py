@@ -1,0 +1,123 @@
+"""Makes the daemon of this clone a service of this user, and starts it: `make install-service`."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+FIRST_CONFIG = """\
+# Settings of the Rootstock service; docs/settings.md lists them. For example:
+# model: mlx-community/Qwen3-4B-4bit
+"""
+
+Run = Callable[[Sequence[str]], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """What runs services on one platform: where it reads them, how it quotes and is told."""
+
+    template: str  # in configs/
+    target: Path
+    quoted: Callable[[str], str]
+    commands: tuple[tuple[str, ...], ...]
+    advice: tuple[str, ...]
+
+
+def systemd(home: Path) -> Manager:
+    systemctl = ("systemctl", "--user")
+    return Manager(
+        template="rootstock.service",
+        target=home / ".config/systemd/user/rootstock.service",
+        quoted=_systemd_quoted,
+        commands=(
+            (*systemctl, "daemon-reload"),
+            (*systemctl, "enable", "rootstock"),
+            (*systemctl, "restart", "rootstock"),
+        ),
+        advice=(
+            "log: journalctl --user --unit rootstock --follow",
+            "to start it with the machine instead of your session: loginctl enable-linger",
+            "to remove it: systemctl --user disable --now rootstock",
+        ),
+    )
+
+
+def launchd(home: Path) -> Manager:
+    target = home / "Library/LaunchAgents/rootstock.plist"
+    domain = f"gui/{os.getuid()}"
+    # `bootout` fails where no earlier one runs, and returns before that one has drained.
+    replace = (
+        f"launchctl bootout {domain}/rootstock 2>/dev/null; "
+        f"while launchctl print {domain}/rootstock >/dev/null 2>&1; do sleep 1; done; "
+        f"launchctl bootstrap {domain} {shlex.quote(str(target))}"
+    )
+    return Manager(
+        template="rootstock.plist",
+        target=target,
+        quoted=escape,
+        commands=(("sh", "-c", replace),),
+        advice=(
+            f"log: tail -f {_log(home)}",
+            f"to remove it: launchctl bootout {domain}/rootstock; rm {shlex.quote(str(target))}",
+        ),
+    )
+
+
+MANAGERS: Mapping[str, Callable[[Path], Manager]] = {"linux": systemd, "darwin": launchd}
+
+
+def install(manager: Manager, home: Path, command: Path, run: Run, say: Say) -> None:
+    """Write the service, and its settings where there are none; then start it."""
+    config = home / ".config/rootstock/rootstock.yaml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    if not config.exists():
+        config.touch(mode=0o600)  # an API key may be written into it
+        config.write_text(FIRST_CONFIG)
+        say(f"wrote {config}: its settings")
+    values = {"@COMMAND@": command, "@CONFIG@": config, "@LOG@": _log(home)}
+    text = (CONFIGS / manager.template).read_text("utf-8")
+    for name, value in values.items():
+        text = text.replace(name, manager.quoted(str(value)))
+    manager.target.parent.mkdir(parents=True, exist_ok=True)
+    manager.target.write_text(text, "utf-8")
+    say(f"wrote {manager.target}")
+    for words in manager.commands:
+        say(f"running {shlex.join(words)}")
+        run(words)
+    for line in manager.advice:
+        say(line)
+
+
+def _log(home: Path) -> Path:
+    return home / "Library/Logs/rootstock.log"
+
+
+def _systemd_quoted(text: str) -> str:
+    """One word of a command line: systemd.unit(5) would expand what follows a percent sign."""
+    return '"' + text.replace("%", "%%") + '"'
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def main() -> None:
+    if sys.platform not in MANAGERS:
+        sys.exit(f"there is no service to install on {sys.platform}")
+    home = Path.home()
+    manager = MANAGERS[sys.platform](home)
+    try:
+        install(manager, home, Path(sys.executable).with_name("rootstock"), _run, print)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
