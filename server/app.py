@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from engine.api import Engine, EngineError
+from server import __version__
 from server.errors import ApiError, ClientLeft, handle, handle_client_left
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import BearerAuth, BodyLimit, LoopbackHost, RequestLog, SameOrigin
@@ -33,6 +34,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
 
     app = FastAPI(
         title="Rootstock",
+        version=__version__,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own, with pages that load scripts from elsewhere
         middleware=_middleware(settings, answers),

@@ -115,7 +115,9 @@ def main() -> None:
     manager = MANAGERS[sys.platform](home)
     try:
         install(manager, home, Path(sys.executable).with_name("rootstock"), _run, print)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"error: {shlex.join(error.cmd)} ended with {error.returncode}")
+    except OSError as error:
         sys.exit(f"error: {error}")
 
 
