@@ -70,8 +70,8 @@ class Settings(BaseSettings):
         1024,
         ge=1,
         le=1_000_000,
-        description="Sequences that may queue before requests are refused; of one client at most as "
-        "many as places are free.",
+        description="Sequences that may queue before requests are refused; of one client at most "
+        "as many as places are free.",
     )
     step_tokens: int = Field(
         512,
