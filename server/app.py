@@ -10,12 +10,14 @@ from starlette.middleware import Middleware
 from engine.api import Engine, EngineError
 from server import __version__
 from server.errors import ApiError, ClientLeft, handle, handle_client_left
+from server.intake import Bodies, Intake
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
-from server.middleware import BearerAuth, BodyLimit, LoopbackHost, RequestLog, SameOrigin
+from server.middleware import BearerAuth, LoopbackHost, RequestLog, SameOrigin
 from server.openapi import OpenApiDocument
 from server.routes import admin, chat, completions, health, metrics, models
 from server.service import create_service
 from server.settings import Settings, is_loopback
+from server.unsent import UnsentBudget
 from server.vllm_metrics import vllm_families
 
 ROUTERS = (chat, completions, models, health, metrics, admin)
@@ -25,7 +27,8 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     """The application. Whoever runs it drains the engine; `telemetry` is what that reports to."""
     aliases = (vllm_families,) if settings.vllm_metric_names else ()
     answers = HttpAnswers()
-    metrics_page = Metrics(telemetry, answers, aliases)
+    unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
+    metrics_page = Metrics(telemetry, answers, unsent, aliases)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -37,7 +40,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         version=__version__,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own, with pages that load scripts from elsewhere
-        middleware=_middleware(settings, answers),
+        middleware=_middleware(settings, answers, unsent),
         redirect_slashes=False,
     )
     for error in (ApiError, EngineError, HTTPException):
@@ -49,13 +52,19 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     return app
 
 
-def _middleware(settings: Settings, answers: HttpAnswers) -> list[Middleware]:
+def _middleware(settings: Settings, answers: HttpAnswers, unsent: UnsentBudget) -> list[Middleware]:
     """Outermost first."""
     return [
         Middleware(RequestLog, answers=answers),
+        Middleware(Intake, bodies=_bodies(settings), unsent=unsent),
         *_access_control(settings),
-        Middleware(BodyLimit, max_body_bytes=settings.max_body_bytes),
     ]
+
+
+def _bodies(settings: Settings) -> Bodies:
+    return Bodies(
+        settings.max_body_bytes, settings.max_total_body_bytes, settings.body_timeout_seconds
+    )
 
 
 def _access_control(settings: Settings) -> list[Middleware]:

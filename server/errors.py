@@ -108,10 +108,17 @@ def _busy(status: int, message: str, code: str, retry_after_seconds: int) -> Api
 
 
 def _http_error(error: HTTPException) -> ApiError:
-    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "body_too_large"}
+    codes = {
+        404: "unknown_url",
+        405: "method_not_allowed",
+        408: "body_timeout",
+        413: "body_too_large",
+        503: "overloaded",
+    }
+    kind = SERVER if error.status_code >= 500 else INVALID
     headers = dict(error.headers or {})
     code = codes.get(error.status_code)
-    return ApiError(error.status_code, error.detail, code=code, headers=headers)
+    return ApiError(error.status_code, error.detail, type=kind, code=code, headers=headers)
 
 
 def _param(location: Sequence[str | int]) -> str:

@@ -3,19 +3,20 @@
 Leaving `generating`, by whatever way, closes the engine's iterators and so aborts what still runs.
 """
 
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from math import inf
 
-from anyio import EndOfStream, create_memory_object_stream, create_task_group
+from anyio import Event, create_task_group
 from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.lowlevel import checkpoint
 from starlette.types import Receive
 
 from engine.api import Engine, EngineStopped
 from engine.types import FinishReason, OutputEvent, Request, TokenLogprob, Usage
 from server.errors import SERVER, ApiError, ClientLeft
+from server.unsent import Unsent, kept_bytes, queued_bytes
 
 ChoiceEvent = tuple[int, OutputEvent]
 """A choice's index in the whole answer, and its news."""
@@ -57,52 +58,81 @@ class Generated:
 
 
 class Events:
-    """The merged events of several engine requests. Raises what any of them raised."""
+    """The merged events of several engine requests. Raises what any of them raised.
 
-    def __init__(self, source: MemoryObjectReceiveStream[ChoiceEvent | Exception]) -> None:
-        self._source = source
+    A slow reader never holds the engine up: what it has not taken waits here, and counts as unsent.
+    """
+
+    def __init__(self, n_sources: int, unsent: Unsent) -> None:
+        self._n_sources = n_sources
+        self._unsent = unsent
+        self._queue: deque[tuple[ChoiceEvent, int]] = deque()  # with the bytes that each holds
+        self._failure: Exception | None = None
+        self._news = Event()
+
+    def put(self, choice: int, event: OutputEvent) -> None:
+        """Raises ApiError when too much is unsent, and the failure if there has been one."""
+        if self._failure is not None:
+            raise self._failure
+        n_bytes = queued_bytes(event)
+        self._unsent.add(n_bytes)
+        self._queue.append(((choice, event), n_bytes))
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Raise it behind the events that are there. The first failure counts."""
+        self._failure = self._failure or error
+        self._news.set()
+
+    def overrun(self, error: ApiError) -> None:
+        """Raise it in place of the events that are there."""
+        self._queue.clear()
+        self.fail(error)
+
+    def source_ended(self) -> None:
+        self._n_sources -= 1
+        self._news.set()
 
     def __aiter__(self) -> "Events":
         return self
 
     async def __anext__(self) -> ChoiceEvent:
-        try:
-            item = await self._source.receive()
-        except EndOfStream:
-            raise StopAsyncIteration from None
-        if isinstance(item, Exception):
-            raise item
+        await checkpoint()
+        while not self._queue:
+            if self._failure is not None:
+                raise self._failure
+            if self._n_sources == 0:
+                raise StopAsyncIteration
+            self._news = Event()
+            await self._news.wait()
+        item, n_bytes = self._queue.popleft()
+        self._unsent.give_back(n_bytes)
         return item
 
 
 @asynccontextmanager
-async def generating(engine: Engine, requests: Sequence[Request]) -> AsyncIterator[Events]:
-    """Submit the requests and give their events, choices numbered through all of them.
-
-    The buffer has no bound of its own: `max_tokens` bounds what a slow client leaves in it.
-    """
-    sink, source = create_memory_object_stream[ChoiceEvent | Exception](inf)
-    async with task_scope() as tasks, source:
-        with sink:
+async def generating(
+    engine: Engine, requests: Sequence[Request], unsent: Unsent
+) -> AsyncIterator[Events]:
+    """Submit the requests and give their events, choices numbered through all of them."""
+    events = Events(len(requests), unsent)
+    with unsent.ended_by(events.overrun):
+        async with task_scope() as tasks:
             for index, request in enumerate(requests):
-                tasks.start_soon(_pump, engine, request, index * request.n, sink.clone())
-        yield Events(source)
+                tasks.start_soon(_pump, engine, request, index * request.n, events)
+            yield events
 
 
-async def _pump(
-    engine: Engine,
-    request: Request,
-    first_choice: int,
-    sink: MemoryObjectSendStream[ChoiceEvent | Exception],
-) -> None:
-    with sink:
-        try:
-            async with aclosing(engine.generate(request)) as events:
-                async for event in events:
-                    _raise_failure(event)
-                    sink.send_nowait((first_choice + event.index, event))
-        except Exception as error:
-            sink.send_nowait(error)
+async def _pump(engine: Engine, request: Request, first_choice: int, sink: Events) -> None:
+    try:
+        async with aclosing(engine.generate(request)) as events:
+            async for event in events:
+                _raise_failure(event)
+                sink.put(first_choice + event.index, event)
+    except Exception as error:
+        sink.fail(error)
+    finally:
+        sink.source_ended()
 
 
 def _raise_failure(event: OutputEvent) -> None:
@@ -149,12 +179,19 @@ async def task_scope() -> AsyncIterator[TaskGroup]:
 
 
 async def generate_all(
-    engine: Engine, requests: Sequence[Request], meter: UsageMeter, receive: Receive
+    engine: Engine,
+    requests: Sequence[Request],
+    meter: UsageMeter,
+    receive: Receive,
+    unsent: Unsent,
 ) -> list[Generated]:
-    """Every sequence complete, in the order of choices. Raises ClientLeft when nobody waits."""
+    """Every sequence complete, in the order of choices. Raises ClientLeft when nobody waits, and
+    ApiError when the answer grows too large.
+    """
     choices = [Generated() for request in requests for _ in range(request.n)]
-    async with client_waiting(receive), generating(engine, requests) as events:
+    async with client_waiting(receive), generating(engine, requests, unsent) as events:
         async for choice, event in events:
+            unsent.add(kept_bytes(event))
             choices[choice].add(event)
             meter.add(choice, event.usage)
     return choices

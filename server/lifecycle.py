@@ -1,18 +1,24 @@
 """Listening, and stopping in two stages: the first signal drains, a second one kills."""
 
+import asyncio
 import logging
 import signal
 import socket
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from anyio import create_task_group
 from fastapi import FastAPI
 
 from engine.api import Engine
+from server.connections import ConnectionLimits, Connections
+from server.descriptors import AcceptErrors, room_for_connections
 from server.settings import Settings, base_url
 
 LAST_BYTES_SECONDS = 5  # for clients to read what a drained engine still had to say
+ACCEPTED_AT_ONCE = 16  # so that one turn of the loop does not use up the file descriptors
+LISTEN_BACKLOG = 2048
 
 log = logging.getLogger("rootstock")
 
@@ -57,15 +63,24 @@ class DrainingServer(uvicorn.Server):
             server_header=False,
             proxy_headers=bool(settings.trusted_proxies),  # else anybody could pose as many clients
             forwarded_allow_ips=settings.trusted_proxies,
+            ws="none",
+            backlog=ACCEPTED_AT_ONCE,
+            timeout_keep_alive=settings.idle_timeout_seconds,
             timeout_graceful_shutdown=settings.drain_timeout_seconds + LAST_BYTES_SECONDS,
+        )
+        config.load()
+        config.http_protocol_class = cast(
+            type[asyncio.Protocol], _connections(settings).guarding(config.http_protocol_class)
         )
         super().__init__(config)
         self._engine = engine
         self._drain_timeout_seconds = settings.drain_timeout_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         await super().startup(sockets)
         for bound in sockets or []:
+            bound.listen(LISTEN_BACKLOG)  # which uvicorn takes for both
             log.info("ready on %s", url(bound))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -80,3 +95,12 @@ class DrainingServer(uvicorn.Server):
             "draining for up to %d s; a second signal stops at once", self._drain_timeout_seconds
         )
         self.should_exit = True
+
+
+def _connections(settings: Settings) -> Connections:
+    limits = ConnectionLimits(
+        max_connections=room_for_connections(settings.max_connections),
+        header_timeout_seconds=settings.header_timeout_seconds,
+        send_timeout_seconds=settings.send_timeout_seconds,
+    )
+    return Connections(limits)

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from engine.api import Engine
 from engine.types import CacheStats, EngineStats, LoopStats, ModelCard, SequenceCounts
+from server.unsent import UnsentBudget
 
 REQUEST_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -121,10 +122,15 @@ class Metrics:
     """Everything `/metrics` shows."""
 
     def __init__(
-        self, telemetry: EngineTelemetry, answers: HttpAnswers, aliases: Sequence[Alias]
+        self,
+        telemetry: EngineTelemetry,
+        answers: HttpAnswers,
+        unsent: UnsentBudget,
+        aliases: Sequence[Alias],
     ) -> None:
         self._telemetry = telemetry
         self._answers = answers
+        self._unsent = unsent
         self._aliases = aliases
 
     def render(self, engine: Engine, model: str) -> bytes:
@@ -139,6 +145,11 @@ class Metrics:
         yield _model_info(engine.card, model)
         yield from self._telemetry.collect()
         yield from self._answers.collect()
+        yield CounterMetricFamily(
+            "rootstock_answers_cut_off",
+            "Answers ended because too much of them waited to be sent.",
+            self._unsent.n_ended,
+        )
         yield from sequence_families(stats.sequences)
         yield from loop_families(stats.loop)
         yield from cache_families(stats.loop.cache)

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -208,31 +207,3 @@ def _without_port(host: str) -> str:
     """`[::1]:8000` as `[::1]`, `localhost:8000` as `localhost`."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() else host
-
-
-class BodyLimit(HttpMiddleware):
-    """413 for bodies that say they are too large, and for those that turn out to be."""
-
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        super().__init__(app)
-        self.max_body_bytes = max_body_bytes
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        declared = Headers(scope=scope).get("content-length", "0")
-        if declared.isdigit() and int(declared) > self.max_body_bytes:
-            await to_api_error(self._too_large()).response()(scope, receive, send)
-            return
-        received_bytes = 0
-
-        async def limited() -> Message:
-            nonlocal received_bytes
-            message = await receive()
-            received_bytes += len(message.get("body", b""))
-            if received_bytes > self.max_body_bytes:
-                raise self._too_large()
-            return message
-
-        await self.app(scope, limited, send)
-
-    def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"The body is larger than {self.max_body_bytes} bytes.")

@@ -14,6 +14,7 @@ from engine.types import OutputEvent, Request
 from server.errors import ApiError, ClientLeft, to_api_error
 from server.generation import Events, UsageMeter, client_waiting, generating
 from server.middleware import request_record
+from server.unsent import Unsent, unsent_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -74,7 +75,7 @@ class EventStreamResponse(Response):
         record = request_record(scope)
         body = _Body(send, {"status": self.status_code, "headers": self.raw_headers})
         try:
-            await self._stream(receive, body)
+            await self._stream(receive, body, unsent_of(scope))
             record.usage = self._meter.total
         except ClientLeft:
             pass  # RequestLog has seen it leave
@@ -86,9 +87,9 @@ class EventStreamResponse(Response):
             await body.write(frame(to_api_error(error).content))
         await body.close()
 
-    async def _stream(self, receive: Receive, body: "_Body") -> None:
+    async def _stream(self, receive: Receive, body: "_Body", unsent: Unsent) -> None:
         async with client_waiting(receive):
-            async with generating(self._engine, self._requests) as events:
+            async with generating(self._engine, self._requests, unsent) as events:
                 while (data := await self._next(events)) is not None:
                     await body.write(data)
             await body.write(frames(self._renderer.last_chunks()) + DONE)

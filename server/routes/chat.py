@@ -15,6 +15,7 @@ from server.schemas.chat import ChatChunk, ChatCompletion, ChatRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
 from server.sse import EventStreamResponse
 from server.translate import chat_request
+from server.unsent import unsent_of
 
 router = APIRouter()
 
@@ -43,6 +44,6 @@ async def create_chat_completion(
         return EventStreamResponse(
             engine, [request], chunks, meter, service.settings.keepalive_seconds
         )
-    choices = await generate_all(engine, [request], meter, http.receive)
+    choices = await generate_all(engine, [request], meter, http.receive, unsent_of(http.scope))
     record.usage = meter.total
     return await rendered(lambda: chat_completion(envelope, choices, meter.total, logprobs))

@@ -21,6 +21,7 @@ from server.translate import (
     opening_token,
     sequences_per_prompt,
 )
+from server.unsent import unsent_of
 
 router = APIRouter()
 
@@ -48,7 +49,7 @@ async def create_completion(
         return EventStreamResponse(
             engine, requests, chunks, meter, service.settings.keepalive_seconds
         )
-    generated = await generate_all(engine, requests, meter, http.receive)
+    generated = await generate_all(engine, requests, meter, http.receive, unsent_of(http.scope))
     record.usage = meter.total
     return await rendered(lambda: completion(envelope, task, generated, meter.total))
 

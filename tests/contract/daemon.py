@@ -2,8 +2,9 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from fastapi import FastAPI
 
@@ -29,10 +30,18 @@ class _ThreadedServer(DrainingServer):
 
 @contextmanager
 def running(
-    engine: Engine, settings: Settings, telemetry: EngineTelemetry | None = None
+    engine: Engine,
+    settings: Settings,
+    telemetry: EngineTelemetry | None = None,
+    socket_options: Mapping[int, int] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """The base URL, without `/v1`, of a daemon that stops (and drains the engine) at the end."""
+    """The base URL, without `/v1`, of a daemon that stops (and drains the engine) at the end.
+
+    Connections inherit the options of the listening socket.
+    """
     with bind(settings) as bound:
+        for option, value in socket_options.items():
+            bound.setsockopt(socket.SOL_SOCKET, option, value)
         app = create_app(engine, settings, telemetry or EngineTelemetry())
         server = _ThreadedServer(app, engine, settings)
         thread = threading.Thread(target=server.run, args=([bound],), name="server")

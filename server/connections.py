@@ -1,0 +1,247 @@
+"""What an ASGI server leaves unbounded: silent clients, clients that do not read, how many come.
+
+A `Connection` stands between the socket and whatever parses HTTP. Of requests it knows what
+`server/intake.py` tells it: that one began, that it came in whole, that it ended.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from starlette.types import Scope
+
+log = logging.getLogger("rootstock.connections")
+
+ProtocolFactory = Callable[..., asyncio.Protocol]
+"""Makes the protocol that parses HTTP, from uvicorn's keyword arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    max_connections: int
+    header_timeout_seconds: float  # for a request's head, from its first byte or from connecting
+    send_timeout_seconds: float  # without a single byte that the client takes
+
+    @property
+    def max_answering(self) -> int:
+        """Below `max_connections`, so that there is always room for who asks after the health."""
+        return self.max_connections - max(1, self.max_connections // 16)
+
+
+class Guard(Protocol):
+    """What `server/intake.py` sees of the connection that a request came on."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether as many requests are being answered as may be."""
+        ...
+
+    def request_began(self) -> None: ...
+
+    def request_complete(self) -> None:
+        """Head and body have come: from here on the client waits for us."""
+        ...
+
+    def request_ended(self) -> None: ...
+
+    async def flushed(self) -> None:
+        """Return when nothing that was sent waits for the client to take it, or it is gone."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once; what has not been sent is lost."""
+        ...
+
+
+class InProcess:
+    """The Guard of requests that come on no socket."""
+
+    is_crowded = False
+
+    def request_began(self) -> None: ...
+
+    def request_complete(self) -> None: ...
+
+    def request_ended(self) -> None: ...
+
+    async def flushed(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def guard_of(scope: Scope) -> Guard:
+    """The connection's guard."""
+    return cast(Guard, scope["state"].get("connection", InProcess()))
+
+
+class Connections:
+    """All open connections. One more than `max_connections` closes the one that has kept us
+    waiting longest for a whole request; those that wait for us are never closed for another.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._waiting: dict[Connection, None] = {}  # for their client, the longest first
+        self._answering: set[Connection] = set()
+
+    def guarding(self, make_inner: ProtocolFactory) -> ProtocolFactory:
+        """The same protocol, with a Connection in front of it."""
+
+        def make(*, app_state: dict[str, Any], **arguments: Any) -> Connection:
+            return Connection(
+                self, lambda state: make_inner(app_state=app_state | state, **arguments)
+            )
+
+        return make
+
+    @property
+    def is_crowded(self) -> bool:
+        return len(self._answering) >= self.limits.max_answering
+
+    def add(self, connection: "Connection") -> None:
+        self._waiting[connection] = None
+        if len(self._waiting) + len(self._answering) > self.limits.max_connections:
+            longest = next(iter(self._waiting))
+            self.remove(longest)
+            longest.close()
+
+    def waits_for_client(self, connection: "Connection") -> None:
+        self.remove(connection)
+        self._waiting[connection] = None
+
+    def waits_for_us(self, connection: "Connection") -> None:
+        self.remove(connection)
+        self._answering.add(connection)
+
+    def remove(self, connection: "Connection") -> None:
+        self._waiting.pop(connection, None)
+        self._answering.discard(connection)
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection, passed on to `inner`, with two clocks: for the head of the next
+    request, and for bytes that were sent and not taken.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        make_inner: Callable[[dict[str, "Connection"]], asyncio.Protocol],
+    ) -> None:
+        self._connections = connections
+        self._limits = connections.limits
+        self._inner = make_inner({"connection": self})
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._closed = False
+        self._requests = 0  # more than one when a client sends ahead
+        self._head_clock: asyncio.TimerHandle | None = None
+        self._send_clock: asyncio.TimerHandle | None = None
+        self._flushed = asyncio.Event()
+        self._flushed.set()
+        self._flushes = 0
+
+    # What the socket says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # With no room to spare "paused" means that something is unsent, and nothing is added to
+        # it: if it does not shrink the client does not read.
+        self._transport.set_write_buffer_limits(high=0)
+        self._inner.connection_made(transport)
+        self._start_head_clock()
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        self._flushed.set()
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._requests == 0 and self._head_clock is None:
+            self._start_head_clock()
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._flushed.clear()
+        if self._send_clock is None:
+            self._start_send_clock()
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._flushed.set()
+        self._flushes += 1
+        self._inner.resume_writing()
+
+    # What server/intake.py says.
+
+    @property
+    def is_crowded(self) -> bool:
+        return self._connections.is_crowded
+
+    def request_began(self) -> None:
+        self._requests += 1
+        self._stop_head_clock()
+        if not self._closed and self._requests == 1:
+            self._connections.waits_for_client(self)
+
+    def request_complete(self) -> None:
+        if not self._closed:
+            self._connections.waits_for_us(self)
+
+    def request_ended(self) -> None:
+        self._requests -= 1
+        if not self._closed and self._requests == 0:
+            self._connections.waits_for_client(self)
+
+    async def flushed(self) -> None:
+        await self._flushed.wait()
+
+    def close(self) -> None:
+        self._leave()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._leave()
+        self._transport.abort()
+
+    def _leave(self) -> None:
+        self._closed = True
+        self._stop_head_clock()
+        if self._send_clock is not None:
+            self._send_clock.cancel()
+        self._connections.remove(self)
+
+    def _start_head_clock(self) -> None:
+        seconds = self._limits.header_timeout_seconds
+        self._head_clock = self._loop.call_later(seconds, self._head_too_late)
+
+    def _stop_head_clock(self) -> None:
+        if self._head_clock is not None:
+            self._head_clock.cancel()
+            self._head_clock = None
+
+    def _head_too_late(self) -> None:
+        log.debug("closed a connection that sent no request")
+        self.close()
+
+    def _start_send_clock(self) -> None:
+        """It runs on while the client takes bytes, so that no clock is set for each write."""
+        unsent = self._transport.get_write_buffer_size()
+        seconds = self._limits.send_timeout_seconds
+        self._send_clock = self._loop.call_later(seconds, self._check_sent, self._flushes, unsent)
+
+    def _check_sent(self, flushes: int, unsent: int) -> None:
+        self._send_clock = None
+        if self._flushed.is_set():
+            return
+        if self._flushes > flushes or self._transport.get_write_buffer_size() < unsent:
+            self._start_send_clock()
+            return
+        log.warning("closed a connection whose client read nothing")
+        self.abort()

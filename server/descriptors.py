@@ -1,0 +1,54 @@
+"""File descriptors: as many as the connections need, and a quiet log where they run out."""
+
+import asyncio
+import errno
+import logging
+import resource
+from contextlib import suppress
+from typing import Any
+
+RESERVED_DESCRIPTORS = 128  # the model's files, the log, and connections that are just closing
+OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+REPORT_SECONDS = 60.0
+
+log = logging.getLogger("rootstock.connections")
+
+
+def room_for_connections(wanted: int) -> int:
+    """How many connections the limit of open files allows, raised as far as it can be.
+
+    At most `wanted`. The soft limit is 256 on macOS, and 1,024 on most Linux systems.
+    """
+    limit = _raised(wanted + RESERVED_DESCRIPTORS)
+    room = min(wanted, max(limit - RESERVED_DESCRIPTORS, limit // 2))
+    if room < wanted:
+        log.warning("%d connections at most: the limit of open files is %d", room, limit)
+    return room
+
+
+def _raised(needed: int) -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < needed:
+        with suppress(OSError, ValueError):  # macOS has a lower limit of its own
+            allowed = needed if hard == unlimited else min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return needed if soft == unlimited else soft
+
+
+class AcceptErrors:
+    """The event loop's exception handler. It says once a minute, in one line, that no connection
+    can be accepted; asyncio would write a traceback for each attempt.
+    """
+
+    def __init__(self) -> None:
+        self._next_report_seconds = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in OUT_OF_RESOURCES:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._next_report_seconds:
+            self._next_report_seconds = loop.time() + REPORT_SECONDS
+            log.error("cannot accept connections: %s", error.strerror)

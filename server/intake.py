@@ -1,0 +1,160 @@
+"""What a request may take of the server before it is answered: time, connections, memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from anyio import CancelScope, current_time
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.connections import Guard, guard_of
+from server.errors import CLIENT_LEFT_STATUS, to_api_error
+from server.middleware import HttpMiddleware
+from server.unsent import UnsentBudget
+
+ALWAYS_ANSWERED = {"/health", "/metrics"}
+RETRY_AFTER_SECONDS = 5
+
+
+class Bodies:
+    """The bytes of all bodies of requests in flight.
+
+    Where they would be too many, the largest that is still arriving is refused: whoever sends
+    little is not stopped by those who send much.
+    """
+
+    def __init__(self, max_body_bytes: int, max_total_bytes: int, timeout_seconds: float) -> None:
+        self.max_body_bytes = max_body_bytes
+        self.timeout_seconds = timeout_seconds
+        self._max_total_bytes = max_total_bytes
+        self._total_bytes = 0
+        self._arriving: set[Body] = set()
+
+    @contextmanager
+    def body(self, receive: Receive, guard: Guard, always_answered: bool) -> Iterator["Body"]:
+        """A request's body, whose bytes are counted until the block ends."""
+        body = Body(self, receive, guard, always_answered)
+        self._arriving.add(body)
+        try:
+            yield body
+        finally:
+            self._arriving.discard(body)
+            self._total_bytes -= body.n_bytes
+
+    def grown(self, body: "Body", n_bytes: int) -> None:
+        """Raises HTTPException (413, 503)."""
+        body.n_bytes += n_bytes
+        self._total_bytes += n_bytes
+        if body.n_bytes > self.max_body_bytes:
+            raise self.too_large()
+        if self._total_bytes > self._max_total_bytes:
+            largest = max(self._arriving, key=lambda other: other.n_bytes)
+            largest.refuse()
+            self._arriving.discard(largest)
+
+    def complete(self, body: "Body") -> None:
+        self._arriving.discard(body)
+
+    def too_large(self) -> HTTPException:
+        return HTTPException(413, f"The body is larger than {self.max_body_bytes} bytes.")
+
+
+class Body:
+    """One request's body on its way in."""
+
+    def __init__(
+        self, bodies: Bodies, receive: Receive, guard: Guard, always_answered: bool
+    ) -> None:
+        self.n_bytes = 0
+        self._bodies = bodies
+        self._receive = receive
+        self._guard = guard
+        self._always_answered = always_answered
+        self._deadline = current_time() + bodies.timeout_seconds
+        self._waiting = CancelScope()
+        self._refused = False
+        self._is_complete = False
+
+    async def receive(self) -> Message:
+        """The application's `receive`. Raises HTTPException (408, 413, 499, 503)."""
+        if self._is_complete:
+            return await self._receive()
+        message = await self._next()
+        if message["type"] == "http.disconnect":
+            raise HTTPException(CLIENT_LEFT_STATUS, "The client left.")
+        self._bodies.grown(self, len(message.get("body", b"")))
+        self._check()
+        if not message.get("more_body", False):
+            self.complete()
+        return message
+
+    def refuse(self) -> None:
+        self._refused = True
+        self._waiting.cancel()
+
+    def complete(self) -> None:
+        """Raises HTTPException (503) when as many requests are being answered as may be."""
+        if self._guard.is_crowded and not self._always_answered:
+            raise _overloaded("The server answers as many requests as it has connections for.")
+        self._is_complete = True
+        self._bodies.complete(self)
+        self._guard.request_complete()
+
+    async def _next(self) -> Message:
+        self._check()
+        with CancelScope(deadline=self._deadline) as self._waiting:
+            message = await self._receive()
+        self._check()
+        if self._waiting.cancelled_caught:
+            seconds = self._bodies.timeout_seconds
+            raise HTTPException(408, f"The body did not arrive within {seconds:g} seconds.")
+        return message
+
+    def _check(self) -> None:
+        if self._refused:
+            raise _overloaded("The bodies of all requests are too large together.")
+
+
+class Intake(HttpMiddleware):
+    """Tells the connection how its request fares, and bounds the body and what waits unsent.
+
+    The request lasts until its client has taken the last byte.
+    """
+
+    def __init__(self, app: ASGIApp, bodies: Bodies, unsent: UnsentBudget) -> None:
+        super().__init__(app)
+        self._bodies = bodies
+        self._unsent = unsent
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guard = guard_of(scope)
+        guard.request_began()
+        try:
+            with (
+                self._bodies.body(receive, guard, scope["path"] in ALWAYS_ANSWERED) as body,
+                self._unsent.answer(lambda error: guard.abort()) as scope["state"]["unsent"],
+            ):
+                await self._pass_on(scope, body, send)
+                await guard.flushed()
+        finally:
+            guard.request_ended()
+
+    async def _pass_on(self, scope: Scope, body: Body, send: Send) -> None:
+        try:
+            self._check_head(Headers(scope=scope), body)
+        except HTTPException as error:
+            await to_api_error(error).response()(scope, body.receive, send)
+        else:
+            await self.app(scope, body.receive, send)
+
+    def _check_head(self, headers: Headers, body: Body) -> None:
+        declared = headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > self._bodies.max_body_bytes:
+            raise self._bodies.too_large()
+        if declared == "0" and "transfer-encoding" not in headers:
+            body.complete()
+
+
+def _overloaded(message: str) -> HTTPException:
+    return HTTPException(503, message, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})

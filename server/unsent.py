@@ -1,0 +1,141 @@
+"""A bound on what has been computed and not been sent, of one answer and of all together."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+from starlette.types import Scope
+
+from engine.types import OutputEvent, TokenLogprob
+from server.errors import SERVER, ApiError
+
+RETRY_AFTER_SECONDS = 5
+
+# Bytes of memory on CPython 3.11, measured with tracemalloc and rounded up.
+CHARACTER_BYTES = 4
+EVENT_BYTES = 300  # an OutputEvent in a queue
+LOGPROB_BYTES = 150  # a TokenLogprob ...
+ALTERNATIVE_BYTES = 110  # ... and each of its alternatives
+RENDERED_LOGPROB_BYTES = 1000  # what rendering a whole answer adds to the one ...
+RENDERED_ALTERNATIVE_BYTES = 800  # ... and to the other
+
+Overrun = Callable[[ApiError], None]
+"""Is told that an answer must end, so that its memory comes free."""
+
+
+class UnsentBudget:
+    """What all answers hold. The largest of them is ended where together they hold too much."""
+
+    def __init__(self, max_answer_bytes: int, max_total_bytes: int) -> None:
+        self._max_answer_bytes = max_answer_bytes
+        self._max_total_bytes = max_total_bytes
+        self._answers: set[Unsent] = set()
+        self._total_bytes = 0
+        self.n_ended = 0
+
+    @contextmanager
+    def answer(self, overrun: Overrun) -> Iterator["Unsent"]:
+        """One request's share, which comes back at the end."""
+        unsent = Unsent(self, overrun)
+        self._answers.add(unsent)
+        try:
+            yield unsent
+        finally:
+            self._close(unsent)
+
+    def charge(self, answer: "Unsent", n_bytes: int) -> None:
+        """Count bytes, negative ones given back, and end whoever holds too much then."""
+        if answer.error is not None:
+            return
+        answer.n_bytes += n_bytes
+        self._total_bytes += n_bytes
+        if answer.n_bytes > self._max_answer_bytes:
+            self._end(answer, self._too_large())
+        elif self._total_bytes > self._max_total_bytes:
+            largest = max(self._answers, key=lambda other: other.n_bytes)
+            self._end(largest, self._too_much())
+
+    def _end(self, answer: "Unsent", error: ApiError) -> None:
+        self.n_ended += 1
+        self._close(answer)
+        answer.error = error
+        answer.overrun(error)
+
+    def _close(self, answer: "Unsent") -> None:
+        self._answers.discard(answer)
+        self._total_bytes -= answer.n_bytes
+        answer.n_bytes = 0
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            400,
+            f"More than {self._max_answer_bytes} bytes of this answer were waiting to be sent "
+            "(max_unsent_bytes). Read a stream as it comes, or ask for less: n, max_tokens, "
+            "logprobs.",
+            code="answer_too_large",
+        )
+
+    def _too_much(self) -> ApiError:
+        return ApiError(
+            503,
+            "The server holds too many unsent answers, and this was the largest "
+            "(max_total_unsent_bytes). Read a stream as it comes, or try again later.",
+            type=SERVER,
+            code="overloaded",
+            headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+        )
+
+
+class Unsent:
+    """What one answer holds. Once it has been ended, whatever adds to it raises the error."""
+
+    def __init__(self, budget: UnsentBudget, overrun: Overrun) -> None:
+        self._budget = budget
+        self.overrun = overrun
+        self.n_bytes = 0
+        self.error: ApiError | None = None
+
+    def add(self, n_bytes: int) -> None:
+        """Raises ApiError when the answer holds, or has held, too much."""
+        self._budget.charge(self, n_bytes)
+        if self.error is not None:
+            raise self.error
+
+    def give_back(self, n_bytes: int) -> None:
+        self._budget.charge(self, -n_bytes)
+
+    @contextmanager
+    def ended_by(self, overrun: Overrun) -> Iterator[None]:
+        """In the block, `overrun` is told in place of whoever was before."""
+        before, self.overrun = self.overrun, overrun
+        try:
+            yield
+        finally:
+            self.overrun = before
+
+
+def unsent_of(scope: Scope) -> Unsent:
+    """The share that Intake opened for this request."""
+    return cast(Unsent, scope["state"]["unsent"])
+
+
+def queued_bytes(event: OutputEvent) -> int:
+    """What an event holds while it waits for its stream's client."""
+    logprobs = _logprob_bytes(event, LOGPROB_BYTES, ALTERNATIVE_BYTES)
+    return EVENT_BYTES + CHARACTER_BYTES * len(event.text) + logprobs
+
+
+def kept_bytes(event: OutputEvent) -> int:
+    """What is kept of an event for a whole answer, and what rendering that will take."""
+    logprobs = _logprob_bytes(
+        event,
+        LOGPROB_BYTES + RENDERED_LOGPROB_BYTES,
+        ALTERNATIVE_BYTES + RENDERED_ALTERNATIVE_BYTES,
+    )
+    return CHARACTER_BYTES * len(event.text) + logprobs
+
+
+def _logprob_bytes(event: OutputEvent, each: int, alternative: int) -> int:
+    entries: Sequence[TokenLogprob | None] = (*event.logprobs, *(event.prompt_logprobs or ()))
+    alternatives = sum(len(entry.top) for entry in entries if entry is not None)
+    return each * len(entries) + alternative * alternatives

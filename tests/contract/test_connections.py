@@ -1,0 +1,176 @@
+"""Clients that are silent, slow, many, or deaf: they end, and nobody else is harmed."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import takewhile
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from server.settings import Settings
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.test_disconnect import posted
+
+WAIT_SECONDS = 20
+AT_ONCE = 0.05
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+LITTLE = {socket.SO_SNDBUF: 4096}
+"""A send buffer that is soon full when the client does not read."""
+
+
+@contextmanager
+def connected(base_url: str) -> Iterator[socket.socket]:
+    address = urlsplit(base_url)
+    with socket.create_connection((address.hostname, address.port), WAIT_SECONDS) as connection:
+        yield connection
+
+
+@contextmanager
+def deaf(base_url: str, body: object) -> Iterator[socket.socket]:
+    """A posted request whose answer nobody reads."""
+    address = urlsplit(base_url)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(WAIT_SECONDS)
+        connection.connect((address.hostname, address.port))
+        connection.sendall(request_head(json.dumps(body).encode()))
+        yield connection
+
+
+def request_head(content: bytes, length: int | None = None) -> bytes:
+    """A chat request with `content` as its body, or as the beginning of a longer one."""
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % (len(content) if length is None else length) + content
+    )
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the daemon has closed it; waits until it says something."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def status(connection: socket.socket) -> int:
+    return int(connection.recv(65536).split(b" ")[1])
+
+
+def is_healthy(base_url: str) -> bool:
+    return httpx.get(f"{base_url}/health", timeout=WAIT_SECONDS).status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: loc"])
+def test_a_head_that_does_not_come_ends_the_connection(sent: bytes) -> None:
+    settings = Settings(port=0, header_timeout_seconds=AT_ONCE)
+    with running(FakeEngine(), settings) as base_url, connected(base_url) as connection:
+        connection.sendall(sent)
+        assert is_closed(connection)
+
+
+def test_a_body_that_does_not_come_is_a_408() -> None:
+    settings = Settings(port=0, body_timeout_seconds=AT_ONCE)
+    with running(FakeEngine(), settings) as base_url, connected(base_url) as connection:
+        connection.sendall(request_head(b'{"messages"', length=1000))
+        assert status(connection) == 408
+        assert is_healthy(base_url)
+
+
+def test_a_client_that_reads_nothing_loses_its_place() -> None:
+    """The engine holds the request at a gate when more has been sent than the sockets hold."""
+    engine, gate = FakeEngine(), Gate()
+    engine.script = Script(["x" * 450], gate=gate, gate_after_tokens=400)
+    settings = Settings(port=0, send_timeout_seconds=AT_ONCE)
+    with running(engine, settings, socket_options=LITTLE) as base_url:
+        with deaf(base_url, CHAT | {"stream": True}):
+            request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
+            assert engine.aborted.get(timeout=WAIT_SECONDS) == request_id
+        gate.open()
+
+
+def test_a_whole_answer_that_nobody_reads_is_dropped() -> None:
+    engine = FakeEngine(Script(["x" * 450]))
+    settings = Settings(port=0, send_timeout_seconds=AT_ONCE)
+    body = CHAT | {"logprobs": True, "top_logprobs": 20}
+    with (
+        running(engine, settings, socket_options=LITTLE) as base_url,
+        deaf(base_url, body) as connection,
+    ):
+        assert engine.submitted.get(timeout=WAIT_SECONDS)
+        assert is_healthy(base_url)
+        # It can end only with the daemon's reset: nothing is read before.
+        with pytest.raises(ConnectionResetError):
+            read_after_reset(connection)
+
+
+def read_after_reset(connection: socket.socket) -> None:
+    """Write until the other side's reset is noticed."""
+    while True:
+        connection.sendall(b"\r\n")
+
+
+def test_a_client_that_reads_on_is_kept() -> None:
+    """What it has not read for a while is all there."""
+    engine = FakeEngine(Script(["x" * 450]))
+    settings = Settings(port=0)
+    with (
+        running(engine, settings, socket_options=LITTLE) as base_url,
+        deaf(base_url, CHAT | {"stream": True}) as connection,
+    ):
+        assert engine.submitted.get(timeout=WAIT_SECONDS)
+        assert is_healthy(base_url)
+        received = connection.makefile("rb")
+        lines = list(takewhile(lambda line: line != b"data: [DONE]\n", received))
+        assert sum(b'"content":"x"' in line for line in lines) == 450
+        received.close()
+
+
+def test_silent_connections_make_room_for_those_that_speak() -> None:
+    settings = Settings(port=0, max_connections=8)
+    with running(FakeEngine(), settings) as base_url, ExitStack() as stack:
+        silent = [stack.enter_context(connected(base_url)) for _ in range(100)]
+        for connection in silent[:50]:
+            connection.sendall(request_head(b"{", length=1000))
+        assert is_healthy(base_url)
+        assert all(is_closed(connection) for connection in silent[:92])
+        assert is_healthy(base_url)
+
+
+def test_more_requests_than_connections_are_refused_but_health_is_told() -> None:
+    engine, gate = FakeEngine(), Gate()
+    engine.script = Script(gate=gate)
+    settings = Settings(port=0, max_connections=8)
+    with running(engine, settings) as base_url, ExitStack() as stack:
+        answered = [
+            stack.enter_context(posted(base_url, "/v1/chat/completions", CHAT)) for _ in range(7)
+        ]
+        for _ in answered:
+            engine.at_gate.get(timeout=WAIT_SECONDS)
+        refused = httpx.post(f"{base_url}/v1/chat/completions", json=CHAT, timeout=WAIT_SECONDS)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert int(refused.headers["retry-after"]) > 0
+        assert httpx.get(f"{base_url}/v1/models", timeout=WAIT_SECONDS).status_code == 503
+        assert is_healthy(base_url)
+        gate.open()
+        assert [status(connection) for connection in answered] == [200] * 7
+
+
+def test_the_largest_body_gives_way() -> None:
+    """Two that stop short of their end; a third one is too much, and a small one is not."""
+    limit = 300_000
+    settings = Settings(port=0, max_body_bytes=200_000, max_total_body_bytes=limit)
+    with running(FakeEngine(), settings) as base_url, ExitStack() as stack:
+        first, second, third = (stack.enter_context(connected(base_url)) for _ in range(3))
+        for connection, size in ((first, 120_000), (second, 110_000)):
+            connection.sendall(request_head(b" " * size, length=200_000))
+        third.sendall(request_head(b" " * 100_000, length=200_000))
+        assert status(first) == 503
+        answer = httpx.post(f"{base_url}/v1/chat/completions", json=CHAT, timeout=WAIT_SECONDS)
+        assert answer.status_code == 200

@@ -1,0 +1,119 @@
+"""Events on their way from the engine to the answer."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from anyio import move_on_after
+from starlette.types import Message
+
+from engine.types import OutputEvent, Request
+from server.errors import ApiError, ClientLeft
+from server.generation import Events, client_waiting, generating
+from server.unsent import Unsent, UnsentBudget, queued_bytes
+from tests.contract.fake_engine import FakeEngine
+
+EVENT = OutputEvent("r", 0, text="word")
+EVENT_BYTES = queued_bytes(EVENT)
+
+
+class Endless(FakeEngine):
+    """An engine that always has the next event ready, whatever else happens."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                ready = loop.create_future()
+                loop.call_soon(ready.set_result, None)
+                await ready
+                yield EVENT
+        finally:
+            self.aborted.put(request.id)
+
+
+def ignore(error: ApiError) -> None:
+    """An overrun that nobody needs to be told of."""
+
+
+async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> None:
+    engine, left = Endless(), asyncio.Event()
+    requests = [Request(f"r{i}", (1,), 1) for i in range(8)]
+
+    async def receive() -> Message:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def read_until_left() -> None:
+        with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
+            async with client_waiting(receive), generating(engine, requests, unsent) as events:
+                async for _ in events:
+                    left.set()
+
+    with pytest.raises(ClientLeft):
+        await read_until_left()
+    assert {engine.aborted.get_nowait() for _ in requests} == {r.id for r in requests}
+
+
+async def test_what_is_taken_no_longer_counts() -> None:
+    with UnsentBudget(2 * EVENT_BYTES, 10**9).answer(ignore) as unsent:
+        events = Events(1, unsent)
+        for _ in range(10):
+            events.put(0, EVENT)
+            await anext(events)
+        events.put(0, EVENT)
+        events.put(0, EVENT)
+        with pytest.raises(ApiError, match=f"More than {2 * EVENT_BYTES} bytes"):
+            events.put(0, EVENT)
+
+
+async def test_a_failure_waits_behind_the_events_and_an_overrun_does_not() -> None:
+    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
+        events = Events(1, unsent)
+        events.put(0, EVENT)
+        events.fail(ValueError("the engine broke"))
+        assert await anext(events) == (0, EVENT)
+        with pytest.raises(ValueError, match="the engine broke"):
+            await anext(events)
+        events = Events(1, unsent)
+        events.put(0, EVENT)
+        events.overrun(ApiError(400, "too much"))
+        with pytest.raises(ApiError, match="too much"):
+            await anext(events)
+        with pytest.raises(ApiError, match="too much"):
+            events.put(0, EVENT)
+
+
+async def test_waiting_in_vain_loses_no_event() -> None:
+    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
+        events = Events(1, unsent)
+        with move_on_after(0):
+            await anext(events)
+        events.put(0, EVENT)
+        events.source_ended()
+        assert [event async for event in events] == [(0, EVENT)]
+
+
+def test_the_largest_answer_ends_where_all_hold_too_much() -> None:
+    budget = UnsentBudget(100, 200)
+    ended: list[Unsent] = []
+    with (
+        budget.answer(lambda error: ended.append(small)) as small,
+        budget.answer(lambda error: ended.append(large)) as large,
+        budget.answer(lambda error: ended.append(grown)) as grown,
+    ):
+        small.add(50)
+        large.add(90)
+        grown.add(60)
+        assert ended == []
+        grown.add(1)  # fits, because the largest has been ended for it
+        assert ended == [large]
+        assert budget.n_ended == 1
+        with pytest.raises(ApiError) as refused:
+            large.add(1)
+        assert refused.value.status == 503
+        grown.add(39)
+        small.add(50)
+    with budget.answer(ignore) as later, budget.answer(ignore) as last:
+        later.add(100)  # all that was held has come back
+        last.add(100)
