@@ -108,7 +108,7 @@ class Settings(BaseSettings):
         ByteSize(8 * 1024**2), gt=0, description="The largest body of a request."
     )
     max_total_body_bytes: ByteSize = Field(
-        ByteSize(512 * 1024**2),
+        ByteSize(256 * 1024**2),
         gt=0,
         description="All bodies together that are arriving or being parsed.",
     )
