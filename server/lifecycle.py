@@ -19,6 +19,7 @@ from server.settings import Settings, base_url
 LAST_BYTES_SECONDS = 5  # for clients to read what a drained engine still had to say
 ACCEPTED_AT_ONCE = 16  # so that one turn of the loop does not use up the file descriptors
 LISTEN_BACKLOG = 2048
+SEND_BUFFER_BYTES = 128 * 1024  # of the kernel, which would keep megabytes for who does not read
 
 log = logging.getLogger("rootstock")
 
@@ -34,6 +35,7 @@ def bind(settings: Settings) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         bound.bind(address)
     except OSError:
         bound.close()

@@ -93,6 +93,7 @@ def test_engine_config_takes_its_share() -> None:
         ({"kv_cache_bytes": 0}, "kv_cache_bytes", "0"),
         ({"attention": "flash"}, "attention", "'gather'"),
         ({"log_level": "loud"}, "log_level", "'warning'"),
+        ({"max_total_body_bytes": "1MiB"}, "max_total_body_bytes", "8388608"),
         ({"max_running": 64, "step_tokens": 32}, "step_tokens", "64"),
         ({"keepalive_seconds": 0}, "keepalive_seconds", "0"),
         ({"api_key": "with space "}, "api_key", "ASCII"),
