@@ -73,6 +73,7 @@ class Engine(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         """Submit, and yield the events of all n sequences until each has finished.
 
+        Take them as they come: the engine waits for nobody, and what is not taken stays in memory.
         Closing the iterator (or cancelling the task that reads it) aborts the request: within a
         step no block is held for it, also when it was still queued.
 

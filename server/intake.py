@@ -1,7 +1,8 @@
 """What a request may take of the server before it is answered: time, connections, memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from anyio import CancelScope, current_time
 from starlette.datastructures import Headers
@@ -32,15 +33,14 @@ class Bodies:
         self._arriving: set[Body] = set()
 
     @contextmanager
-    def body(self, receive: Receive, guard: Guard, always_answered: bool) -> Iterator["Body"]:
+    def body(self, receive: Receive, admit: Callable[[], None]) -> Iterator["Body"]:
         """A request's body, whose bytes are counted until the block ends."""
-        body = Body(self, receive, guard, always_answered)
+        body = Body(self, receive, admit)
         self._arriving.add(body)
         try:
             yield body
         finally:
-            self._arriving.discard(body)
-            self._total_bytes -= body.n_bytes
+            self._forget(body)
 
     def grown(self, body: "Body", n_bytes: int) -> None:
         """Raises HTTPException (413, 503)."""
@@ -50,27 +50,29 @@ class Bodies:
             raise self.too_large()
         if self._total_bytes > self._max_total_bytes:
             largest = max(self._arriving, key=lambda other: other.n_bytes)
+            self._forget(largest)
             largest.refuse()
-            self._arriving.discard(largest)
 
     def complete(self, body: "Body") -> None:
         self._arriving.discard(body)
+
+    def _forget(self, body: "Body") -> None:
+        self._arriving.discard(body)
+        self._total_bytes -= body.n_bytes
+        body.n_bytes = 0
 
     def too_large(self) -> HTTPException:
         return HTTPException(413, f"The body is larger than {self.max_body_bytes} bytes.")
 
 
 class Body:
-    """One request's body on its way in."""
+    """One request's body on its way in. `admit` is asked when it has come whole."""
 
-    def __init__(
-        self, bodies: Bodies, receive: Receive, guard: Guard, always_answered: bool
-    ) -> None:
+    def __init__(self, bodies: Bodies, receive: Receive, admit: Callable[[], None]) -> None:
         self.n_bytes = 0
         self._bodies = bodies
         self._receive = receive
-        self._guard = guard
-        self._always_answered = always_answered
+        self._admit = admit
         self._deadline = current_time() + bodies.timeout_seconds
         self._waiting = CancelScope()
         self._refused = False
@@ -94,12 +96,10 @@ class Body:
         self._waiting.cancel()
 
     def complete(self) -> None:
-        """Raises HTTPException (503) when as many requests are being answered as may be."""
-        if self._guard.is_crowded and not self._always_answered:
-            raise _overloaded("The server answers as many requests as it has connections for.")
+        """Raises what `admit` raises."""
+        self._admit()
         self._is_complete = True
         self._bodies.complete(self)
-        self._guard.request_complete()
 
     async def _next(self) -> Message:
         self._check()
@@ -132,7 +132,7 @@ class Intake(HttpMiddleware):
         guard.request_began()
         try:
             with (
-                self._bodies.body(receive, guard, scope["path"] in ALWAYS_ANSWERED) as body,
+                self._bodies.body(receive, partial(_admit, guard, scope["path"])) as body,
                 self._unsent.answer(lambda error: guard.abort()) as scope["state"]["unsent"],
             ):
                 await self._pass_on(scope, body, send)
@@ -154,6 +154,13 @@ class Intake(HttpMiddleware):
             raise self._bodies.too_large()
         if declared == "0" and "transfer-encoding" not in headers:
             body.complete()
+
+
+def _admit(guard: Guard, path: str) -> None:
+    """Raises HTTPException (503) when as many requests are being answered as may be."""
+    if guard.is_crowded and path not in ALWAYS_ANSWERED:
+        raise _overloaded("The server answers as many requests as it has connections for.")
+    guard.request_complete()
 
 
 def _overloaded(message: str) -> HTTPException:
