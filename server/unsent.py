@@ -18,6 +18,8 @@ LOGPROB_BYTES = 150  # a TokenLogprob ...
 ALTERNATIVE_BYTES = 110  # ... and each of its alternatives
 RENDERED_LOGPROB_BYTES = 1000  # what rendering a whole answer adds to the one ...
 RENDERED_ALTERNATIVE_BYTES = 800  # ... and to the other
+RENDERED_PROMPT_LOGPROB_BYTES = 650  # the same for those of an echoed prompt, whose ...
+RENDERED_PROMPT_ALTERNATIVE_BYTES = 100  # ... shape is leaner
 
 Overrun = Callable[[ApiError], None]
 """Is told that an answer must end, so that its memory comes free."""
@@ -121,21 +123,26 @@ def unsent_of(scope: Scope) -> Unsent:
 
 def queued_bytes(event: OutputEvent) -> int:
     """What an event holds while it waits for its stream's client."""
-    logprobs = _logprob_bytes(event, LOGPROB_BYTES, ALTERNATIVE_BYTES)
-    return EVENT_BYTES + CHARACTER_BYTES * len(event.text) + logprobs
+    return EVENT_BYTES + _held_bytes(event)
 
 
 def kept_bytes(event: OutputEvent) -> int:
     """What is kept of an event for a whole answer, and what rendering that will take."""
-    logprobs = _logprob_bytes(
-        event,
-        LOGPROB_BYTES + RENDERED_LOGPROB_BYTES,
-        ALTERNATIVE_BYTES + RENDERED_ALTERNATIVE_BYTES,
+    output = _weighed(event.logprobs, RENDERED_LOGPROB_BYTES, RENDERED_ALTERNATIVE_BYTES)
+    prompt = _weighed(
+        event.prompt_logprobs or (),
+        RENDERED_PROMPT_LOGPROB_BYTES,
+        RENDERED_PROMPT_ALTERNATIVE_BYTES,
     )
+    return _held_bytes(event) + output + prompt
+
+
+def _held_bytes(event: OutputEvent) -> int:
+    entries = (*event.logprobs, *(event.prompt_logprobs or ()))
+    logprobs = _weighed(entries, LOGPROB_BYTES, ALTERNATIVE_BYTES)
     return CHARACTER_BYTES * len(event.text) + logprobs
 
 
-def _logprob_bytes(event: OutputEvent, each: int, alternative: int) -> int:
-    entries: Sequence[TokenLogprob | None] = (*event.logprobs, *(event.prompt_logprobs or ()))
+def _weighed(entries: Sequence[TokenLogprob | None], each: int, alternative: int) -> int:
     alternatives = sum(len(entry.top) for entry in entries if entry is not None)
     return each * len(entries) + alternative * alternatives

@@ -74,6 +74,14 @@ def test_a_head_that_does_not_come_ends_the_connection(sent: bytes) -> None:
         assert is_closed(connection)
 
 
+def test_an_idle_connection_ends_in_its_own_time() -> None:
+    settings = Settings(port=0, idle_timeout_seconds=1)
+    with running(FakeEngine(), settings) as base_url, connected(base_url) as connection:
+        connection.sendall(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert status(connection) == 200
+        assert is_closed(connection)
+
+
 def test_a_body_that_does_not_come_is_a_408() -> None:
     settings = Settings(port=0, body_timeout_seconds=AT_ONCE)
     with running(FakeEngine(), settings) as base_url, connected(base_url) as connection:
