@@ -29,13 +29,15 @@ async def clear_cache(service: ServiceDependency) -> ClearResponse:
 
 
 @router.head("/cache/stats", include_in_schema=False)
-@router.get("/cache/stats")
+@router.get("/cache/stats", responses=errors(503))
 async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
     """As of the running step; of an engine that has stopped, as it was then."""
     return CacheStatsResponse.model_validate(service.engine.stats().loop.cache)
 
 
-@router.post("/cache/probe", responses=errors(400, 413, 503), openapi_extra=json_body(ProbeRequest))
+@router.post(
+    "/cache/probe", responses=errors(400, 408, 413, 503), openapi_extra=json_body(ProbeRequest)
+)
 async def probe_cache(body: ProbeBody, service: ServiceDependency) -> ProbeResponse:
     prompt = await _prompt(body, service)
     check_prompt(prompt, service.engine.card, "prompt" if body.prompt is not None else "messages")

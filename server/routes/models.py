@@ -10,13 +10,13 @@ router = APIRouter()
 
 
 @router.head("/v1/models", include_in_schema=False)
-@router.get("/v1/models")
+@router.get("/v1/models", responses=errors(503))
 async def list_models(service: ServiceDependency) -> ModelList:
     return ModelList(object="list", data=[_model(service)])
 
 
 @router.head("/v1/models/{id:path}", include_in_schema=False)
-@router.get("/v1/models/{id:path}", responses=errors(404))
+@router.get("/v1/models/{id:path}", responses=errors(404, 503))
 async def get_model(id: str, service: ServiceDependency) -> Model:
     service.check_model(id)
     return _model(service)

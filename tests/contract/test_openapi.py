@@ -57,9 +57,9 @@ def statuses(document: Any) -> dict[str, set[str]]:
 
 def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str) -> None:
     sent = statuses(document(base_url))
-    generation = {"200", "400", "403", "404", "413", "429", "500", "503"}
+    generation = {"200", "400", "403", "404", "408", "413", "429", "500", "503"}
     assert sent["/v1/chat/completions"] == sent["/v1/completions"] == generation
-    assert sent["/v1/models/{id}"] == {"200", "403", "404", "500"}
+    assert sent["/v1/models/{id}"] == {"200", "403", "404", "500", "503"}
     keyed = statuses(document(keyed_url))
     assert keyed["/v1/completions"] == generation - {"403"} | {"401"}
     assert keyed["/health"] == {"200", "500", "503"}
