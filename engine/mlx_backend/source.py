@@ -5,13 +5,14 @@ from pathlib import Path
 from blake3 import blake3
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
+    GatedRepoError,
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
 
 from engine.mlx_backend.checkpoint_files import WEIGHTS, check_files
-from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.errors import ModelError, one_line
 
 _FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _SAMPLES = 16
@@ -33,10 +34,17 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
         return _checked(
             Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=not download))
         )
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{model} is gated: HF_TOKEN or `hf auth login` must name an account that may read it "
+            f"({one_line(error)})"
+        ) from error
     except (HFValidationError, RepositoryNotFoundError) as error:
-        raise ModelError(f"{model} is neither a directory nor a repository: {error}") from error
+        problem = one_line(error)
+        raise ModelError(f"{model} is neither a directory nor a repository: {problem}") from error
     except (LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(f"{model} is not on this machine and was not fetched: {error}") from error
+        problem = one_line(error)
+        raise ModelError(f"{model} is not here and was not fetched: {problem}") from error
 
 
 def fingerprint(checkpoint: Path) -> str:

@@ -3,8 +3,12 @@
 import resource
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import pytest
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.mlx_backend.batching import group_by_length
 from engine.mlx_backend.blas import ADVICE, Blas, candidates, first_loadable
@@ -141,6 +145,27 @@ def test_a_model_is_a_directory_or_a_repository(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path / "config.json"), download=False)
     with pytest.raises(ModelError, match="neither a directory nor a repository"):
         find_checkpoint("not//a repository", download=False)
+
+
+def gated() -> GatedRepoError:
+    answer: Any = httpx.Response(401, request=httpx.Request("GET", "https://hub.example"))
+    return GatedRepoError("401 Client Error.\n\nCannot access gated repo", response=answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (gated(), r"some/model is gated: HF_TOKEN .* \(401 .* Cannot access gated repo\)"),
+        (LocalEntryNotFoundError("No network.\nNo snapshot."), "not fetched: No network. No snap"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    monkeypatch.setattr("engine.mlx_backend.source.snapshot_download", Mock(side_effect=error))
+    with pytest.raises(ModelError, match=said) as refused:
+        find_checkpoint("some/model", download=True)
+    assert "\n" not in str(refused.value)
 
 
 def test_the_fingerprint_changes_with_config_and_weights(tmp_path: Path) -> None:
