@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = ("mlx", "mlx-lm", "rootstock")
+PACKAGES = ("mlx", "mlx-lm", "rootstock-serve")
 
 
 @dataclass(frozen=True, slots=True)

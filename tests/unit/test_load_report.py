@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load_tests.client import Answer, Run
+from load_tests.conditions import observe
 from load_tests.report import (
     Ratio,
     Summary,
@@ -36,6 +37,10 @@ def answer(first: float, gaps: tuple[float, ...], cached_tokens: int = 0) -> Ans
 
 def summary(wall_seconds: float) -> Summary:
     return summarize(Run(wall_seconds, (answer(0.5, (0.1, 0.1)),)))
+
+
+def test_the_conditions_tell_the_versions_of_the_daemon_and_of_what_it_stands_on() -> None:
+    assert {"rootstock-serve", "mlx", "mlx-lm"} <= set(observe(0, (), "").versions)
 
 
 def test_percentiles_lie_between_neighbours() -> None:
