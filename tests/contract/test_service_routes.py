@@ -20,7 +20,8 @@ from tests.contract.conftest import ChatBody, StrictClient
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine, Gate, Script
 
-DASHBOARD = Path(__file__).parents[2] / "configs" / "grafana-dashboard.json"
+ROOT = Path(__file__).parents[2]
+NAMES_METRICS = ("docs/*.md", "configs/grafana-dashboard.json", "configs/prometheus/alerts.yml")
 WAIT_SECONDS = 20
 
 
@@ -291,12 +292,17 @@ def test_a_stopping_daemon_drains_the_engine() -> None:
     assert engine.drained.get_nowait() == 3
 
 
-def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
+@pytest.mark.parametrize("place", NAMES_METRICS)
+def test_dashboards_alerts_and_documents_name_metrics_that_exist(
+    http: httpx.Client, place: str
+) -> None:
     """A panel over a misspelt name is just empty; nobody notices."""
     http.get("/health")  # answers are counted once they are over
     text = http.get("/metrics").text
     shown = {sample.name for family in metric_families(text).values() for sample in family.samples}
-    asked = set(re.findall(r"rootstock_\w+", DASHBOARD.read_text()))
+    asked = {
+        name for path in ROOT.glob(place) for name in re.findall(r"rootstock_\w+", path.read_text())
+    }
     assert asked
     assert asked <= shown
 
