@@ -1,0 +1,79 @@
+"""What README, docs and configs promise: links lead somewhere; flags, variables, targets exist."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer.main
+from typer.core import TyperGroup
+
+from server.cli import app
+from server.settings import CHAT_KEY_VARIABLE, ENVIRONMENT_PREFIX, Settings
+
+ROOT = Path(__file__).parents[2]
+PLACES = ("*.md", "docs/**/*.md", "engine/**/*.md", "configs/**/*.*", "Dockerfile*")
+TEXTS = {path: path.read_text("utf-8") for place in PLACES for path in ROOT.glob(place)}
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+COMMAND = re.compile(r"(?:rootstock|make) (serve|chat|doctor)\b([^`#\n]*)")
+FLAG = re.compile(r"[\s\"](--[a-z][a-z-]*)")
+FLAG_ALONE = re.compile(r"`(--[a-z][a-z-]*)(?=[` =])")
+TARGET = re.compile(r"(?:^|`|RUN |\s\s)make ([a-z][a-z-]*)", re.MULTILINE)
+VARIABLE = re.compile(rf"{ENVIRONMENT_PREFIX}([A-Z_]*[A-Z])")
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    links = [(path, link) for path, link in found(LINK) if path.suffix == ".md"]
+    assert links
+    assert not [(path, link) for path, link in links if not leads_somewhere(path, *link)]
+
+
+def test_flags_are_those_of_the_command() -> None:
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, TyperGroup)
+    flags = {name: options(commands, name) for name in commands.commands}
+    said = [
+        (path, name, flag) for path, (name, rest) in found(COMMAND) for flag in FLAG.findall(rest)
+    ]
+    alone = [(path, flag) for path, (flag,) in found(FLAG_ALONE)]
+    assert said
+    assert alone
+    assert not [(path, name, flag) for path, name, flag in said if flag not in flags[name]]
+    assert not [(path, flag) for path, flag in alone if flag not in set().union(*flags.values())]
+
+
+def test_variables_are_settings() -> None:
+    variables = [(path, name) for path, (name,) in found(VARIABLE)]
+    chat_key = CHAT_KEY_VARIABLE.removeprefix(ENVIRONMENT_PREFIX)
+    known = {name.upper() for name in Settings.model_fields} | {chat_key}
+    assert variables
+    assert not [(path, name) for path, name in variables if name not in known]
+
+
+def test_make_has_the_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    said = [(path, name) for path, (name,) in found(TARGET)]
+    assert said
+    assert not [(path, name) for path, name in said if name not in targets]
+
+
+def found(pattern: re.Pattern[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    for path, text in TEXTS.items():
+        for match in pattern.finditer(text):
+            yield path, match.groups(default="")
+
+
+def leads_somewhere(document: Path, link: str, heading: str) -> bool:
+    target = document.parent / link if link else document
+    return target.exists() and (not heading or heading in anchors(target))
+
+
+def anchors(document: Path) -> Iterator[str]:
+    """What GitHub makes of headings."""
+    for title in re.findall(r"^#+ (.+)$", document.read_text("utf-8"), re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def options(commands: TyperGroup, name: str) -> set[str]:
+    parameters = commands.commands[name].params
+    return {"--help"}.union(*({*p.opts, *p.secondary_opts} for p in parameters))
