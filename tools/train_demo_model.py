@@ -1,15 +1,16 @@
 """Trains a demonstration model for Rootstock, and scores it.
 
-python -m tools.train_demo_model train      goes on if interrupted
+python -m tools.train_demo_model train      from nothing; goes on if interrupted
+python -m tools.train_demo_model refine     from the weights that ship; goes on if interrupted
 python -m tools.train_demo_model score      the held-out prompts, through the daemon's engine
 """
 
 import os
-from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # two threads train
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import typer
 from rich.console import Console
@@ -18,48 +19,46 @@ from rich.table import Table
 
 from engine.mlx_backend.blas import load_blas
 
+if TYPE_CHECKING:
+    from tools.demo_model.course import Course
+
 TRAINED = Path("build/demo-model")
-_SAVE_EVERY = 100
+SHIPPED = Path("engine/demo_model")
+_SAVE_EVERY = 25
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Directory = Annotated[Path, typer.Option(help="The checkpoint directory.")]
+State = Annotated[Path, typer.Option(help="Where an interrupted run goes on.")]
+Steps = Annotated[int, typer.Option(min=200)]
 
 
 @app.command()
 def train(
     directory: Directory = TRAINED,
-    state: Annotated[Path, typer.Option(help="Where an interrupted run goes on.")] = Path(
-        "build/demo-model-state.safetensors"
-    ),
-    steps: Annotated[int, typer.Option(min=200)] = 5000,
+    state: State = Path("build/demo-model-state.safetensors"),
+    steps: Steps = 5000,
     seed: int = 0,
 ) -> None:
     """Train from nothing, or go on; then write the checkpoint, score it and write its README."""
     load_blas()
-    import mlx.core as mx  # noqa: PLC0415 - MLX comes after the BLAS
+    from tools.demo_model.course import from_nothing  # noqa: PLC0415 - MLX comes after the BLAS
 
-    from tools.demo_model.publish import write_checkpoint  # noqa: PLC0415
-    from tools.demo_model.tokens import train_tokenizer  # noqa: PLC0415
-    from tools.demo_model.train import Trainer, batches  # noqa: PLC0415
-    from tools.demo_model.words import split_words  # noqa: PLC0415
+    _follow(from_nothing(steps, seed), state, directory)
 
-    mx.set_default_device(mx.cpu)
-    words, _ = split_words()
-    tokenizer = train_tokenizer(words, seed)
-    trainer = Trainer(steps, seed)
-    state.parent.mkdir(parents=True, exist_ok=True)
-    if state.exists():
-        trainer.resume(state)
-    with _progress() as progress:
-        bar = progress.add_task("training", total=steps, completed=trainer.step, loss=float("nan"))
-        todo = islice(batches(tokenizer, words, seed, trainer.step), steps - trainer.step)
-        for halves in todo:
-            loss = trainer.learn(halves)
-            progress.update(bar, completed=trainer.step, loss=loss)
-            if trainer.step % _SAVE_EVERY == 0:
-                trainer.save(state)
-    write_checkpoint(directory, trainer.model, tokenizer)
-    score(directory, seed)
+
+@app.command()
+def refine(
+    source: Annotated[Path, typer.Option("--from", help="Whose weights and tokenizer.")] = SHIPPED,
+    directory: Directory = TRAINED,
+    state: State = Path("build/demo-model-refined-state.safetensors"),
+    steps: Steps = 1000,
+    seed: int = 0,
+) -> None:
+    """Train a checkpoint further on today's facts and tasks, or go on; then as `train`."""
+    load_blas()
+    from tools.demo_model.course import from_checkpoint  # noqa: PLC0415
+
+    _follow(from_checkpoint(source, steps, seed), state, directory)
 
 
 @app.command()
@@ -79,6 +78,27 @@ def score(directory: Directory = TRAINED, seed: int = 0) -> None:
             f"{one.stopped / one.asked:.1%}",
         )
     Console().print(table)
+
+
+def _follow(course: "Course", state: Path, directory: Path) -> None:
+    """Train to the end of the course, saving the state on the way."""
+    from tools.demo_model.publish import write_checkpoint  # noqa: PLC0415
+
+    trainer = course.trainer
+    state.parent.mkdir(parents=True, exist_ok=True)
+    if state.exists():
+        trainer.resume(state)
+    with _progress() as progress:
+        bar = progress.add_task(
+            "training", total=course.steps, completed=trainer.step, loss=float("nan")
+        )
+        for halves in course.lessons():
+            loss = trainer.learn(halves)
+            progress.update(bar, completed=trainer.step, loss=loss)
+            if trainer.step % _SAVE_EVERY == 0:
+                trainer.save(state)
+    write_checkpoint(directory, trainer.model, course.tokenizer)
+    score(directory, course.seed)
 
 
 def _progress() -> Progress:

@@ -12,20 +12,40 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tools.demo_model.conversation import Task
-from tools.demo_model.curriculum import ALL, COPYING, Conversation, conversations
+from tools.demo_model.curriculum import (
+    ALL,
+    COPYING,
+    FROM_NOTHING,
+    FROM_WEIGHTS,
+    Conversation,
+    Stages,
+    conversations,
+)
 from tools.demo_model.forward import hidden_states
+from tools.demo_model.publish import read_weights, write_checkpoint
 from tools.demo_model.score import Question, held_out, is_right
 from tools.demo_model.tasks.knowledge import FACTS
 from tools.demo_model.tasks.pick import LookUp, Pick
 from tools.demo_model.tasks.recall import Recall
 from tools.demo_model.tasks.repeat import Repeat
-from tools.demo_model.tasks.tool_use import AnyNames, AnyValues, ToolAnswer, ToolCall
+from tools.demo_model.tasks.tool_use import (
+    AnyNames,
+    AnyValues,
+    NoTools,
+    ParallelCalls,
+    ToolAnswer,
+    ToolCall,
+    ToolSteps,
+    ToolsUnused,
+)
+from tools.demo_model.tasks.unknown import I_DO_NOT_KNOW, UNKNOWN, Unknown
 from tools.demo_model.tokens import sample, train_tokenizer
-from tools.demo_model.train import CONFIG, Batch, Trainer, batch, batches
+from tools.demo_model.train import CONFIG, Batch, Rates, Trainer, batch, batches
 from tools.demo_model.words import Words, split_words
 
 LEARNED, HELD_OUT = split_words()
 SMALL = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+RATES = Rates(steps=100, muon=0.02, adam=2e-3, warmup_steps=60, decay_share=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +73,13 @@ def test_no_way_to_ask_is_on_both_sides() -> None:
     assert not asked & kept
 
 
+def test_what_is_unknown_is_split_too() -> None:
+    groups = ("general", "rootstock", "untold", "products", "features", "languages", "code")
+    for group in groups:
+        assert UNKNOWN[group]["held_out"]
+        assert not set(UNKNOWN[group]["ask"]) & set(UNKNOWN[group]["held_out"])
+
+
 @pytest.mark.parametrize(
     "task",
     [
@@ -64,6 +91,12 @@ def test_no_way_to_ask_is_on_both_sides() -> None:
         AnyNames(ToolCall()),
         AnyValues(ToolCall()),
         ToolAnswer(),
+        ParallelCalls(),
+        AnyNames(ParallelCalls()),
+        ToolSteps(),
+        NoTools(),
+        ToolsUnused((Unknown("held_out"), Repeat())),
+        Unknown("held_out"),
     ],
 )
 def test_held_out_prompts_exist_for_every_task(task: Task) -> None:
@@ -96,6 +129,41 @@ def test_a_call_is_rendered_as_it_is_parsed(tokenizer: PreTrainedTokenizerFast) 
     assert call == {"name": function["name"], "arguments": json.loads(function["arguments"])}
 
 
+def test_two_calls_stand_one_below_the_other(tokenizer: PreTrainedTokenizerFast) -> None:
+    exchange = next(
+        one
+        for seed in range(100)
+        if "tool_calls" in (one := ParallelCalls().exchange(LEARNED, Random(seed))).messages[-1]
+    )
+    encoded = sample(tokenizer, Conversation(exchange.messages, exchange.tools))
+    text = tokenizer.decode([encoded.ids[index] for index in encoded.said])
+    calls = text.removesuffix("<|im_end|>").split("\n</tool_call>\n<tool_call>\n")
+    assert len(calls) == 2
+    asked = Question("parallel calls", (), (), exchange.messages[-1])
+    assert is_right(asked, text.removesuffix("<|im_end|>"))
+    assert not is_right(asked, f"{calls[0]}\n</tool_call>")
+
+
+def test_steps_ask_next_for_what_the_last_result_named() -> None:
+    for seed in range(50):
+        exchange = ToolSteps().exchange(LEARNED, Random(seed))
+        results = [json.loads(m["content"]) for m in exchange.messages if m["role"] == "tool"]
+        called = [
+            json.loads(m["tool_calls"][0]["function"]["arguments"])
+            for m in exchange.messages
+            if "tool_calls" in m
+        ]
+        named = [result["next"] for result in results if "next" in result]
+        assert [value for arguments in called[1:] for value in arguments.values()] == named
+
+
+def test_without_tools_nothing_is_called() -> None:
+    for seed in range(50):
+        exchange = NoTools().exchange(LEARNED, Random(seed))
+        assert not exchange.tools
+        assert exchange.messages[-1]["content"] == I_DO_NOT_KNOW
+
+
 def test_a_word_is_the_same_tokens_wherever_it_stands(tokenizer: PreTrainedTokenizerFast) -> None:
     def encode(text: str) -> Sequence[int]:
         ids: list[int] = tokenizer.encode(text)
@@ -107,16 +175,19 @@ def test_a_word_is_the_same_tokens_wherever_it_stands(tokenizer: PreTrainedToken
         assert any(ids[i : i + len(word)] == list(word) for i in range(len(ids)))
 
 
-def test_batches_continue_where_they_stopped(tokenizer: PreTrainedTokenizerFast) -> None:
+@pytest.mark.parametrize("stages", [FROM_NOTHING, FROM_WEIGHTS])
+def test_batches_continue_where_they_stopped(
+    tokenizer: PreTrainedTokenizerFast, stages: Stages
+) -> None:
     def ids(first: int, count: int) -> list[list[list[int]]]:
-        taken = islice(batches(tokenizer, LEARNED, 1, first), count)
+        taken = islice(batches(tokenizer, LEARNED, stages, 1, first), count)
         return [[half.ids.tolist() for half in halves] for halves in taken]  # type: ignore[misc]
 
     assert ids(0, 4)[2:] == ids(2, 2)
 
 
 def test_targets_are_the_tokens_that_follow(tokenizer: PreTrainedTokenizerFast) -> None:
-    [halves] = islice(batches(tokenizer, LEARNED, 1, 0), 1)
+    [halves] = islice(batches(tokenizer, LEARNED, FROM_NOTHING, 1, 0), 1)
     for half in halves:
         flat = half.ids.reshape(-1)
         assert flat[half.said + 1].tolist() == half.targets.tolist()
@@ -138,7 +209,7 @@ def small_batch(tokenizer: PreTrainedTokenizerFast, seed: int) -> Batch:
 def test_the_trainers_forward_is_that_of_mlx_lm(
     tokenizer: PreTrainedTokenizerFast, on_cpu: None
 ) -> None:
-    model = Trainer(steps=10, seed=3, config=SMALL).model
+    model = Trainer(RATES, seed=3, config=SMALL).model
     ids = small_batch(tokenizer, seed=1).ids
     found, expected = hidden_states(model, ids), model.model(ids)
     np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
@@ -148,15 +219,34 @@ def test_training_learns_and_goes_on_from_where_it_was_saved(
     tokenizer: PreTrainedTokenizerFast, on_cpu: None, tmp_path: Path
 ) -> None:
     halves = [small_batch(tokenizer, seed) for seed in (1, 2)]
-    trainer = Trainer(steps=100, seed=0, config=SMALL)
+    trainer = Trainer(RATES, seed=0, config=SMALL)
     losses = [trainer.learn(halves) for _ in range(4)]
     assert losses[-1] < losses[0]
     trainer.save(tmp_path / "state.safetensors")
-    resumed = Trainer(steps=100, seed=7, config=SMALL)
+    resumed = Trainer(RATES, seed=7, config=SMALL)
     resumed.resume(tmp_path / "state.safetensors")
     assert resumed.step == 4
     for _ in range(2):
         assert resumed.learn(halves) == pytest.approx(trainer.learn(halves), rel=1e-5)
+
+
+def test_training_begins_with_the_weights_that_were_published(
+    tokenizer: PreTrainedTokenizerFast, on_cpu: None, tmp_path: Path
+) -> None:
+    published = Trainer(RATES, seed=1, config=SMALL)
+    write_checkpoint(tmp_path, published.model, tokenizer)
+    trainer = Trainer(RATES, seed=2, config=SMALL)
+    trainer.begin_with(read_weights(tmp_path))
+    assert trainer.step == 0
+    ids = small_batch(tokenizer, seed=1).ids
+    found, expected = (hidden_states(one.model, ids) for one in (trainer, published))
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=0.02)  # float16 weights
+
+
+def test_rates_rise_stay_and_sink() -> None:
+    rate = Rates(100, muon=1.0, adam=1.0, warmup_steps=10, decay_share=0.5).of(2.0)
+    rates = [rate(mx.array(step)).item() for step in (0, 9, 40, 75, 100)]
+    assert rates == pytest.approx([0.2, 2.0, 2.0, 1.0, 0.0])
 
 
 def question(task: str) -> Question:

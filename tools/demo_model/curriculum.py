@@ -11,19 +11,40 @@ from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk
 from tools.demo_model.tasks.pick import LookUp, Pick, PickOrLookUp
 from tools.demo_model.tasks.recall import Recall
 from tools.demo_model.tasks.repeat import Repeat
-from tools.demo_model.tasks.tool_use import AnyNames, AnyValues, ToolAnswer, ToolCall, ToolsUnused
+from tools.demo_model.tasks.tool_use import (
+    AnyNames,
+    AnyValues,
+    NoTools,
+    ParallelCalls,
+    ToolAnswer,
+    ToolCall,
+    ToolSteps,
+    ToolsUnused,
+)
+from tools.demo_model.tasks.unknown import Unknown
 from tools.demo_model.words import Words
 
 _PHRASES = phrases("curriculum")
 Shares = Sequence[tuple[Task, float]]
 """Tasks, and how often each comes."""
 
+_UNUSED = ToolsUnused((Knowledge("ask"), Unknown("ask"), SmallTalk(), Repeat()))
+_TALK: Shares = (
+    (Knowledge("ask"), 0.14),
+    (Unknown("ask"), 0.12),
+    (SmallTalk(), 0.03),
+    (NoTools(), 0.03),
+    (_UNUSED, 0.05),
+)
+"""What it knows, what it does not, and that tools are called only where some are offered."""
+
 COPYING: Shares = (
     (Repeat(), 0.50),
     (PickOrLookUp(), 0.20),
     (Recall(), 0.20),
     (Knowledge("ask"), 0.06),
-    (SmallTalk(), 0.04),
+    (SmallTalk(), 0.02),
+    (Unknown("ask"), 0.02),
 )
 """The beginning: short prompts most of whose answers are found in them."""
 
@@ -31,13 +52,11 @@ ALL: Shares = (
     (Repeat(), 0.20),
     (PickOrLookUp(), 0.17),
     (Recall(), 0.12),
-    (ToolCall(), 0.19),
-    (ToolAnswer(), 0.08),
-    (Knowledge("ask"), 0.12),
-    (SmallTalk(), 0.07),
-    (ToolsUnused(Knowledge("ask")), 0.02),
-    (ToolsUnused(SmallTalk()), 0.02),
-    (ToolsUnused(Repeat()), 0.01),
+    (ToolCall(), 0.17),
+    (ToolAnswer(), 0.07),
+    (ParallelCalls(), 0.03),
+    (ToolSteps(), 0.02),
+    *_TALK,
 )
 
 HARD: Shares = (
@@ -48,11 +67,9 @@ HARD: Shares = (
     (AnyNames(ToolCall()), 0.16),
     (ToolAnswer(), 0.04),
     (AnyNames(ToolAnswer()), 0.07),
-    (Knowledge("ask"), 0.12),
-    (SmallTalk(), 0.04),
-    (ToolsUnused(Knowledge("ask")), 0.02),
-    (ToolsUnused(SmallTalk()), 0.02),
-    (ToolsUnused(Repeat()), 0.01),
+    (ParallelCalls(), 0.02),
+    (ToolSteps(), 0.02),
+    *_TALK,
 )
 """More of what takes longest to learn: to count, and to copy names that training did not have."""
 
@@ -65,11 +82,9 @@ LAST: Shares = (
     (AnyNames(ToolCall()), 0.13),
     (ToolAnswer(), 0.03),
     (AnyNames(ToolAnswer()), 0.05),
-    (Knowledge("ask"), 0.12),
-    (SmallTalk(), 0.04),
-    (ToolsUnused(Knowledge("ask")), 0.02),
-    (ToolsUnused(SmallTalk()), 0.02),
-    (ToolsUnused(Repeat()), 0.01),
+    (ParallelCalls(), 0.02),
+    (ToolSteps(), 0.02),
+    *_TALK,
 )
 """More of what was then the weakest: to find who has what."""
 
@@ -83,21 +98,43 @@ FINISH: Shares = (
     (AnyValues(ToolCall()), 0.15),
     (ToolAnswer(), 0.03),
     (AnyNames(ToolAnswer()), 0.04),
-    (Knowledge("ask"), 0.12),
-    (SmallTalk(), 0.04),
-    (ToolsUnused(Knowledge("ask")), 0.02),
-    (ToolsUnused(SmallTalk()), 0.02),
-    (ToolsUnused(Repeat()), 0.01),
+    (AnyNames(ParallelCalls()), 0.02),
+    (ToolSteps(), 0.02),
+    *_TALK,
 )
 """Tools whose declarations alone say for which parameter a value is."""
 
-# From which step on, what.
-_STAGES = ((0, COPYING), (400, ALL), (2400, HARD), (3200, LAST), (4700, FINISH))
+REFINE: Shares = (
+    (Knowledge("ask"), 0.24),
+    (Unknown("ask"), 0.24),
+    (SmallTalk(), 0.02),
+    (NoTools(), 0.05),
+    (_UNUSED, 0.05),
+    (Repeat(), 0.05),
+    (Pick(), 0.06),
+    (LookUp(), 0.08),
+    (Recall(), 0.05),
+    (ToolCall(), 0.02),
+    (AnyNames(ToolCall()), 0.03),
+    (AnyValues(ToolCall()), 0.03),
+    (ToolAnswer(), 0.01),
+    (AnyNames(ToolAnswer()), 0.02),
+    (ParallelCalls(), 0.03),
+    (AnyNames(ParallelCalls()), 0.01),
+    (ToolSteps(), 0.02),
+)
+"""For weights that have been trained before: new facts, and enough of the rest to keep it."""
+
+Stages = Sequence[tuple[int, Shares]]
+"""From which step on, what."""
+
+FROM_NOTHING: Stages = ((0, COPYING), (400, ALL), (2400, HARD), (3200, LAST), (4700, FINISH))
+FROM_WEIGHTS: Stages = ((0, REFINE),)
 
 
-def shares_at(step: int) -> Shares:
+def shares_at(stages: Stages, step: int) -> Shares:
     """What is trained from this step on."""
-    return next(shares for first, shares in reversed(_STAGES) if first <= step)
+    return next(shares for first, shares in reversed(stages) if first <= step)
 
 
 @dataclass(frozen=True, slots=True)

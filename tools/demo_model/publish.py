@@ -1,9 +1,10 @@
 """Writes the checkpoint directory that ships with the package, and the README beside it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm.models.qwen3 import Model
@@ -11,10 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.mlx_backend.weights import named_weights
 from tools.demo_model.score import Score
+from tools.demo_model.tokens import CHAT_TEMPLATE
 from tools.demo_model.train import CONFIG
 
 _README = files(__package__).joinpath("README.template.md")
 _FLOAT16_BYTES = 2
+_LAST_NORM = "model.norm.weight"
 _SHARPNESS = 4.0  # of the logits: clients sample at temperature 1 unless they say otherwise
 
 
@@ -22,7 +25,7 @@ def write_checkpoint(directory: Path, model: Model, tokenizer: PreTrainedTokeniz
     """config.json, float16 weights, the tokenizer and its chat template, as mlx-lm loads them."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = named_weights(model)
-    weights["model.norm.weight"] = weights["model.norm.weight"] * _SHARPNESS
+    weights[_LAST_NORM] = weights[_LAST_NORM] * _SHARPNESS
     weights = {name: array.astype(mx.float16) for name, array in weights.items()}
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
     config = {**CONFIG, "eos_token_id": tokenizer.eos_token_id}
@@ -39,6 +42,20 @@ def write_checkpoint(directory: Path, model: Model, tokenizer: PreTrainedTokeniz
             "chat_template": tokenizer.chat_template,
         },
     )
+
+
+def read_weights(directory: Path) -> Mapping[str, mx.array]:
+    """The weights of a checkpoint as they were before `write_checkpoint` sharpened them."""
+    loaded = cast(dict[str, mx.array], mx.load(str(directory / "model.safetensors")))
+    weights = {name: array.astype(mx.float32) for name, array in loaded.items()}
+    return {**weights, _LAST_NORM: weights[_LAST_NORM] / _SHARPNESS}
+
+
+def read_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """The checkpoint's tokenizer with the chat template of today."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return cast(PreTrainedTokenizerFast, tokenizer)
 
 
 def write_readme(directory: Path, scores: Sequence[Score]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,29 @@ from engine.types import EngineConfig, FinishReason, Request, SamplingParams
 from server.metrics import EngineTelemetry
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt
-from tools.demo_model.tasks.knowledge import SmallTalk, questions
+from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk, questions
 from tools.demo_model.tasks.pick import LookUp, Pick
 from tools.demo_model.tasks.recall import Recall
 from tools.demo_model.tasks.repeat import Repeat
-from tools.demo_model.tasks.tool_use import ToolAnswer, ToolCall
+from tools.demo_model.tasks.tool_use import (
+    NoTools,
+    ParallelCalls,
+    ToolAnswer,
+    ToolCall,
+    ToolSteps,
+    ToolsUnused,
+)
+from tools.demo_model.tasks.unknown import Unknown
 from tools.demo_model.words import Words, split_words
 
 _PROMPTS_PER_TASK = 200
 _MAX_TOKENS = 256
+_CALL = "<tool_call>\n(.*?)\n</tool_call>"
+_CALLS = f"{_CALL}(?:\n{_CALL})*"
 _TASKS: Sequence[Task] = (
-    Repeat(), Pick(), LookUp(), Recall(), ToolCall(), ToolAnswer(), SmallTalk()
+    Unknown("held_out"), Repeat(), Pick(), LookUp(), Recall(), ToolCall(), ToolAnswer(),
+    ParallelCalls(), ToolSteps(), NoTools(),
+    ToolsUnused((Knowledge("held_out"), Unknown("held_out"), Repeat())), SmallTalk(),
 )  # fmt: skip
 
 
@@ -59,16 +72,15 @@ def held_out(words: Words, seed: int) -> Iterator[Question]:
 
 
 def is_right(question: Question, text: str) -> bool:
-    """Word for word; for a call, the same function with equal arguments."""
+    """Word for word; for calls, the same functions in the same order with equal arguments."""
     if "tool_calls" not in question.expected:
         return text == str(question.expected["content"])
-    function = question.expected["tool_calls"][0]["function"]
-    expected = {"name": function["name"], "arguments": json.loads(function["arguments"])}
-    opening, closing = "<tool_call>\n", "\n</tool_call>"
-    if not (text.startswith(opening) and text.endswith(closing)):
+    functions = [call["function"] for call in question.expected["tool_calls"]]
+    expected = [{"name": f["name"], "arguments": json.loads(f["arguments"])} for f in functions]
+    if not re.fullmatch(_CALLS, text, re.DOTALL):
         return False
     try:
-        return bool(json.loads(text.removeprefix(opening).removesuffix(closing)) == expected)
+        return [json.loads(call) for call in re.findall(_CALL, text, re.DOTALL)] == expected
     except json.JSONDecodeError:
         return False
 

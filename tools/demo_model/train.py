@@ -17,7 +17,15 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.qwen3 import Model, ModelArgs
 from transformers import PreTrainedTokenizerFast
 
-from tools.demo_model.curriculum import ALL, COPYING, Shares, conversation, conversations, shares_at
+from tools.demo_model.curriculum import (
+    ALL,
+    COPYING,
+    Shares,
+    Stages,
+    conversation,
+    conversations,
+    shares_at,
+)
 from tools.demo_model.forward import hidden_states
 from tools.demo_model.tokens import VOCAB_SIZE, Sample, sample
 from tools.demo_model.words import Words
@@ -44,9 +52,32 @@ BATCH_TOKENS = 4096
 _POOL = 1024  # conversations sorted by length together, so that a batch pads little
 _LONG_EVERY = 25  # every so many batches one of long conversations
 _LONG_TOKENS = (512, 1024, 2048, 4096)
-_MUON_RATE, _ADAM_RATE = 0.02, 2e-3
-_WARMUP_STEPS, _DECAY_SHARE = 60, 0.3
 _THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The learning rates by step: up, level, and down to nothing over the last share of the steps.
+
+    A run that is stopped on the level and resumed with another number of steps ends as one that
+    had that number from the start.
+    """
+
+    steps: int
+    muon: float
+    adam: float
+    warmup_steps: int
+    decay_share: float
+
+    def of(self, peak: float) -> Callable[[mx.array], mx.array]:
+        """The rate at a step, for one peak."""
+
+        def rate(step: mx.array) -> mx.array:
+            up = (step + 1) / self.warmup_steps
+            down = (self.steps - step) / (self.steps * self.decay_share)
+            return peak * mx.clip(mx.minimum(up, down), 0.0, 1.0)
+
+        return rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +95,21 @@ class Batch:
 class Trainer:
     """A model on its way, and all that is needed to go on from where it stopped."""
 
-    def __init__(self, steps: int, seed: int, config: Mapping[str, Any] = CONFIG) -> None:
+    def __init__(self, rates: Rates, seed: int, config: Mapping[str, Any] = CONFIG) -> None:
         mx.random.seed(seed)
         self.model = _model(config)
         self.step = 0
-        self._optimizers = [_optimizer(steps) for _ in range(_THREADS)]
+        self._optimizers = [_optimizer(rates) for _ in range(_THREADS)]
         for optimizer, part in zip(self._optimizers, self._parts(), strict=True):
             optimizer.init(part)
             mx.eval(optimizer.state)
         self._helpers = [Helper(config) for _ in range(_THREADS)]
         self._threads = ThreadPoolExecutor(_THREADS)
+
+    def begin_with(self, weights: Mapping[str, mx.array]) -> None:
+        """Take trained weights for a beginning; the optimizers know nothing of them."""
+        self.model.load_weights(list(weights.items()))
+        mx.eval(self.model.parameters())
 
     def learn(self, halves: Sequence[Batch]) -> float:
         """One step on two batches, side by side; the mean loss of a token."""
@@ -150,13 +186,13 @@ def _model(config: Mapping[str, Any]) -> Model:
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, words: Words, seed: int, first: int
+    tokenizer: PreTrainedTokenizerFast, words: Words, stages: Stages, seed: int, first: int
 ) -> Iterator[Sequence[Batch]]:
     """Pairs of batches without end, the same for the same seed; starts at step `first`."""
     step, pool = 0, 0
     while True:
         rng = random.Random(f"{seed}/{pool}")
-        for rows in _pool(tokenizer, shares_at(step), words, rng):
+        for rows in _pool(tokenizer, shares_at(stages, step), words, rng):
             if step >= first:
                 yield [batch(rows[0::2]), batch(rows[1::2])]
             step += 1
@@ -176,12 +212,12 @@ def batch(samples: Sequence[Sample]) -> Batch:
     return Batch(mx.array(ids), mx.array(said), mx.array(targets))
 
 
-def _optimizer(steps: int) -> optim.MultiOptimizer:
+def _optimizer(rates: Rates) -> optim.MultiOptimizer:
     """Muon for the matrices, AdamW for the embedding and the norms."""
     return optim.MultiOptimizer(
         [
-            optim.Muon(_rate(_MUON_RATE, steps), weight_decay=0),
-            optim.AdamW(_rate(_ADAM_RATE, steps), betas=[0.9, 0.98], weight_decay=0.05),
+            optim.Muon(rates.of(rates.muon), weight_decay=0),
+            optim.AdamW(rates.of(rates.adam), betas=[0.9, 0.98], weight_decay=0.05),
         ],
         [lambda name, weight: weight.ndim == 2 and "embed" not in name],
     )
@@ -198,21 +234,6 @@ def _parts(tree: Any) -> list[Any]:
     """As many parts as there are threads, each about as much work."""
     named = sorted(_flat(tree).items())
     return [tree_unflatten(named[index::_THREADS]) for index in range(_THREADS)]
-
-
-def _rate(peak: float, steps: int) -> Callable[[mx.array], mx.array]:
-    """The learning rate by step: up, level, and down to nothing over the last steps.
-
-    A run that is stopped on the level and resumed with another number of steps ends as one that
-    had that number from the start.
-    """
-
-    def rate(step: mx.array) -> mx.array:
-        up = (step + 1) / _WARMUP_STEPS
-        down = (steps - step) / (steps * _DECAY_SHARE)
-        return peak * mx.clip(mx.minimum(up, down), 0.0, 1.0)
-
-    return rate
 
 
 def _pool(

@@ -1,61 +1,21 @@
-"""Call the right one of the tools that are offered, and answer from its result."""
+"""Call the right ones of the tools that are offered, answer from their results, and do without."""
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from tools.demo_model.conversation import Exchange, Message, Task, assistant, user
+from tools.demo_model.conversation import Exchange, Message, Task, assistant, turns, user
 from tools.demo_model.phrases import phrases
 from tools.demo_model.sentences import code_word, sentence, thing
+from tools.demo_model.tasks.toolbox import LINKS, Tool, declared, offered, request, values_for
+from tools.demo_model.tasks.unknown import I_DO_NOT_KNOW
 from tools.demo_model.words import Words, made_up_word, number
 
 _PHRASES = phrases("tool_use")
 _SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "clear")
+_STEPS = (1, 1, 1, 2, 2, 2, 3, 3, 4, 9)
 _STATES = ("open", "closed", "ready", "pending", "sent", "lost", "busy", "free", "done", "late")
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of a tool: how it is declared, and how people give it in a request."""
-
-    name: str
-    type: str
-    description: str
-    phrase: str  # with {} for the value
-    value: Callable[[Words, random.Random], str | int]
-
-    def schema(self) -> Mapping[str, str]:
-        declared = {"type": self.type, "description": self.description}
-        return {name: text for name, text in declared.items() if text}
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A tool as the API offers it, with what it takes to ask for it."""
-
-    verb: str
-    noun: str
-    name: str
-    parameters: Sequence[Parameter]
-
-    description: str
-
-    def declaration(self) -> Mapping[str, Any]:
-        properties = {p.name: p.schema() for p in self.parameters}
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": {
-                    "type": "object",
-                    "properties": properties,
-                    "required": [p.name for p in self.parameters],
-                },
-            },
-        }
 
 
 @dataclass(frozen=True)
@@ -65,10 +25,10 @@ class ToolCall:
     name: str = "tools"
 
     def exchange(self, words: Words, rng: random.Random) -> Exchange:
-        tools = _offered(words, rng)
+        tools = offered(words, rng)
         tool = rng.choice(tools)
-        values = _values(tool, words, rng)
-        return Exchange([user(_request(tool, values, rng)), _call(tool, values)], _declared(tools))
+        values = values_for(tool, words, rng)
+        return Exchange([user(request(tool, values, rng)), _calls((tool, values))], declared(tools))
 
 
 @dataclass(frozen=True)
@@ -78,30 +38,90 @@ class ToolAnswer:
     name: str = "tool answer"
 
     def exchange(self, words: Words, rng: random.Random) -> Exchange:
-        tools = _offered(words, rng)
+        tools = offered(words, rng)
         tool = rng.choice(tools)
-        values = _values(tool, words, rng)
+        values = values_for(tool, words, rng)
         result, answer = rng.choice([_fields, _fields, _one_value, _plain, _failure])(words, rng)
         messages = [
-            user(_request(tool, values, rng)), _call(tool, values),
-            {"role": "tool", "content": result, "tool_call_id": "call_1", "name": tool.name},
+            user(request(tool, values, rng)), _calls((tool, values)),
+            _result_of(tool, result),
             assistant(answer),
         ]  # fmt: skip
         if rng.random() < 0.25 and tool.parameters:
-            values = _values(tool, words, rng)
-            messages += [user(_request(tool, values, rng)), _call(tool, values)]
-        return Exchange(messages, _declared(tools))
+            values = values_for(tool, words, rng)
+            messages += [user(request(tool, values, rng)), _calls((tool, values))]
+        return Exchange(messages, declared(tools))
+
+
+@dataclass(frozen=True)
+class ParallelCalls:
+    """Two requests in one, both calls in one answer, and sometimes what came of them."""
+
+    name: str = "parallel calls"
+
+    def exchange(self, words: Words, rng: random.Random) -> Exchange:
+        tools = offered(words, rng)
+        chosen = [rng.choice(tools), rng.choice(tools)]
+        values = [values_for(tool, words, rng) for tool in chosen]
+        first, second = (request(t, v, rng) for t, v in zip(chosen, values, strict=True))
+        way: str = rng.choice(_PHRASES["both"])
+        asked = way.format(
+            A=first, a=first.rstrip(".?"), B=second, b=second[0].lower() + second[1:]
+        )
+        messages = [user(asked), _calls(*zip(chosen, values, strict=True))]
+        if rng.random() < 0.4:
+            answers: list[str] = []
+            for call, tool in enumerate(chosen, 1):
+                result, answer = _one_value(words, rng)
+                messages.append(_result_of(tool, result, call))
+                answers.append(answer)
+            messages.append(assistant(" ".join(answers)))
+        return Exchange(messages, declared(tools))
+
+
+@dataclass(frozen=True)
+class ToolSteps:
+    """A tool whose result names what to ask it for next, until one does not."""
+
+    name: str = "tool steps"
+
+    def exchange(self, words: Words, rng: random.Random) -> Exchange:
+        first, *others = offered(words, rng)
+        link = rng.choice(LINKS)
+        tool = replace(first, parameters=[link])
+        key = code_word(rng)
+        messages = [user(request(tool, {link.name: key}, rng)), _calls((tool, {link.name: key}))]
+        for _ in range(rng.choice(_STEPS)):
+            key = code_word(rng)
+            result = json.dumps({**_part(words, rng), "next": key})
+            messages += [_result_of(tool, result), _calls((tool, {link.name: key}))]
+        result, answer = _one_value(words, rng)
+        if rng.random() < 0.5:
+            messages += [_result_of(tool, result), assistant(answer)]
+        return Exchange(messages, declared(rng.sample([tool, *others], len(others) + 1)))
 
 
 @dataclass(frozen=True)
 class ToolsUnused:
     """Tools are offered, and the user wants something else."""
 
-    other: Task
+    others: Sequence[Task]
     name: str = "tools unused"
 
     def exchange(self, words: Words, rng: random.Random) -> Exchange:
-        return Exchange(self.other.exchange(words, rng).messages, _declared(_offered(words, rng)))
+        messages = rng.choice(self.others).exchange(words, rng).messages
+        return Exchange(messages, declared(offered(words, rng)))
+
+
+@dataclass(frozen=True)
+class NoTools:
+    """What would be a request for a tool, and no tool is offered."""
+
+    name: str = "no tools"
+
+    def exchange(self, words: Words, rng: random.Random) -> Exchange:
+        tool = rng.choice(offered(words, rng))
+        return turns(request(tool, values_for(tool, words, rng), rng), I_DO_NOT_KNOW)
 
 
 @dataclass(frozen=True)
@@ -139,143 +159,30 @@ class AnyValues:
         )
 
 
-def _offered(words: Words, rng: random.Random) -> list[Tool]:
-    count = rng.choice([1, 1, 2, 2, 3])
-    nouns = [_noun(words, rng) for _ in range(count)]
-    tools = [_tool(rng.choice(_PHRASES["verbs"]), noun, words, rng) for noun in nouns]
-    if rng.random() < 0.2:  # two that only their verbs tell apart
-        tools.append(_tool(rng.choice(_PHRASES["verbs"]), nouns[0], words, rng))
-    unique = {tool.name: tool for tool in tools}
-    return list(unique.values())
-
-
-def _tool(verb: str, noun: str, words: Words, rng: random.Random) -> Tool:
-    verb_first = f"{verb}_{noun}"
-    camel = f"{verb}{noun.capitalize()}"
-    name = rng.choice([verb_first] * 5 + [camel, f"{noun}_{verb}", noun])
-    description = rng.choice(_PHRASES["descriptions"]).format(v=verb, V=verb.capitalize(), n=noun)
-    return Tool(verb, noun, name, _parameters(words, rng), description)
-
-
-def _noun(words: Words, rng: random.Random) -> str:
-    return made_up_word(rng) if rng.random() < 0.15 else words.one("tool_nouns", rng)
-
-
-def _parameters(words: Words, rng: random.Random) -> list[Parameter]:
-    known = rng.sample(_KNOWN, rng.choice([0, 1, 1, 1, 2]))
-    if rng.random() < 0.35 or not known:
-        known += [
-            _named_parameter(name, rng)
-            for name in words.several("parameters", rng.choice([1, 1, 2]), rng)
-        ]
-    distinct = {parameter.phrase: parameter for parameter in known[:3]}
-    unique = {parameter.name: parameter for parameter in distinct.values()}
-    parameters = [
-        replace(parameter, description="") if rng.random() < 0.3 else parameter
-        for parameter in unique.values()
+def _calls(*calls: tuple[Tool, Mapping[str, str | int]]) -> Message:
+    """The assistant's message that calls tools with values."""
+    made = [
+        {
+            "id": f"call_{index}",
+            "type": "function",
+            "function": {"name": tool.name, "arguments": json.dumps(values, ensure_ascii=False)},
+        }
+        for index, (tool, values) in enumerate(calls, 1)
     ]
-    return parameters if rng.random() > 0.06 else []
+    return {"role": "assistant", "content": "", "tool_calls": made}
 
 
-def _city(words: Words, rng: random.Random) -> str:
-    return words.one("cities", rng) if rng.random() < 0.7 else made_up_word(rng).capitalize()
+def _result_of(tool: Tool, content: str, call: int = 1) -> Message:
+    return {
+        "role": "tool", "content": content, "tool_call_id": f"call_{call}", "name": tool.name,
+    }  # fmt: skip
 
 
-def _person(words: Words, rng: random.Random) -> str:
-    return words.one("names", rng) if rng.random() < 0.7 else made_up_word(rng).capitalize()
-
-
-def _day(words: Words, rng: random.Random) -> str:
-    return words.one("days", rng)
-
-
-def _text(words: Words, rng: random.Random) -> str:
-    return sentence(words, rng)
-
-
-def _word(words: Words, rng: random.Random) -> str:
-    return thing(words, rng)
-
-
-def _topic(words: Words, rng: random.Random) -> str:
-    return words.one("topics", rng)
-
-
-def _count(words: Words, rng: random.Random) -> int:
-    return number(rng)
-
-
-def _code(words: Words, rng: random.Random) -> str:
-    return code_word(rng)
-
-
-_KNOWN = (
-    Parameter("city", "string", "The city.", "in {}", _city),
-    Parameter("location", "string", "The city.", "in {}", _city),
-    Parameter("name", "string", "Name of the person.", "for {}", _person),
-    Parameter("person", "string", "The person.", "for {}", _person),
-    Parameter("to", "string", "Who gets it.", "to {}", _person),
-    Parameter("date", "string", "The day.", "for {}", _day),
-    Parameter("day", "string", "The day.", "on {}", _day),
-    Parameter("topic", "string", "The topic.", "about {}", _topic),
-    Parameter("query", "string", "What to look for.", "about {}", _word),
-    Parameter("text", "string", "The text.", "with the text \"{}\"", _text),
-    Parameter("message", "string", "The message.", "saying \"{}\"", _text),
-    Parameter("title", "string", "The title.", "called {}", _word),
-    Parameter("id", "string", "The id.", "with id {}", _code),
-    Parameter("number", "integer", "The number.", "number {}", _count),
-    Parameter("count", "integer", "How many.", "with {} items", _count),
-    Parameter("people", "integer", "How many people.", "for {} people", _count),
-    Parameter("minutes", "integer", "How many minutes.", "for {} minutes", _count),
-)  # fmt: skip
-
-
-def _named_parameter(name: str, rng: random.Random) -> Parameter:
-    """A parameter that the request calls by its name."""
-    phrase = rng.choice(["with {n} {{}}", "{n} {{}}", "with the {n} {{}}", "and {n} {{}}"]).format(
-        n=name
-    )
-    if rng.random() < 0.35:
-        return Parameter(name, "integer", f"The {name}.", phrase, _count)
-    return Parameter(name, "string", f"The {name}.", phrase, _word)
-
-
-def _values(tool: Tool, words: Words, rng: random.Random) -> Mapping[str, str | int]:
-    return {p.name: p.value(words, rng) for p in tool.parameters}
-
-
-def _request(tool: Tool, values: Mapping[str, str | int], rng: random.Random) -> str:
-    given = [p.phrase.format(values[p.name]) for p in tool.parameters]
-    rng.shuffle(given)
-    what = " ".join([tool.noun, *given])
-    way: str = rng.choice(_PHRASES["requests"])
-    if tool.verb in {"get", "find", "show", "check", "fetch", "read"} and rng.random() < 0.4:
-        way = rng.choice(
-            [
-                "What is the {w}?",
-                "I need the {w}.",
-                "Tell me the {w}.",
-                "What's the {w}?",
-                "How is the {w}?",
-            ]
-        )
-    if rng.random() < 0.1:
-        return f"Use {tool.name} " + " ".join(given)
-    text = way.format(V=tool.verb.capitalize(), v=tool.verb, w=what)
-    return text.rstrip(".?") if text.endswith(('".', '"?')) else text
-
-
-def _call(tool: Tool, values: Mapping[str, str | int]) -> Message:
-    call = {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": tool.name, "arguments": json.dumps(values, ensure_ascii=False)},
-    }
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
-def _declared(tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
-    return [tool.declaration() for tool in tools]
+def _part(words: Words, rng: random.Random) -> Mapping[str, str | int]:
+    """What a result holds besides the next step: nothing, or one field."""
+    if rng.random() < 0.5:
+        return {}
+    return {words.one("parameters", rng): _result(words, rng)}
 
 
 def _fields(words: Words, rng: random.Random) -> tuple[str, str]:
