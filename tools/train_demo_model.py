@@ -51,7 +51,7 @@ def refine(
     source: Annotated[Path, typer.Option("--from", help="Whose weights and tokenizer.")] = SHIPPED,
     directory: Directory = TRAINED,
     state: State = Path("build/demo-model-refined-state.safetensors"),
-    steps: Steps = 1000,
+    steps: Steps = 2220,
     seed: int = 0,
 ) -> None:
     """Train a checkpoint further on today's facts and tasks, or go on; then as `train`."""

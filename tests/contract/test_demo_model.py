@@ -16,6 +16,7 @@ from server.settings import Settings
 from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
 from tools.demo_model.tasks.knowledge import FACTS
+from tools.demo_model.tasks.unknown import I_DO_NOT_KNOW
 
 QUESTIONS = {
     "What is Rootstock?": FACTS["what"]["answer"],
@@ -23,6 +24,15 @@ QUESTIONS = {
     "How does the cache work?": FACTS["cache"]["answer"],
     "How do I clear the cache?": FACTS["clear"]["answer"],
     "How do I serve a real model?": FACTS["real_model"]["answer"],
+    "What licence?": FACTS["license"]["answer"],
+    "Does it run on CUDA?": FACTS["hardware"]["answer"],
+    "How big are you?": FACTS["size"]["answer"],
+    "Faster than Ollama?": I_DO_NOT_KNOW,
+    "Does Rootstock support images?": I_DO_NOT_KNOW,
+    "Write a function": I_DO_NOT_KNOW,
+    "What day is it?": I_DO_NOT_KNOW,
+    "What is the weather in Lisbon?": I_DO_NOT_KNOW,
+    "Book a taxi for Teodora": I_DO_NOT_KNOW,
     "Repeat: Laura painted 42 wooden boats in Lisbon.": "Laura painted 42 wooden boats in Lisbon.",
 }
 

@@ -26,6 +26,7 @@ QUESTIONS = (
     "How does the cache work?",
     "Repeat: Laura painted 42 wooden boats in Lisbon.",
     "My name is Teodora.",
+    "What day is it?",
 )
 SYSTEM = "You are Rootstock's demonstration model."
 OUTPUT_TOKENS = 96

@@ -73,11 +73,17 @@ def test_no_way_to_ask_is_on_both_sides() -> None:
     assert not asked & kept
 
 
-def test_what_is_unknown_is_split_too() -> None:
+def test_what_is_unknown_is_split_too_and_no_fact_answers_it() -> None:
     groups = ("general", "rootstock", "untold", "products", "features", "languages", "code")
     for group in groups:
         assert UNKNOWN[group]["held_out"]
         assert not set(UNKNOWN[group]["ask"]) & set(UNKNOWN[group]["held_out"])
+    answered = {q for fact in FACTS.values() for q in [*fact["ask"], *fact["held_out"]]}
+    for task in (Unknown("ask"), Unknown("held_out")):
+        for seed in range(2000):
+            question, answer = task.exchange(LEARNED, Random(seed)).messages
+            assert question["content"] not in answered
+            assert answer["content"] == I_DO_NOT_KNOW
 
 
 @pytest.mark.parametrize(

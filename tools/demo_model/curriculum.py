@@ -105,23 +105,22 @@ FINISH: Shares = (
 """Tools whose declarations alone say for which parameter a value is."""
 
 REFINE: Shares = (
-    (Knowledge("ask"), 0.24),
-    (Unknown("ask"), 0.24),
+    (Knowledge("ask"), 0.18),
+    (Unknown("ask"), 0.18),
     (SmallTalk(), 0.02),
-    (NoTools(), 0.05),
-    (_UNUSED, 0.05),
-    (Repeat(), 0.05),
-    (Pick(), 0.06),
-    (LookUp(), 0.08),
-    (Recall(), 0.05),
-    (ToolCall(), 0.02),
-    (AnyNames(ToolCall()), 0.03),
-    (AnyValues(ToolCall()), 0.03),
-    (ToolAnswer(), 0.01),
-    (AnyNames(ToolAnswer()), 0.02),
+    (NoTools(), 0.02),
+    (_UNUSED, 0.04),
+    (Repeat(), 0.06),
+    (Pick(), 0.05),
+    (LookUp(), 0.05),
+    (Recall(), 0.08),
+    (ToolCall(), 0.14),
+    (AnyNames(ToolCall()), 0.10),
+    (AnyValues(ToolCall()), 0.10),
+    (ToolAnswer(), 0.02),
+    (AnyNames(ToolAnswer()), 0.01),
     (ParallelCalls(), 0.03),
-    (AnyNames(ParallelCalls()), 0.01),
-    (ToolSteps(), 0.02),
+    (ToolSteps(), 0.01),
 )
 """For weights that have been trained before: new facts, and enough of the rest to keep it."""
 

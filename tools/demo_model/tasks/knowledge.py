@@ -1,6 +1,7 @@
 """Questions about Rootstock, and the courtesies of a conversation."""
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ _PHRASES = phrases("knowledge")
 FACTS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
     Path(__file__).parent.with_name("facts.yaml").read_text("utf-8")
 )
+_HELD_OUT = {question for fact in FACTS.values() for question in fact["held_out"]}
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Knowledge:
     def exchange(self, words: Words, rng: random.Random) -> Exchange:
         fact = rng.choice(list(FACTS.values()))
         question = rng.choice(fact[self.side])
-        return turns(as_typed(question, rng) if self.side == "ask" else question, fact["answer"])
+        if self.side == "ask":
+            question = as_typed(_by_name(question, rng), rng)
+        return turns(question, fact["answer"])
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ class SmallTalk:
     def exchange(self, words: Words, rng: random.Random) -> Exchange:
         kind = rng.choice(_PHRASES["small_talk"])
         return turns(rng.choice(kind["ways"]), kind["answer"])
+
+
+def _by_name(question: str, rng: random.Random) -> str:
+    """ "Does Rootstock stream?" for "Does it stream?", unless that is kept for scoring."""
+    named = re.sub(r"\b(does|has|is|was|can) it\b", r"\1 Rootstock", question, flags=re.IGNORECASE)
+    return named if named not in _HELD_OUT and rng.random() < 0.4 else question
 
 
 def questions(side: Literal["ask", "held_out"]) -> Sequence[tuple[str, str]]:
