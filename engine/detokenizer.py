@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from engine.types import Request
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Decode = Callable[[Sequence[int]], str]
-"""Text of some tokens, special tokens left out."""
+"""Text of some tokens."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are not UTF-8, or not yet."""
@@ -34,13 +36,18 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer_factory(tokenizer: "PreTrainedTokenizerBase") -> Callable[[], Detokenizer]:
+def detokenizer_factory(
+    tokenizer: "PreTrainedTokenizerBase",
+) -> Callable[[Request], Detokenizer]:
     """A function that makes a detokenizer for one sequence, in well under a microsecond.
 
-    Special tokens and ids without a token have no text.
+    Special tokens have no text where the request skips them; ids without a token never have.
     """
-    decode = _fast_decode(tokenizer) if tokenizer.is_fast else _slow_decode(tokenizer)
-    return lambda: WindowDetokenizer(decode)
+    shown = _fast_decode if tokenizer.is_fast else _slow_decode
+    text_alone, verbatim = shown(tokenizer, True), shown(tokenizer, False)
+    return lambda request: WindowDetokenizer(
+        text_alone if request.skip_special_tokens else verbatim
+    )
 
 
 class WindowDetokenizer:
@@ -106,23 +113,23 @@ def _complete(text: str) -> str:
     return text[: len(text) - min(replacements, UNFINISHED_CHARACTERS)]
 
 
-def _fast_decode(tokenizer: "PreTrainedTokenizerBase") -> Decode:
+def _fast_decode(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:
     backend = tokenizer.backend_tokenizer
 
     def decode(token_ids: Sequence[int]) -> str:
-        text: str = backend.decode(token_ids, skip_special_tokens=True)
+        text: str = backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     return decode
 
 
-def _slow_decode(tokenizer: "PreTrainedTokenizerBase") -> Decode:
+def _slow_decode(tokenizer: "PreTrainedTokenizerBase", skip_special_tokens: bool) -> Decode:
     known_tokens = len(tokenizer)  # a model's vocabulary may be padded beyond its tokenizer's
 
     def decode(token_ids: Sequence[int]) -> str:
         text: str = tokenizer.decode(
             [token_id for token_id in token_ids if token_id < known_tokens],
-            skip_special_tokens=True,
+            skip_special_tokens=skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
         return text

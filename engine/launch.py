@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from engine.api import Engine, Telemetry
+from engine.constraints.compiler import GrammarCompiler
+from engine.constraints.masks import MaskFiller
+from engine.constraints.vocabulary import Vocabulary
 from engine.detokenizer import detokenizer_factory
 from engine.groups import build_groups
 from engine.inbox import Inbox
@@ -67,5 +70,9 @@ def _build(
         model=backend.card.fingerprint,
     )
     timing = Timing(time.monotonic, telemetry)
-    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes)
-    return EngineParts(loop, backend.card, backend.tokenizer, backend.release_thread)
+    card = backend.card
+    vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
+    masks = MaskFiller(vocabulary.size)
+    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes, masks)
+    grammars = GrammarCompiler(vocabulary.tokenizer)
+    return EngineParts(loop, card, backend.tokenizer, grammars, backend.release_thread)

@@ -1,16 +1,19 @@
 """The engine's loop: inbox -> plan -> run -> commit -> emit. Everything here is one thread's."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import ceil
 
 from engine.api import QueueFull
+from engine.constraints.guide import FreeGuide, GuideFactory
+from engine.constraints.masks import MaskFiller
 from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.runner import ModelRunner, RunnerLost
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import clear, loop_stats
+from engine.step import Masks, SequenceId
 from engine.timing import Timing
 from engine.types import Cleared, LoopStats, OutputEvent, Request
 from engine.waiting import NoRoom
@@ -36,6 +39,7 @@ class EngineLoop:
         deliver: Deliver,
         timing: Timing,
         sizes: StorageBytes,
+        masks: MaskFiller,
     ) -> None:
         self.scheduler = scheduler
         self.timing = timing
@@ -43,16 +47,19 @@ class EngineLoop:
         self._inbox = inbox
         self._deliver = deliver
         self._sizes = sizes
+        self._masks = masks
         self._stopping = False
         self._when_idle: list[Callable[[], None]] = []
         self.step_started_seconds: float | None = None  # None between steps
         self.stats: LoopStats
         self._publish()
 
-    def submit(self, request: Request, arrived_seconds: float) -> None:
+    def submit(
+        self, request: Request, arrived_seconds: float, guides: GuideFactory = FreeGuide
+    ) -> None:
         """Raises InvalidRequest or QueueFull."""
         try:
-            self.scheduler.add(request)
+            self.scheduler.add(request, guides)
         except NoRoom as refusal:
             wait_seconds = self.timing.seconds_until_left(refusal.departures)
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
@@ -107,9 +114,9 @@ class EngineLoop:
         self.step_started_seconds = started = self.timing.now()
         plan = self.scheduler.plan()
         self.timing.scheduled(self.scheduler.running)
-        self._publish()
+        self._emit(self.scheduler.take_admissions())
         try:
-            result = self._runner.run(plan)
+            result = self._runner.run(plan, self._ask_masks)
         except RunnerLost:
             raise
         except Exception as error:
@@ -120,6 +127,11 @@ class EngineLoop:
         self.timing.stepped(started)
         self._emit(events)
         self.step_started_seconds = None
+
+    def _ask_masks(self, sequence_ids: Iterable[SequenceId]) -> Masks:
+        asking = [self.scheduler.sequence(sequence_id) for sequence_id in sequence_ids]
+        choices = [sequence.guide.choice for sequence in asking]
+        return self._masks.fill(choices, [sequence.banned_tokens for sequence in asking])
 
     def _emit(self, events: list[OutputEvent]) -> None:
         self.timing.emitted(events)

@@ -14,6 +14,7 @@ class Piece:
 
     text: str
     finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None  # the stop string, or the stop token's id
 
 
 class Output:
@@ -34,30 +35,34 @@ class Output:
         """The text that the token completes. A stop token has none."""
         self._n_tokens += 1
         if token_id in self._stop_token_ids:
-            return self._end("", FinishReason.STOP)
+            return self._end("", FinishReason.STOP, token_id)
         text = self._detokenizer.add(token_id)
         if self._n_tokens < self._request.sampling.min_tokens:
             return Piece(text)  # where a stop string cannot end it
         checked = self._stop.add(text)
         if checked.stopped_by is not None:
-            return Piece(checked.text, FinishReason.STOP)
+            return Piece(checked.text, FinishReason.STOP, checked.stopped_by)
         if self._n_tokens < self._request.max_tokens:
             return Piece(checked.text)
         return self._end(checked.text, FinishReason.LENGTH)
 
-    def _end(self, text: str, reason: FinishReason) -> Piece:
+    def complete(self) -> Piece:
+        """What is left to show of a sequence behind whose last token nothing may follow."""
+        return self._end("", FinishReason.STOP)
+
+    def _end(self, text: str, reason: FinishReason, stopped_by: int | None = None) -> Piece:
         """`text` and all that is still held back, unless a stop string is in it."""
         rest = self._stop.add(self._detokenizer.finish())
         if rest.stopped_by is not None:
-            return Piece(text + rest.text, FinishReason.STOP)
-        return Piece(text + rest.text + self._stop.finish(), reason)
+            return Piece(text + rest.text, FinishReason.STOP, rest.stopped_by)
+        return Piece(text + rest.text + self._stop.finish(), reason, stopped_by)
 
 
 class OutputFactory:
     """Makes the Output of each new sequence."""
 
     def __init__(
-        self, eos_token_ids: frozenset[int], new_detokenizer: Callable[[], Detokenizer]
+        self, eos_token_ids: frozenset[int], new_detokenizer: Callable[[Request], Detokenizer]
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._new_detokenizer = new_detokenizer
@@ -68,4 +73,4 @@ class OutputFactory:
         return eos | request.stop_token_ids
 
     def new(self, request: Request) -> Output:
-        return Output(request, self.stop_token_ids(request), self._new_detokenizer())
+        return Output(request, self.stop_token_ids(request), self._new_detokenizer(request))

@@ -28,13 +28,13 @@ def _sample_order(sequence: Sequence) -> SampleOrder:
     params, tokens = sequence.request.sampling, sequence.tokens
     repeats = params.repetition_penalty != 1.0
     penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    masked = sequence.guide.choice is not None
     return SampleOrder(
         params=params,
         seed=sequence.seed,
         output_index=sequence.output_tokens,
         prompt_tokens=sequence.request.prompt if repeats else (),
         output_tokens=tokens.ids(sequence.prompt_tokens, len(tokens)) if penalised else (),
-        banned_tokens=(
-            tuple(sequence.stop_token_ids) if sequence.output_tokens < params.min_tokens else ()
-        ),
+        banned_tokens=() if masked else sequence.banned_tokens,
+        masked=masked,
     )

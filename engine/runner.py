@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.step import StepPlan, StepResult
+from engine.step import AskMasks, StepPlan, StepResult
 
 
 class RunnerLost(Exception):
@@ -12,9 +12,10 @@ class RunnerLost(Exception):
 class ModelRunner(Protocol):
     """Computes steps. Lives on the engine thread, where it was made."""
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
         """Carry out the orders, write the rows' KV into their blocks, sample where asked.
 
+        `masks` is asked for those of `masked` rows when their forward is under way.
         Returns when everything has been computed. Raises whatever the device raises; the rows'
         blocks are then undefined, all others untouched. Raises RunnerLost when that cannot be said.
         """

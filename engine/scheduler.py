@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-from engine import policy
+from engine import events, policy
 from engine.api import InvalidRequest
+from engine.constraints.guide import FreeGuide, Guide, GuideFactory
 from engine.output import OutputFactory
 from engine.rows import next_row
 from engine.sequence import Sequence, Status, held_lease
 from engine.sharing import Sharing
 from engine.step import Row, SampledToken, SequenceId, StepPlan, StepResult
-from engine.types import FinishReason, OutputEvent, Request, TokenLogprob
+from engine.types import FinishReason, OutputEvent, Request
 from engine.validation import Limits, validate
 from engine.waiting import WaitingQueue
 from kvstore.actions import Order
@@ -77,6 +78,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._requests: dict[str, list[Sequence]] = {}
         self._live: dict[SequenceId, Sequence] = {}
+        self._admissions: list[OutputEvent] = []
         self.counters = SchedulerCounters()
 
     @property
@@ -103,11 +105,23 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._live)
 
+    def sequence(self, sequence_id: SequenceId) -> Sequence:
+        """A live one."""
+        return self._live[sequence_id]
+
+    def take_admissions(self) -> list[OutputEvent]:
+        """News of those who were admitted for the first time since this was last asked."""
+        news, self._admissions = self._admissions, []
+        return news
+
     def namespace(self, cache_salt: str) -> Namespace:
         return Namespace(model=self._model, cache_salt=cache_salt)
 
-    def add(self, request: Request) -> None:
-        """Queue the request's n sequences. Raises InvalidRequest or NoRoom."""
+    def add(self, request: Request, guides: GuideFactory = FreeGuide) -> None:
+        """Queue the request's n sequences, each with a guide of its own.
+
+        Raises InvalidRequest or NoRoom.
+        """
         validate(request, self._limits)
         if request.id in self._requests:
             raise InvalidRequest(f"a request with id {request.id} is being served", "id")
@@ -117,7 +131,7 @@ class Scheduler:
         first: Sequence | None = None
         self._requests[request.id] = []
         for index in range(request.n):
-            sequence = self._new_sequence(request, index, base_seed + index, first)
+            sequence = self._new_sequence(request, index, base_seed + index, guides(), first)
             first = first or sequence
             self._requests[request.id].append(sequence)
             self._live[sequence.id] = sequence
@@ -140,20 +154,20 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """The step has been computed: publish its blocks, append its tokens, say what is new."""
         self.counters.steps += 1
-        events = []
+        news = []
         for row in plan.rows:
             sequence = self._live[row.sequence_id]
             if message := result.failed.get(sequence.id):
-                events.append(self._fail(sequence, message))
+                news.append(self._fail(sequence, message))
                 continue
             self._progress(sequence, row)
             sequence.prompt_scores += result.scored.get(sequence.id, ())
             sampled = result.sampled.get(sequence.id)
             if sampled is not None:
-                events.append(self._append(sequence, sampled))
+                news.append(self._append(sequence, sampled))
             elif sequence.remaining_tokens == 0:
-                events.append(self._end(sequence, FinishReason.LENGTH))
-        return events
+                news.append(self._end(sequence, FinishReason.LENGTH))
+        return news
 
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
         """The step has raised: its sequences end, and nothing of it is published."""
@@ -161,7 +175,7 @@ class Scheduler:
         return [self._fail(self._live[row.sequence_id], message) for row in plan.rows]
 
     def _new_sequence(
-        self, request: Request, index: int, seed: int, first: Sequence | None
+        self, request: Request, index: int, seed: int, guide: Guide, first: Sequence | None
     ) -> Sequence:
         return Sequence(
             id=SequenceId(next(self._ids)),
@@ -172,6 +186,7 @@ class Scheduler:
             output=self._outputs.new(request),
             seed=seed,
             stop_token_ids=self._outputs.stop_token_ids(request),
+            guide=guide,
             first=first,
         )
 
@@ -199,6 +214,7 @@ class Scheduler:
             sequence.run_with(lease)
             if sequence.admissions == 1:
                 self._count_admission(sequence)
+                self._admissions.append(events.admission(sequence))
             self._running.append(sequence)
             self._sharing.joined(sequence, self._possible_followers(sequence))
             self._schedule(sequence, draft)
@@ -266,47 +282,23 @@ class Scheduler:
         self.counters.computed_prompt_tokens += max(min(end, sequence.prompt_tokens) - row.start, 0)
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> OutputEvent:
-        is_first = sequence.output_tokens == 0
-        sequence.tokens.append(sampled.token_id)
+        piece = sequence.take(sampled.token_id)
         self.counters.generated_tokens += 1
-        piece = sequence.output.add(sampled.token_id)
-        event = OutputEvent(
-            request_id=sequence.request.id,
-            index=sequence.index,
-            text=piece.text,
-            token_ids=(sampled.token_id,),
-            logprobs=(sampled.logprob,) if sampled.logprob else (),
-            prompt_logprobs=_prompt_logprobs(sequence) if is_first else None,
-            finish_reason=piece.finish_reason,
-            usage=sequence.usage if piece.finish_reason else None,
-        )
         if piece.finish_reason:
             self._retire(sequence)
-        return event
+        return events.token(sequence, sampled, piece)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> OutputEvent:
         """The sequence ends without another token."""
         self._retire(sequence)
-        return OutputEvent(
-            request_id=sequence.request.id,
-            index=sequence.index,
-            prompt_logprobs=_prompt_logprobs(sequence) if reason is FinishReason.LENGTH else None,
-            finish_reason=reason,
-            usage=sequence.usage,
-        )
+        return events.end(sequence, reason)
 
     def _fail(self, sequence: Sequence, message: str) -> OutputEvent:
         """Its blocks may hold anything: they are let go, not donated."""
         lease = held_lease(sequence)
         self._leave(sequence)
         self._store.release(lease)
-        return OutputEvent(
-            request_id=sequence.request.id,
-            index=sequence.index,
-            finish_reason=FinishReason.ERROR,
-            usage=sequence.usage,
-            error=message,
-        )
+        return events.failure(sequence, message)
 
     def _retire(self, sequence: Sequence) -> None:
         lease = self._leave(sequence)
@@ -332,9 +324,3 @@ class Scheduler:
 def _adopts(sequence: Sequence) -> bool:
     """The logits that a prompt's scores take are in no cache."""
     return not sequence.lacks_scores
-
-
-def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob | None, ...] | None:
-    if sequence.request.prompt_logprobs is None:
-        return None
-    return (None, *sequence.prompt_scores)

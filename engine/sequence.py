@@ -1,9 +1,10 @@
 """One output being generated: its tokens, its lease, its place in life. Engine thread only."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from engine.output import Output
+from engine.constraints.guide import FreeGuide, Guide
+from engine.output import Output, Piece
 from engine.step import SequenceId
 from engine.types import Request, TokenLogprob, Usage
 from kvstore.lease import Lease
@@ -46,6 +47,7 @@ class Sequence:
     output: Output
     seed: int
     stop_token_ids: frozenset[int]
+    guide: Guide = field(default_factory=FreeGuide)
     first: "Sequence | None" = None  # of the same request; computes the prompt for the others
     status: Status = Status.WAITING
     lease: Lease | None = None
@@ -87,6 +89,22 @@ class Sequence:
     @property
     def usage(self) -> Usage:
         return Usage(self.prompt_tokens, self.cached_tokens, self.output_tokens)
+
+    @property
+    def banned_tokens(self) -> tuple[int, ...]:
+        """What it must not generate next: stop tokens, before `min_tokens`."""
+        too_early = self.output_tokens < self.request.sampling.min_tokens
+        return tuple(self.stop_token_ids) if too_early else ()
+
+    def take(self, token_id: int) -> Piece:
+        """The next token has been generated. Returns what can be shown."""
+        self.tokens.append(token_id)
+        self.guide.accept(token_id)
+        piece = self.output.add(token_id)
+        if piece.finish_reason is None and self.guide.is_complete:
+            last = self.output.complete()
+            return replace(last, text=piece.text + last.text)
+        return piece
 
     def run_with(self, lease: Lease) -> None:
         """It has been admitted."""

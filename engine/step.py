@@ -1,8 +1,11 @@
 """What goes down to the runner and what comes back. Rows view live leases until commit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from engine.types import SamplingParams, TokenLogprob
 from kvstore.actions import Order
@@ -11,6 +14,22 @@ from kvstore.types import BlockId
 
 SequenceId = NewType("SequenceId", int)
 """Names a sequence for as long as the engine runs; never used twice, later ones are higher."""
+
+
+Masks: TypeAlias = npt.NDArray[np.int32]
+"""Which tokens some rows may choose from, `[rows, ceil(vocabulary / 32)]`: token t of a row is bit
+t % 32, from the lowest, of word t // 32.
+"""
+
+NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
+
+AskMasks: TypeAlias = Callable[[Sequence[SequenceId]], Masks]
+"""Gives the masks of some sequences, in their order."""
+
+
+def no_masks(sequence_ids: Sequence[SequenceId]) -> Masks:
+    """The AskMasks of steps in which no row is masked."""
+    return NO_MASKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +46,7 @@ class SampleOrder:
     prompt_tokens: Sequence[int] = ()  # for repetition_penalty; empty when it is off
     output_tokens: Sequence[int] = ()  # for penalties; empty when all are off
     banned_tokens: Sequence[int] = ()  # must not be sampled (stop tokens before min_tokens)
+    masked: bool = False  # the tokens to choose from are in a mask, asked for when it is needed
 
 
 @dataclass(frozen=True, slots=True)

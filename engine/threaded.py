@@ -12,6 +12,8 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from engine.api import EngineStopped, InvalidRequest
+from engine.constraints.compiler import GrammarCompiler
+from engine.constraints.guide import GuideFactory
 from engine.inbox import Inbox
 from engine.ledger import Ledger
 from engine.loop import Deliver, EngineLoop
@@ -46,6 +48,7 @@ class EngineParts:
     loop: EngineLoop
     card: ModelCard
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
     release_thread: Callable[[], None]  # called last of all on that thread
 
 
@@ -137,7 +140,9 @@ class ThreadedEngine:
         with self._ledger.entry(request.n) as entry:
             queue = self._subscribe(request)
             try:
-                await self._ask(partial(self._loop.submit, request, self._loop.timing.now()))
+                arrived_seconds = self._loop.timing.now()
+                guides = await self._guides(request)
+                await self._ask(partial(self._loop.submit, request, arrived_seconds, guides))
                 while entry.live:
                     event = await queue.get()
                     for one in (event,) if event else _last_events(request, entry.live):
@@ -147,6 +152,13 @@ class ThreadedEngine:
                 self._subscribers.remove(request.id)
                 if entry.live:
                     self._tell(partial(self._loop.abort, request.id))
+
+    async def _guides(self, request: Request) -> GuideFactory:
+        """Grammars are compiled on another thread: some take a tenth of a second."""
+        guides = self._parts.grammars.guides
+        if request.constraint is None:
+            return guides(request)
+        return await asyncio.to_thread(guides, request)
 
     def stats(self) -> EngineStats:
         return EngineStats(self._ledger.counts(), self._loop.stats)

@@ -47,6 +47,50 @@ class SamplingParams:
     min_tokens: int = 0  # no stop token is sampled before
 
 
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"  # the schema as JSON text
+    REGEX = "regex"  # Rust's syntax, matched as a whole
+    LARK = "lark"  # llguidance's dialect; `<[7]>` is the token with id 7
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a run of tokens must be."""
+
+    kind: GrammarKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar for what a sequence generates.
+
+    It holds from the first token on, or behind the markers in `behind`, runs of tokens which must
+    have been generated one after the other; what comes before is free. Where it is fulfilled, and
+    nothing may follow, the sequence ends; with `repeats` it is free until the last marker comes
+    again.
+    """
+
+    grammar: Grammar
+    param: str  # the field that asks for it, for errors
+    behind: tuple[tuple[int, ...], ...] = ()
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """At most `tokens` between the `start` marker and the `end` marker, which is forced then.
+
+    Without `start` the block is open when generation begins.
+    """
+
+    tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One validated request. `id` is the server's own and unique for the life of the daemon."""
@@ -63,6 +107,9 @@ class Request:
     priority: int = 0  # lower is admitted first of the client's own, and gives way last of all
     cache_salt: str = ""
     prompt_logprobs: int | None = None  # top alternatives for every prompt token
+    skip_special_tokens: bool = True  # False: they stay in the text
+    constraint: Constraint | None = None
+    thinking_budget: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +135,8 @@ class OutputEvent:
     """News of one sequence: the tokens of a step, the text they complete, or its end.
 
     `text` may be empty while a character or a possible stop string is incomplete. Exactly one
-    event of each sequence has a `finish_reason`; it is the last.
+    event of each sequence has a `finish_reason`; it is the last. One has an `admission`, before all
+    that have tokens; a sequence that ends while it waits has none.
     """
 
     request_id: str
@@ -98,6 +146,8 @@ class OutputEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry None; sent once
     finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None  # with STOP: the stop string, or the stop token's id
+    admission: Usage | None = None  # prompt and cached tokens, when it is first admitted
     usage: Usage | None = None  # with finish_reason
     error: str | None = None  # with FinishReason.ERROR
 

@@ -90,6 +90,8 @@ class ChatChunks:
         self._introduced: set[int] = set()
 
     def chunks(self, choice: int, event: OutputEvent) -> Iterable[ChatChunk]:
+        if event.admission is not None:
+            return  # until there is a token, an error has a status of its own
         if choice not in self._introduced:
             self._introduced.add(choice)
             yield self._chunk(choice, Delta(role="assistant", content="", refusal=None))

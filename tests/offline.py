@@ -18,6 +18,7 @@ from engine.mlx_backend.storage import Storage
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sharing import WaitForTwins
+from engine.step import no_masks
 from engine.types import Request, Usage
 from engine.validation import Limits
 from kvstore import invariants
@@ -97,7 +98,7 @@ class OfflineDaemon:
         self.scheduler = Scheduler(
             self.store,
             WaitForTwins(room.block_size, self.store.checkpoint),
-            OutputFactory(frozenset(), LetterDetokenizer),
+            OutputFactory(frozenset(), lambda _: LetterDetokenizer()),
             Limits(
                 vocab_size,
                 served.loaded.max_context_tokens,
@@ -126,7 +127,7 @@ class OfflineDaemon:
 
     def _step(self, said: dict[tuple[str, int], list[int]]) -> None:
         plan = self.scheduler.plan()
-        for event in self.scheduler.commit(plan, self.runner.run(plan)):
+        for event in self.scheduler.commit(plan, self.runner.run(plan, no_masks)):
             assert event.error is None
             said[event.request_id, event.index] += event.token_ids
             if event.usage and event.index == 0:

@@ -61,6 +61,15 @@ def ban(logits: mx.array, orders: Sequence[SampleOrder]) -> mx.array:
     return _replaced(logits, rows, tokens, mx.array(-math.inf))
 
 
+def keep_allowed(logits: mx.array, bits: mx.array) -> mx.array:
+    """Rule out all tokens but those of each row's mask: `bits`, uint32 [rows, ceil(vocab / 32)],
+    token t at bit t % 32, from the lowest, of word t // 32.
+    """
+    rows, vocab_size = logits.shape
+    allowed = (bits[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return mx.where(allowed.reshape(rows, -1)[:, :vocab_size], logits, -math.inf)
+
+
 def temper(logits: mx.array, orders: Sequence[SampleOrder]) -> mx.array:
     """Divide by the temperature, after a shift that makes each row's largest logit 0.
 

@@ -9,7 +9,17 @@ from engine.mlx_backend.cached_model import CachedModel
 from engine.mlx_backend.forward import Piece
 from engine.mlx_backend.sampler import UnusableLogits
 from engine.runner import RunnerLost
-from engine.step import Row, SampledToken, SampleOrder, SequenceId, StepPlan, StepResult
+from engine.step import (
+    NO_MASKS,
+    AskMasks,
+    Masks,
+    Row,
+    SampledToken,
+    SampleOrder,
+    SequenceId,
+    StepPlan,
+    StepResult,
+)
 from engine.types import TokenLogprob
 
 SCORED_TOKENS = 128
@@ -22,8 +32,10 @@ UNUSABLE = "the model's logits leave no token to choose: not a number, or all ru
 class TokenSampler(Protocol):
     """Chooses tokens from logits, and scores given ones."""
 
-    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[SampledToken]:
-        """One token per row of `logits`, `[rows, vocabulary]`.
+    def sample(
+        self, logits: mx.array, orders: Sequence[SampleOrder], masks: Masks
+    ) -> list[SampledToken]:
+        """One token per row of `logits`, `[rows, vocabulary]`; `masks` are those of masked rows.
 
         Raises UnusableLogits naming the rows that leave nothing to sample.
         """
@@ -47,10 +59,10 @@ class MlxRunner:
         self._storage = model.storage
         self._sampler = sampler
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
         """See `ModelRunner.run`."""
         try:
-            return self._run(plan)
+            return self._run(plan, masks)
         except Exception:
             self._settle()
             raise
@@ -62,7 +74,7 @@ class MlxRunner:
         except Exception as error:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
         self._storage.carry_out(plan.orders)
         scored_rows = [row for row in plan.rows if row.prompt_logprobs is not None]
         plain_rows = [row for row in plan.rows if row.prompt_logprobs is None]
@@ -83,7 +95,7 @@ class MlxRunner:
         decodes = sorted((row for row in plain_rows if row.sample is not None), key=_table)
         if decodes:
             logits.append(self._decode(decodes))
-        sampled, unusable = self._sample([*sampling, *decodes], logits)
+        sampled, unusable = self._sample([*sampling, *decodes], logits, masks)
         return StepResult(sampled, scored, failed | unusable)
 
     def _compute_chunks(self, chunks: Sequence[Piece]) -> None:
@@ -112,20 +124,23 @@ class MlxRunner:
         return tuple(found), logits[:, -1]
 
     def _sample(
-        self, rows: Sequence[Row], logits: Sequence[mx.array]
+        self, rows: Sequence[Row], logits: Sequence[mx.array], masks: AskMasks
     ) -> tuple[dict[SequenceId, SampledToken], dict[SequenceId, str]]:
         """The rows' tokens, and why some rows have none; `logits` are theirs, piecewise."""
         orders = [row.sample for row in rows if row.sample is not None]
         if not orders:
             return {}, {}
         together = logits[0] if len(logits) == 1 else mx.concatenate(list(logits))
+        masked = [row.sequence_id for row in rows if row.sample is not None and row.sample.masked]
+        if masked:
+            mx.async_eval(together)  # computes while the masks are filled
         try:
-            tokens = self._sampler.sample(together, orders)
+            tokens = self._sampler.sample(together, orders, masks(masked) if masked else NO_MASKS)
         except UnusableLogits as error:
             sound = [row for row in range(len(rows)) if row not in error.rows]
             failed = {rows[row].sequence_id: UNUSABLE for row in error.rows}
             rest = [together[mx.array(sound)]] if sound else []
-            sampled, more = self._sample([rows[row] for row in sound], rest)
+            sampled, more = self._sample([rows[row] for row in sound], rest, masks)
             return sampled, failed | more
         found = {row.sequence_id: token for row, token in zip(rows, tokens, strict=True)}
         return found, {}

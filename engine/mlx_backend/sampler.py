@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
+import numpy as np
 
 from engine.mlx_backend import logits as change
-from engine.step import SampledToken, SampleOrder
+from engine.step import NO_MASKS, Masks, SampledToken, SampleOrder
 from engine.types import TokenLogprob
 
 GREEDY_BELOW = 1e-5
@@ -26,12 +28,16 @@ class UnusableLogits(ValueError):
         self.rows = tuple(rows)
 
 
+class Change(Protocol):
+    def __call__(self, logits: mx.array, orders: Sequence[SampleOrder]) -> mx.array: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A change to the logits of the rows that ask for it."""
 
     asked: Callable[[SampleOrder], bool]
-    change: Callable[[mx.array, Sequence[SampleOrder]], mx.array]
+    change: Change
 
 
 def _is_drawn(order: SampleOrder) -> bool:
@@ -72,17 +78,26 @@ class Sampler:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[SampledToken]:
+    def sample(
+        self, logits: mx.array, orders: Sequence[SampleOrder], masks: Masks = NO_MASKS
+    ) -> list[SampledToken]:
         """One token for each row of logits [rows, vocab], any float type.
 
-        A token depends on its order and its row alone, bit for bit, whatever the batch. The
-        logprob is that of the given logits; None where `top_logprobs` is.
+        A token depends on its order, its row and its mask alone, bit for bit, whatever the batch;
+        `masks` has one for each order that is `masked`. The logprob is that of the given logits;
+        None where `top_logprobs` is.
         Raises UnusableLogits; ValueError when the shape is not [len(orders), vocab].
         """
         raw = self._float32(logits, len(orders))
         if not orders:
             return []
         edited = _run(EDITS, raw, orders)
+        if len(masks):
+            edited = _on_rows(
+                [row for row, order in enumerate(orders) if order.masked],
+                edited,
+                lambda rows: change.keep_allowed(rows, mx.array(masks.view(np.uint32))),
+            )
         peaks = edited.max(axis=-1)
         tokens = mx.argmax(_run(DRAW, edited, orders), axis=-1)
         asking = [row for row, order in enumerate(orders) if order.params.top_logprobs is not None]
@@ -160,14 +175,23 @@ def _largest(logits: mx.array, width: int) -> mx.array:
 def _run(stages: Iterable[Stage], logits: mx.array, orders: Sequence[SampleOrder]) -> mx.array:
     for stage in stages:
         rows = [row for row, order in enumerate(orders) if stage.asked(order)]
-        if len(rows) == len(orders):
-            logits = stage.change(logits, orders)
-        elif rows:
-            index = mx.array(rows)
-            changed = mx.array(logits)  # assignment changes the array object, which is shared
-            changed[index] = stage.change(logits[index], [orders[row] for row in rows])
-            logits = changed
+        asking = [orders[row] for row in rows]
+        logits = _on_rows(rows, logits, partial(stage.change, orders=asking))
     return logits
+
+
+def _on_rows(
+    rows: Sequence[int], logits: mx.array, edit: Callable[[mx.array], mx.array]
+) -> mx.array:
+    """The logits with some rows edited, the others as they were."""
+    if len(rows) == len(logits):
+        return edit(logits)
+    if not rows:
+        return logits
+    index = mx.array(list(rows))
+    edited = mx.array(logits)  # assignment changes the array object, which is shared
+    edited[index] = edit(logits[index])
+    return edited
 
 
 def _refuse_unusable(peaks: mx.array) -> None:

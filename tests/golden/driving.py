@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.runner import MlxRunner
-from engine.step import Row, SampledToken, SampleOrder, SequenceId, StepPlan
+from engine.step import Masks, Row, SampledToken, SampleOrder, SequenceId, StepPlan, no_masks
 from engine.types import SamplingParams, TokenLogprob
 from kvstore import invariants
 from kvstore.actions import Order
@@ -61,7 +61,9 @@ class LogitsReader:
 
     seen: dict[int, Logits] = field(default_factory=dict)
 
-    def sample(self, logits: mx.array, orders: Sequence[SampleOrder]) -> list[SampledToken]:
+    def sample(
+        self, logits: mx.array, orders: Sequence[SampleOrder], masks: Masks
+    ) -> list[SampledToken]:
         rows = np.array(logits.astype(mx.float32))
         self.seen = {order.seed: row for order, row in zip(orders, rows, strict=True)}
         return [SampledToken(int(row.argmax())) for row in rows]
@@ -124,7 +126,7 @@ class Driver:
     def _step(self, rows: Sequence[tuple[Subject, int, SampleOrder | None]]) -> None:
         orders = [order for subject, n, _ in rows for order in self.orders(subject, n)]
         plan = StepPlan(tuple(orders), tuple(subject.row(n, order) for subject, n, order in rows))
-        self.runner.run(plan)
+        self.runner.run(plan, no_masks)
         for subject, n_tokens, _ in rows:
             self.store.publish(subject.lease, subject.lease.written_tokens + n_tokens)
         invariants.check(self.store)

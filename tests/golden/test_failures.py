@@ -12,7 +12,7 @@ from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampler import Sampler
 from engine.mlx_backend.storage import Storage
 from engine.runner import RunnerLost
-from engine.step import Row, SampleOrder, SequenceId, StepPlan
+from engine.step import Row, SampleOrder, SequenceId, StepPlan, no_masks
 from engine.types import SamplingParams
 from kvstore.arena import Arena, LayerArena
 from kvstore.types import BlockId, SlotId
@@ -38,10 +38,10 @@ def test_a_row_with_every_token_banned_fails_alone(
         Row(SequenceId(i), 0, [5, 6, 7], [BlockId(i)], order)
         for i, order in enumerate((sound, hopeless, sound))
     )
-    result = runner.run(StepPlan((), rows))
+    result = runner.run(StepPlan((), rows), no_masks)
     assert result.sampled.keys() == {0, 2}
     assert result.failed.keys() == {1}
-    alone = runner.run(StepPlan((), (rows[1],)))
+    alone = runner.run(StepPlan((), (rows[1],)), no_masks)
     assert alone.sampled == {}
     assert alone.failed.keys() == {1}
 
@@ -107,7 +107,7 @@ def test_storage_that_cannot_be_computed_is_lost(
 
     monkeypatch.setattr(LayerArena, "write", write_more)
     with pytest.raises(RunnerLost):
-        runner.run(StepPlan((), (Row(SequenceId(0), 0, [5, 6], [BlockId(0)]),)))
+        runner.run(StepPlan((), (Row(SequenceId(0), 0, [5, 6], [BlockId(0)]),)), no_masks)
 
 
 def test_a_failure_that_leaves_the_storage_alone_is_the_rows_own(
@@ -117,6 +117,6 @@ def test_a_failure_that_leaves_the_storage_alone_is_the_rows_own(
     greedy = SampleOrder(SamplingParams(temperature=0), seed=0, output_index=0)
     short = Row(SequenceId(0), 0, [5] * 9, [BlockId(0)])
     with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
-        runner.run(StepPlan((), (short,)))
+        runner.run(StepPlan((), (short,)), no_masks)
     sound = Row(SequenceId(1), 0, [5, 6], [BlockId(0)], greedy)
-    assert runner.run(StepPlan((), (sound,))).sampled.keys() == {1}
+    assert runner.run(StepPlan((), (sound,)), no_masks).sampled.keys() == {1}

@@ -19,7 +19,7 @@ from engine.mlx_backend.layers import discover
 from engine.mlx_backend.layout import KVCacheSpec, Layout
 from engine.mlx_backend.loader import Report, open_model
 from engine.mlx_backend.selfcheck import check_batching
-from engine.step import Row, SampleOrder, SequenceId, StepPlan
+from engine.step import Row, SampleOrder, SequenceId, StepPlan, no_masks
 from engine.types import EngineConfig, SamplingParams
 from kvstore.arena import LayerShape
 from kvstore.types import BlockId
@@ -235,11 +235,11 @@ def test_the_embedded_default_from_nothing_to_a_token() -> None:
     order = SampleOrder(SamplingParams(temperature=0), seed=0, output_index=0)
     table = [BlockId(block) for block in range(4)]
     row = Row(SequenceId(0), 0, prompt, table, order)
-    sampled = backend.runner.run(StepPlan((), (row,))).sampled[SequenceId(0)]
+    sampled = backend.runner.run(StepPlan((), (row,)), no_masks).sampled[SequenceId(0)]
     assert 0 <= sampled.token_id < backend.card.vocab_size
     again = load_backend(config, lines.append)
     assert again.card == backend.card
-    assert again.runner.run(StepPlan((), (row,))).sampled[SequenceId(0)] == sampled
+    assert again.runner.run(StepPlan((), (row,)), no_masks).sampled[SequenceId(0)] == sampled
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:

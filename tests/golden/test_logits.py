@@ -11,7 +11,7 @@ from engine.mlx_backend.attention.cascade import CascadePlan
 from engine.mlx_backend.attention.gather import GatherAttention
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.forward import Forward, Piece
-from engine.step import Row, StepPlan
+from engine.step import Row, StepPlan, no_masks
 from tests.golden.driving import (
     BLOCK_SIZE,
     Driver,
@@ -154,7 +154,7 @@ def test_prompt_logprobs(served: Served, peer: Module, attention: Attention) -> 
     orders = driver.orders(subject, len(tokens))
     lease = subject.lease
     row = Row(subject.id, 0, tokens, lease.table, None, 0, tokens[1:], lease.holds)
-    scored = driver.runner.run(StepPlan(orders, (row,))).scored[subject.id]
+    scored = driver.runner.run(StepPlan(orders, (row,)), no_masks).scored[subject.id]
     logits = mx.array(reference(peer, tokens)[:-1])
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     expected = logprobs[np.arange(149), tokens[1:]]

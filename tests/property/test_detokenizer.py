@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from engine.detokenizer import REPLACEMENT, detokenizer_factory
+from engine.types import Request
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. don't, isn't, (well) -- 3.14\n\n\tindented",
@@ -69,7 +70,7 @@ def plain_bytes() -> ByT5Tokenizer:
 
 def pieces_of(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
     """What each token gave, and last what the end gave."""
-    detokenizer = detokenizer_factory(tokenizer)()
+    detokenizer = detokenizer_factory(tokenizer)(Request("r", (1,), 1))
     return [*(detokenizer.add(token_id) for token_id in token_ids), detokenizer.finish()]
 
 

@@ -3,7 +3,17 @@
 from collections import Counter
 from collections.abc import Callable
 
-from engine.step import Row, SampledToken, SampleOrder, SequenceId, StepPlan, StepResult
+import numpy as np
+
+from engine.step import (
+    AskMasks,
+    Row,
+    SampledToken,
+    SampleOrder,
+    SequenceId,
+    StepPlan,
+    StepResult,
+)
 from engine.types import TokenLogprob
 from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
 from kvstore.block_pool import BlockPool
@@ -47,7 +57,7 @@ class FakeRunner:
         self._states: dict[SlotId, int] = {}  # the last token's KV
         self.computed_tokens: Counter[SequenceId] = Counter()
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
         assert plan.rows, "a step that computes nothing"
         self._fault()
         for order in plan.orders:
@@ -65,7 +75,7 @@ class FakeRunner:
                     row.sample.seed,
                     row.sample.output_index,
                     self._vocab_size,
-                    frozenset(row.sample.banned_tokens),
+                    self._ruled_out(row, masks),
                 )
                 sampled[row.sequence_id] = _sampled(token_id, row.sample)
             if row.prompt_logprobs is not None:
@@ -74,6 +84,15 @@ class FakeRunner:
                     for i, token_id in enumerate(row.next_tokens)
                 )
         return StepResult(sampled, scored, failed)
+
+    def _ruled_out(self, row: Row, masks: AskMasks) -> frozenset[int]:
+        assert row.sample is not None
+        if not row.sample.masked:
+            return frozenset(row.sample.banned_tokens)
+        (words,) = masks([row.sequence_id])
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: self._vocab_size]
+        assert bits.any(), "a mask that leaves nothing"
+        return frozenset(np.flatnonzero(bits == 0).tolist())
 
     def _carry_out(self, order: Order) -> None:
         match order:

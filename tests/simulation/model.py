@@ -6,7 +6,7 @@ of the last KV and of the sample order. What a request must generate follows fro
 
 from dataclasses import dataclass
 
-from engine.types import FinishReason, Request
+from engine.types import FinishReason, Request, ThinkingBudget
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 ROOT = 0x9E3779B97F4A7C15
@@ -48,6 +48,7 @@ def expected(
     while len(generated) < request.max_tokens:
         banned = stop_token_ids if len(generated) < request.sampling.min_tokens else frozenset()
         token_id = sample(kv, seed, len(generated), vocab_size, banned)
+        token_id = forced(request.thinking_budget, generated, token_id)
         generated.append(token_id)
         kv = chain(kv, token_id)
         if token_id in stop_token_ids:
@@ -58,6 +59,20 @@ def expected(
         if cuts:
             return Expected(generated, text[: min(cuts)], FinishReason.STOP)
     return Expected(generated, text_of(generated), FinishReason.LENGTH)
+
+
+def forced(budget: ThinkingBudget | None, generated: list[int], token_id: int) -> int:
+    """The token, or in its place the next of an end marker that a budget forces.
+
+    The block is open from the start.
+    """
+    if budget is None:
+        return token_id
+    marker = list(budget.end)
+    block = generated[: budget.tokens]
+    ended = any(block[at : at + len(marker)] == marker for at in range(len(block)))
+    place = len(generated) - budget.tokens
+    return marker[place] if not ended and 0 <= place < len(marker) else token_id
 
 
 def sample(kv: int, seed: int, output_index: int, vocab_size: int, banned: frozenset[int]) -> int:

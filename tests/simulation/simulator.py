@@ -7,7 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from random import Random
 
+from llguidance import LLTokenizer
+
 from engine.api import InvalidRequest, QueueFull
+from engine.constraints.compiler import GrammarCompiler
+from engine.constraints.masks import MaskFiller
 from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.loop import EngineLoop
@@ -18,7 +22,14 @@ from engine.sharing import NoSharing, Sharing, WaitForTwins
 from engine.stats import loop_stats
 from engine.step import Row
 from engine.timing import Timing
-from engine.types import FinishReason, OutputEvent, Request, SamplingParams
+from engine.types import (
+    FinishReason,
+    OutputEvent,
+    Request,
+    SamplingParams,
+    ThinkingBudget,
+    Usage,
+)
 from engine.validation import Limits
 from kvstore import invariants
 from kvstore.block_pool import BlockPool
@@ -33,6 +44,7 @@ from tests.simulation.fake_runner import FakeRunner, InjectedError
 from tests.simulation.model import Expected, expected, text_of
 
 EOS = 0
+GRAMMARS = GrammarCompiler(lambda: LLTokenizer(""))  # never asked for: budgets force tokens alone
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
 
 
@@ -69,10 +81,15 @@ class Receiver:
     expected: list[Expected]
     token_ids: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     text: dict[int, str] = field(default_factory=lambda: defaultdict(str))
+    admissions: dict[int, Usage] = field(default_factory=dict)
     ends: dict[int, OutputEvent] = field(default_factory=dict)
 
     def receive(self, event: OutputEvent) -> None:
         assert event.index not in self.ends, "an event after the terminal one"
+        if event.admission is not None:
+            assert event.index not in self.admissions, "admitted for the first time again"
+            self.admissions[event.index] = event.admission
+        assert event.index in self.admissions or not event.token_ids, "a token before admission"
         self.token_ids[event.index] += event.token_ids
         self.text[event.index] += event.text
         if event.finish_reason is not None:
@@ -89,6 +106,12 @@ class Receiver:
         assert usage.prompt_tokens == len(self.request.prompt)
         assert usage.completion_tokens == len(token_ids)
         assert 0 <= usage.cached_tokens < usage.prompt_tokens
+        admission = self.admissions.get(event.index, Usage(len(self.request.prompt), 0, 0))
+        assert (admission.prompt_tokens, admission.cached_tokens, 0) == (
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            admission.completion_tokens,
+        )
         if event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
             assert event.finish_reason is expected.finish_reason
             assert (token_ids, text) == (expected.token_ids, expected.text), "cut short"
@@ -135,7 +158,7 @@ class Simulation:
         self.runner = FakeRunner(
             self.pool, self.block_size, self.limits.vocab_size, self._fault, self._row_fault
         )
-        self.outputs = OutputFactory(frozenset({EOS}), LetterDetokenizer)
+        self.outputs = OutputFactory(frozenset({EOS}), lambda _: LetterDetokenizer())
         self.scheduler = Scheduler(
             self.store,
             FairSharing(sharing, lambda: self.scheduler.waiting),
@@ -145,8 +168,9 @@ class Simulation:
         )
         timing = Timing(lambda: self.now, SilentTelemetry())
         self.inbox = Inbox()
+        masks = MaskFiller(self.limits.vocab_size)
         self.loop = EngineLoop(
-            self.scheduler, self.runner, self.inbox, self._deliver, timing, NO_BYTES
+            self.scheduler, self.runner, self.inbox, self._deliver, timing, NO_BYTES, masks
         )
 
     def _groups(self, is_cached: bool) -> list[Group]:
@@ -204,7 +228,7 @@ class Simulation:
     def submit(self) -> None:
         request = self._request()
         try:
-            self.loop.submit(request, self.now)
+            self.loop.submit(request, self.now, GRAMMARS.guides(request))
         except (InvalidRequest, QueueFull):
             return
         sequences = [s for s in self.loop.live() if s.request is request]
@@ -238,7 +262,13 @@ class Simulation:
             priority=random.choice([0, 0, 0, -1, 1]),
             cache_salt=random.choice(["", "", "", "salt"]),
             prompt_logprobs=random.choice([None] * 9 + [1]),
+            thinking_budget=self._thinking_budget(),
         )
+
+    def _thinking_budget(self) -> ThinkingBudget | None:
+        if self.random.random() < 0.7:
+            return None
+        return ThinkingBudget(self.random.choice([0, 1, 3, 9]), (), tuple(self._tokens(1, 3)))
 
     def _client(self) -> str:
         """One of several, of which the first may send most of what there is."""

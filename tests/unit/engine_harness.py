@@ -8,7 +8,7 @@ from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.sharing import NoSharing, WaitForTwins
-from engine.step import Row, StepPlan
+from engine.step import Row, StepPlan, no_masks
 from engine.types import FinishReason, OutputEvent, Request, SamplingParams, Usage
 from engine.validation import Limits
 from kvstore import invariants
@@ -48,7 +48,7 @@ class Harness:
             max_waiting=max_waiting,
             step_tokens=step_tokens,
         )
-        self.outputs = OutputFactory(eos_token_ids, LetterDetokenizer)
+        self.outputs = OutputFactory(eos_token_ids, lambda _: LetterDetokenizer())
         self.scheduler = Scheduler(
             self.store,
             WaitForTwins(block_size, self.store.checkpoint),
@@ -101,7 +101,7 @@ class Harness:
         plan = self.scheduler.plan()
         self.plans.append(plan)
         try:
-            result = self.runner.run(plan)
+            result = self.runner.run(plan, no_masks)
         except RuntimeError as error:
             events = self.scheduler.fail(plan, str(error))
         else:

@@ -4,6 +4,7 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from engine.detokenizer import WindowDetokenizer, detokenizer_factory
+from engine.types import Request
 
 FOX = "🦊".encode()
 
@@ -69,6 +70,6 @@ def test_endless_invalid_bytes_are_decoded_in_short_windows() -> None:
 
 def test_ids_beyond_a_slow_tokenizers_vocabulary_have_no_text() -> None:
     tokenizer = ByT5Tokenizer()
-    detokenizer = detokenizer_factory(tokenizer)()
+    detokenizer = detokenizer_factory(tokenizer)(Request("r", (1,), 1))
     ids = [*tokenizer.encode("ab", add_special_tokens=False), len(tokenizer) + 1000]
     assert "".join(detokenizer.add(token_id) for token_id in ids) == "ab"

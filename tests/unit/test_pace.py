@@ -3,13 +3,14 @@
 import pytest
 
 from engine.api import QueueFull
+from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
 from engine.loop import EngineLoop
 from engine.pace import WINDOW, QueuePace
 from engine.timing import Timing
 from engine.types import Request
 from tests.simulation.simulator import NO_BYTES, SilentTelemetry
-from tests.unit.engine_harness import Harness, prompt
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 
 def test_departures_go_on_as_they_went() -> None:
@@ -56,7 +57,10 @@ def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
     harness = Harness(max_running=1, max_waiting=4)
     timing = Timing(lambda: now, SilentTelemetry())
     inbox = Inbox()
-    loop = EngineLoop(harness.scheduler, harness.runner, inbox, harness.take, timing, NO_BYTES)
+    masks = MaskFiller(VOCAB_SIZE)
+    loop = EngineLoop(
+        harness.scheduler, harness.runner, inbox, harness.take, timing, NO_BYTES, masks
+    )
 
     def submit(name: str, client: str, n: int = 1) -> None:
         request = Request(name, tuple(prompt(1, 5)), max_tokens=1, n=n, client=client)

@@ -8,16 +8,19 @@ import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
+from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.runner import RunnerLost
-from engine.step import StepPlan, StepResult
+from engine.step import AskMasks, StepPlan, StepResult
 from engine.threaded import STALL_SECONDS, EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import FinishReason, OutputEvent, RefusalReason
 from tests.simulation.simulator import NO_BYTES, SilentTelemetry
-from tests.unit.engine_harness import Harness, prompt
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.threaded_harness import Setup, request
+
+MASKS = MaskFiller(VOCAB_SIZE)
 
 
 @pytest_asyncio.fixture
@@ -33,7 +36,10 @@ async def test_events_arrive_in_order_and_end_once(setup: Setup) -> None:
     events = await setup.collect(request("a", n=3))
     for index in range(3):
         own = [event for event in events if event.index == index]
-        assert [event.finish_reason for event in own] == [None] * 3 + [FinishReason.LENGTH]
+        assert own[0].admission is not None
+        assert own[0].admission.prompt_tokens == 10
+        assert [len(event.token_ids) for event in own] == [0, 1, 1, 1, 1]
+        assert [event.finish_reason for event in own] == [None] * 4 + [FinishReason.LENGTH]
     assert setup.engine.stats().sequences.finished[FinishReason.LENGTH] == 3
 
 
@@ -150,15 +156,15 @@ def test_what_an_event_tells_of_is_in_the_statistics() -> None:
 
     def deliver(events: list[OutputEvent]) -> None:
         for event in events:
-            assert event.token_ids
             seen.append((loop.stats.generated_tokens, loop.stats.running))
+            assert bool(event.admission) == (len(seen) == 1)
 
     timing = Timing(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, timing, NO_BYTES)
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, timing, NO_BYTES, MASKS)
     loop.submit(request("a", max_tokens=3), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
-    assert seen == [(1, 1), (2, 1), (3, 0)]
+    assert seen == [(0, 1), (1, 1), (2, 1), (3, 0)]
 
 
 async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None:
@@ -228,7 +234,7 @@ async def test_who_ended_in_the_fatal_step_is_not_left_hanging_either(
 
     monkeypatch.setattr(setup.harness.scheduler, "commit", broken)
     setup.runner.open()
-    assert [event.finish_reason for event in await victim] == [FinishReason.ERROR]
+    assert [event.finish_reason for event in await victim] == [None, FinishReason.ERROR]
 
 
 async def test_a_drain_does_not_wait_for_a_loop_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +244,7 @@ async def test_a_drain_does_not_wait_for_a_loop_that_dies(monkeypatch: pytest.Mo
     drained = asyncio.ensure_future(setup.engine.drain(1e6))
     await asyncio.sleep(0)
 
-    def lost(plan: StepPlan) -> StepResult:
+    def lost(plan: StepPlan, masks: AskMasks) -> StepResult:
         raise RunnerLost("the device is gone")
 
     monkeypatch.setattr(setup.harness.runner, "run", lost)
@@ -262,12 +268,14 @@ def test_a_step_is_timed_from_its_own_beginning() -> None:
     inbox = Inbox()
 
     class Watched:
-        def run(self, plan: StepPlan) -> StepResult:
+        def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
             started.append(loop.step_started_seconds)
-            return harness.runner.run(plan)
+            return harness.runner.run(plan, masks)
 
     timing = Timing(lambda: clock[0], SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, Watched(), inbox, lambda events: None, timing, NO_BYTES)
+    loop = EngineLoop(
+        harness.scheduler, Watched(), inbox, lambda events: None, timing, NO_BYTES, MASKS
+    )
     assert loop.step_started_seconds is None
 
     def arrive() -> None:
@@ -294,17 +302,17 @@ def test_a_step_that_raises_leaves_the_loop_turning() -> None:
     fails: list[Callable[[], StepResult]] = []
 
     class Runner:
-        def run(self, plan: StepPlan) -> StepResult:
+        def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
             if fails:
                 return fails.pop()()
-            return harness.runner.run(plan)
+            return harness.runner.run(plan, masks)
 
     def fail() -> StepResult:
         raise RuntimeError("out of memory")
 
     inbox = Inbox()
     timing = Timing(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, Runner(), inbox, events.extend, timing, NO_BYTES)
+    loop = EngineLoop(harness.scheduler, Runner(), inbox, events.extend, timing, NO_BYTES, MASKS)
     fails.append(fail)
     loop.submit(request("a"), 0.0)
     loop.turn()

@@ -16,7 +16,7 @@ from kvstore.types import Namespace
 from tests.simulation.simulator import LetterDetokenizer
 
 PLACES = 12
-OUTPUTS = OutputFactory(frozenset(), LetterDetokenizer)
+OUTPUTS = OutputFactory(frozenset(), lambda _: LetterDetokenizer())
 
 
 def sequence(id: int, client: str, priority: int = 0, status: Status = Status.WAITING) -> Sequence:

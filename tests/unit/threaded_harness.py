@@ -3,14 +3,15 @@
 import asyncio
 import threading
 
+from engine.constraints.masks import MaskFiller
 from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
-from engine.step import StepPlan, StepResult
+from engine.step import AskMasks, StepPlan, StepResult
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import ModelCard, OutputEvent, Request, SamplingParams
-from tests.simulation.simulator import LetterDetokenizer, SilentTelemetry
+from tests.simulation.simulator import GRAMMARS, LetterDetokenizer, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 CARD = ModelCard(
@@ -53,12 +54,12 @@ class GatedRunner:
         self.begun = threading.Event()
         self.steps = 0
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
         self.begun.set()
         self.gate.acquire()
         self.begun.clear()
         self.steps += 1
-        return self._harness.runner.run(plan)
+        return self._harness.runner.run(plan, masks)
 
     def open(self) -> None:
         for _ in range(100_000):
@@ -77,8 +78,9 @@ class Setup:
     def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
         timing = Timing(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(block=32, slots=(), arenas=2016)
-        loop = EngineLoop(self.harness.scheduler, self.runner, inbox, deliver, timing, sizes)
-        return EngineParts(loop, CARD, Letters(), release_thread=lambda: None)
+        scheduler, masks = self.harness.scheduler, MaskFiller(VOCAB_SIZE)
+        loop = EngineLoop(scheduler, self.runner, inbox, deliver, timing, sizes, masks)
+        return EngineParts(loop, CARD, Letters(), GRAMMARS, release_thread=lambda: None)
 
     async def collect(self, request: Request) -> list[OutputEvent]:
         return [event async for event in self.engine.generate(request)]

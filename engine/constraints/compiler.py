@@ -1,0 +1,133 @@
+"""Grammars from text to matchers, off the engine thread, within bounds."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine.api import InvalidRequest
+from engine.constraints.guide import (
+    BehindMarkers,
+    BothGuides,
+    BudgetGuide,
+    FreeGuide,
+    GrammarGuide,
+    Guide,
+    GuideFactory,
+    RepeatingGuide,
+)
+from engine.types import Constraint, Grammar, GrammarKind, Request
+
+MAX_GRAMMAR_CHARACTERS = 256 * 1024
+MAX_MESSAGE_CHARACTERS = 400
+CACHED_GRAMMARS = 128
+CACHED_CHARACTERS = 4 * 1024**2
+
+WHITESPACE = r"[ \n\t]{0,32}"
+"""Between JSON's tokens. Bounded, or a model that likes spaces never comes to an end."""
+
+LIMITS = LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,  # about 20 ms
+    step_lexer_fuel=200_000,  # about 14 ms
+    step_max_items=50_000,
+    max_lexer_states=50_000,  # 2 kB each
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+"""Work is bounded by fuel and not by a clock, so that what compiles here compiles everywhere."""
+
+
+class GrammarCompiler:
+    """Compiles a request's constraint, and keeps what was compiled last. Safe from any thread.
+
+    `new_tokenizer` is called at the first grammar: who never asks for one pays nothing.
+    """
+
+    def __init__(self, new_tokenizer: Callable[[], LLTokenizer]) -> None:
+        self._new_tokenizer = new_tokenizer
+        self._tokenizer: LLTokenizer | None = None
+        self._matchers: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def guides(self, request: Request) -> GuideFactory:
+        """What makes the guides of the request's sequences.
+
+        Raises InvalidRequest for a grammar that is wrong, not supported, or too costly.
+        """
+        constrained = self._constrained(request.constraint)
+        budget = request.thinking_budget
+        if budget is None:
+            return constrained
+        return lambda: BothGuides(
+            BudgetGuide(budget.tokens, budget.start, budget.end), constrained()
+        )
+
+    def _constrained(self, constraint: Constraint | None) -> GuideFactory:
+        if constraint is None:
+            return FreeGuide
+        matcher = self._matcher(constraint.grammar, constraint.param)
+
+        def grammar() -> Guide:
+            return GrammarGuide(matcher.deep_copy())
+
+        markers = constraint.behind
+        if not constraint.repeats:
+            return lambda: BehindMarkers(markers, grammar())
+        return lambda: BehindMarkers(
+            markers[:-1], RepeatingGuide(lambda: BehindMarkers(markers[-1:], grammar()))
+        )
+
+    def _matcher(self, grammar: Grammar, param: str) -> LLMatcher:
+        """A matcher at its beginning: to be copied, never to be moved on."""
+        with self._lock:
+            if grammar in self._matchers:
+                self._matchers.move_to_end(grammar)
+                return self._matchers[grammar]
+            tokenizer = self._tokenizer = self._tokenizer or self._new_tokenizer()
+        matcher = _compile(tokenizer, grammar, param)
+        with self._lock:
+            self._matchers[grammar] = matcher
+            while self._is_full():
+                self._matchers.popitem(last=False)
+        return matcher
+
+    def _is_full(self) -> bool:
+        characters = sum(len(grammar.text) for grammar in self._matchers)
+        return len(self._matchers) > CACHED_GRAMMARS or characters > CACHED_CHARACTERS
+
+
+def _compile(tokenizer: LLTokenizer, grammar: Grammar, param: str) -> LLMatcher:
+    if len(grammar.text) > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidRequest(
+            f"{param}: the grammar has {len(grammar.text)} characters; "
+            f"{MAX_GRAMMAR_CHARACTERS} are the most",
+            param,
+        )
+    matcher = LLMatcher(tokenizer, _source(grammar, param), limits=LIMITS)
+    matcher.compute_bitmask()  # the first is the dearest: what it costs too much is refused here
+    if matcher.is_error():
+        raise InvalidRequest(f"{param}: {_first_line(matcher.get_error())}", param)
+    return matcher
+
+
+def _source(grammar: Grammar, param: str) -> str:
+    """The grammar as llguidance takes it."""
+    match grammar.kind:
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
+        case GrammarKind.JSON_SCHEMA:
+            try:
+                return LLMatcher.grammar_from_json_schema(
+                    grammar.text, overrides={"whitespace_pattern": WHITESPACE, "lenient": False}
+                )
+            except ValueError as error:
+                raise InvalidRequest(f"{param}: {_first_line(str(error))}", param) from error
+
+
+def _first_line(message: str) -> str:
+    lines = message.strip().splitlines() or ["it cannot be compiled"]
+    return lines[0][:MAX_MESSAGE_CHARACTERS]

@@ -1,0 +1,191 @@
+"""What one sequence may generate next, token by token. Engine thread only."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from llguidance import LLMatcher
+
+Choice: TypeAlias = LLMatcher | int | None
+"""Who says which tokens may come next: a matcher, one token that must come, or nobody."""
+
+TokenIds: TypeAlias = tuple[int, ...]
+
+
+class Guide(Protocol):
+    """Is told every token of one sequence, in order."""
+
+    @property
+    def choice(self) -> Choice:
+        """Who decides on the next token."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow any more: the sequence ends here."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """The token has been sampled."""
+        ...
+
+
+GuideFactory: TypeAlias = Callable[[], Guide]
+"""Makes the guide of each of a request's sequences."""
+
+
+class FreeGuide:
+    """Any token, at any time."""
+
+    choice = None
+    is_complete = False
+
+    def accept(self, token_id: int) -> None:
+        """Nothing to note."""
+
+
+class Watch:
+    """Looks for a marker, a run of tokens, in what is generated."""
+
+    def __init__(self, marker: TokenIds) -> None:
+        self._marker = marker
+        self._last: TokenIds = ()
+
+    def sees(self, token_id: int) -> bool:
+        """Whether this token completes the marker."""
+        self._last = (*self._last, token_id)[-len(self._marker) :]
+        return self._last == self._marker
+
+
+class GrammarGuide:
+    """A grammar from the first token on, and the end of the sequence with it.
+
+    A matcher never raises: one that has gone wrong rules out every token.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.choice = matcher
+
+    @property
+    def is_complete(self) -> bool:
+        return self.choice.is_stopped() and not self.choice.is_error()
+
+    def accept(self, token_id: int) -> None:
+        self.choice.consume_token(token_id)
+
+
+class BehindMarkers:
+    """Free until some markers have been generated, one after the other; then another guide's."""
+
+    def __init__(self, markers: Sequence[TokenIds], then: Guide) -> None:
+        self._watches = [Watch(marker) for marker in markers]
+        self._then = then
+
+    @property
+    def choice(self) -> Choice:
+        return None if self._watches else self._then.choice
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._watches and self._then.is_complete
+
+    def accept(self, token_id: int) -> None:
+        if not self._watches:
+            self._then.accept(token_id)
+        elif self._watches[0].sees(token_id):
+            del self._watches[0]
+
+
+class RepeatingGuide:
+    """One guide after the other, without end: what completes makes room for the next."""
+
+    is_complete = False
+
+    def __init__(self, new: GuideFactory) -> None:
+        self._new = new
+        self._guide = new()
+
+    @property
+    def choice(self) -> Choice:
+        return self._guide.choice
+
+    def accept(self, token_id: int) -> None:
+        self._guide.accept(token_id)
+        if self._guide.is_complete:
+            self._guide = self._new()
+
+
+class ForcedTokens:
+    """Some tokens, then any."""
+
+    is_complete = False
+
+    def __init__(self, tokens: TokenIds) -> None:
+        self._tokens = list(tokens)
+
+    @property
+    def choice(self) -> Choice:
+        return self._tokens[0] if self._tokens else None
+
+    def accept(self, token_id: int) -> None:
+        if self._tokens:
+            del self._tokens[0]
+
+
+class BudgetGuide:
+    """Lets a block that ends with a marker have so many tokens, then forces the marker.
+
+    The block begins behind the `start` marker, or with the first token where that is empty.
+    """
+
+    is_complete = False
+
+    def __init__(self, tokens: int, start: TokenIds, end: TokenIds) -> None:
+        self._left = tokens
+        self._start = Watch(start) if start else None
+        self._end = end
+        self._ended = Watch(end)
+        self._forced: Guide = FreeGuide()
+        self._enter()
+
+    @property
+    def choice(self) -> Choice:
+        return self._forced.choice
+
+    def accept(self, token_id: int) -> None:
+        if self._start is not None:
+            if self._start.sees(token_id):
+                self._start = None
+                self._enter()
+            return
+        if self._forced.choice is not None:
+            self._forced.accept(token_id)
+            return
+        if self._left > 0 and not self._ended.sees(token_id):
+            self._left -= 1
+            self._enter()
+        else:
+            self._left = 0
+
+    def _enter(self) -> None:
+        if self._start is None and self._left == 0:
+            self._forced = ForcedTokens(self._end)
+
+
+class BothGuides:
+    """Two guides side by side; the first one's choice wins."""
+
+    def __init__(self, first: Guide, second: Guide) -> None:
+        self._guides = (first, second)
+
+    @property
+    def choice(self) -> Choice:
+        first, second = self._guides
+        return second.choice if first.choice is None else first.choice
+
+    @property
+    def is_complete(self) -> bool:
+        return any(guide.is_complete for guide in self._guides)
+
+    def accept(self, token_id: int) -> None:
+        for guide in self._guides:
+            guide.accept(token_id)

@@ -1,0 +1,207 @@
+"""Guides: which tokens may come next, told token by token."""
+
+import json
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from llguidance import LLTokenizer
+
+from engine.api import InvalidRequest
+from engine.constraints.compiler import MAX_GRAMMAR_CHARACTERS, GrammarCompiler
+from engine.constraints.guide import Guide
+from engine.constraints.masks import MaskFiller
+from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
+from engine.types import Constraint, Grammar, GrammarKind, Request, ThinkingBudget
+
+VOCAB_SIZE = 1024
+END = 2  # <|im_end|>
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    text = (DEFAULT_CHECKPOINT / "tokenizer.json").read_text("utf-8")
+    return LLTokenizer(text, n_vocab=VOCAB_SIZE, eos_token=[END])
+
+
+@pytest.fixture
+def compiler(tokenizer: LLTokenizer) -> GrammarCompiler:
+    return GrammarCompiler(lambda: tokenizer)
+
+
+def request(
+    kind: GrammarKind,
+    text: str,
+    behind: tuple[tuple[int, ...], ...] = (),
+    repeats: bool = False,
+    budget: ThinkingBudget | None = None,
+) -> Request:
+    constraint = Constraint(Grammar(kind, text), "response_format", behind, repeats)
+    return Request("r", (1,), 100, constraint=constraint, thinking_budget=budget)
+
+
+def allowed(guide: Guide, banned: Sequence[int] = ()) -> set[int]:
+    bits = MaskFiller(VOCAB_SIZE).fill([guide.choice], [banned])
+    row = np.unpackbits(bits.view(np.uint8)[0], count=VOCAB_SIZE, bitorder="little")
+    return set(np.flatnonzero(row).tolist())
+
+
+def say(guide: Guide, tokenizer: LLTokenizer, text: str) -> None:
+    for token_id in tokenizer.tokenize_str(text):
+        guide.accept(token_id)
+
+
+def test_a_random_walk_through_a_schema_ends_with_text_that_conforms(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    guides = compiler.guides(request(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    for seed in range(20):
+        rng, guide, said = random.Random(seed), guides(), list[int]()
+        while not guide.is_complete:
+            said.append(rng.choice(sorted(allowed(guide) - ({END} if len(said) < 9 else set()))))
+            if said[-1] == END:
+                break
+            guide.accept(said[-1])
+        value = json.loads(tokenizer.decode_str([t for t in said if t != END]))
+        assert set(value) == {"a", "b"}, f"seed {seed}"
+        assert isinstance(value["a"], int), f"seed {seed}"
+        assert value["b"] in {"x", "y"}, f"seed {seed}"
+
+
+def test_a_complete_sentence_may_only_end(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    guide = compiler.guides(request(GrammarKind.REGEX, "yes|no"))()
+    assert allowed(guide) <= {t for t in range(VOCAB_SIZE) if tokenizer.decode_str([t])[:1] in "yn"}
+    say(guide, tokenizer, "yes")
+    assert guide.is_complete
+
+
+def test_a_ban_gives_way_where_nothing_else_is_left(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    guide = compiler.guides(request(GrammarKind.LARK, 'start: "a"+'))()
+    say(guide, tokenizer, "a")
+    assert END in allowed(guide)
+    assert END not in allowed(guide, banned=[END])
+    assert allowed(guide, banned=range(VOCAB_SIZE)) == allowed(guide)
+
+
+def test_free_until_a_marker_and_behind_it_a_grammar(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    marker = (7, 8)
+    guide = compiler.guides(request(GrammarKind.REGEX, "ab", behind=((5,), marker)))()
+    for token_id in (7, 8, 5, 7, 7):
+        guide.accept(token_id)
+        assert guide.choice is None
+    guide.accept(8)
+    assert guide.choice is not None
+    say(guide, tokenizer, "ab")
+    assert guide.is_complete
+
+
+def test_a_repeated_grammar_makes_room_for_free_text_again(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    guide = compiler.guides(request(GrammarKind.REGEX, "ab", ((5,), (7,)), repeats=True))()
+    guide.accept(5)
+    for _ in range(2):
+        assert guide.choice is None
+        guide.accept(7)
+        assert guide.choice is not None
+        say(guide, tokenizer, "ab")
+        assert not guide.is_complete
+    assert guide.choice is None
+
+
+@pytest.mark.parametrize("start", [(), (3,)])
+def test_a_thinking_budget_forces_the_end_marker(
+    compiler: GrammarCompiler, start: tuple[int, ...]
+) -> None:
+    budget = ThinkingBudget(tokens=2, start=start, end=(8, 9))
+    guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
+    for token_id in (*start, 50, 51):
+        assert guide.choice is None
+        guide.accept(token_id)
+    for forced in (8, 9):
+        assert allowed(guide) == {forced}
+        guide.accept(forced)
+    for _ in range(5):
+        assert guide.choice is None
+        guide.accept(50)
+
+
+def test_a_block_that_ends_by_itself_is_not_ended_again(compiler: GrammarCompiler) -> None:
+    budget = ThinkingBudget(tokens=3, start=(), end=(8, 9))
+    guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
+    for token_id in (50, 8, 9, 60, 61, 62):
+        guide.accept(token_id)
+        assert guide.choice is None
+
+
+def test_a_budget_of_none_ends_the_block_at_once(compiler: GrammarCompiler) -> None:
+    budget = ThinkingBudget(tokens=0, start=(), end=(8,))
+    guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
+    assert allowed(guide) == {8}
+
+
+def test_a_grammar_waits_behind_a_block_whose_end_is_forced(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    budget = ThinkingBudget(tokens=1, start=(), end=(8,))
+    guide = compiler.guides(request(GrammarKind.REGEX, "ab", ((8,),), budget=budget))()
+    guide.accept(50)
+    assert allowed(guide) == {8}
+    guide.accept(8)
+    say(guide, tokenizer, "ab")
+    assert guide.is_complete
+
+
+def test_the_sequences_of_a_request_do_not_move_each_other(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    guides = compiler.guides(request(GrammarKind.REGEX, "ab"))
+    first, second = guides(), guides()
+    before = allowed(second)
+    say(first, tokenizer, "a")
+    assert allowed(second) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.JSON_SCHEMA, "{"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "http://example.com/schema"}'),
+        (GrammarKind.JSON_SCHEMA, '{"uniqueItems": true, "type": "array"}'),
+        (GrammarKind.REGEX, "(a"),
+        (GrammarKind.REGEX, "(?=a)b"),
+        (GrammarKind.LARK, "start: nothing"),
+        (GrammarKind.LARK, "start: " + '"a" ' * 100_000),
+        (GrammarKind.REGEX, "a" * (MAX_GRAMMAR_CHARACTERS + 1)),
+    ],
+)
+def test_a_bad_or_too_costly_grammar_is_refused_by_field(
+    compiler: GrammarCompiler, kind: GrammarKind, text: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"^response_format: .") as refused:
+        compiler.guides(request(kind, text))
+    assert refused.value.param == "response_format"
+    assert len(str(refused.value)) < 600
+
+
+def test_a_matcher_that_went_wrong_rules_out_every_token(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    guide = compiler.guides(request(GrammarKind.REGEX, "ab"))()
+    say(guide, tokenizer, "x")
+    assert allowed(guide) == set()
+    assert not guide.is_complete
