@@ -1,0 +1,1 @@
+"""Tool calls and reasoning out of a stream of text. No HTTP, no tokens."""

@@ -1,0 +1,138 @@
+"""An answer whose reasoning and calls stand between markers, with content around them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.parsing.calls import Calls, NewId, openai_id
+from server.parsing.lark import CallSyntax
+from server.parsing.parts import CallBegun, Content, Reasoning
+from server.parsing.reader import NotACall, Reader, Reading
+
+ReadCalls = Callable[[Reader, str, Calls], Reading[None]]
+"""Reads what stands behind a marker, that marker given, up to where content may follow.
+
+Raises NotACall, with nothing yielded: all from the marker on is content then.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Reasoning between a `begin` and an `end` marker. `content` is what a model writes before the
+    content that follows, and `around` what else it writes around it; neither is shown.
+    """
+
+    begin: str
+    end: str
+    content: str = ""
+    around: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """Calls behind one of the `begins` markers, and at the very beginning of an answer also behind
+    one of `leading`. `syntax` is how a grammar makes the model write them.
+    """
+
+    name: str
+    begins: Sequence[str]
+    read: ReadCalls
+    syntax: CallSyntax
+    leading: Sequence[str] = ()
+    new_id: NewId = openai_id
+
+
+class AnswerFormat(Protocol):
+    """How a family of models writes an answer."""
+
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
+        """Everything up to the end of the text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedFormat:
+    """Reasoning, then content and calls; either may be missing from the family.
+
+    `is_open` where the template has written the marker with which reasoning begins.
+    """
+
+    reasoning: ReasoningFormat | None
+    tools: ToolFormat | None
+    is_open: bool = False
+
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
+        """See AnswerFormat."""
+        begins = [*self._thinks, *self._markup, *(self.tools.begins if self.tools else ())]
+        if self.is_open:
+            yield from self._read_reasoning(reader)
+        marker = yield from self._leading(reader)
+        while True:
+            if marker.lstrip() in self._thinks:
+                yield from self._read_reasoning(reader)
+                marker = yield from self._leading(reader)
+            elif marker.lstrip() in self._markup:
+                marker = yield from self._leading(reader)
+            elif marker:
+                yield from self._read_calls(reader, marker, calls)
+                marker = ""
+            marker = marker or (yield from reader.until(begins, Content))
+            if not marker:
+                return
+
+    @property
+    def _thinks(self) -> Sequence[str]:
+        return [self.reasoning.begin] if self.reasoning else []
+
+    @property
+    def _markup(self) -> Sequence[str]:
+        reasoning = self.reasoning
+        return [*filter(None, (reasoning.content, *reasoning.around))] if reasoning else []
+
+    def _leading(self, reader: Reader) -> Reading[str]:
+        """The marker with which the answer begins, white space in front included; or ""."""
+        tools = [*self.tools.begins, *self.tools.leading] if self.tools else []
+        markers = [*self._thinks, *self._markup, *tools]
+        if not markers:
+            return ""
+        space = yield from reader.skip_space()
+        marker = yield from reader.starts(markers)
+        if not marker:
+            reader.give_back(space)
+            return ""
+        return space + marker
+
+    def _read_reasoning(self, reader: Reader) -> Reading[None]:
+        assert self.reasoning is not None
+        yield from reader.skip_space()
+        yield from reader.until([self.reasoning.end], Reasoning)
+        yield from reader.skip_space()
+
+    def _read_calls(self, reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+        assert self.tools is not None
+        steps = self.tools.read(reader, marker.lstrip(), calls)
+        if not (yield from recovered(reader, marker, steps)):
+            return
+        space = yield from reader.skip_space()
+        if reader.text:
+            reader.give_back(space)
+
+
+def recovered(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool]:
+    """The steps of some calls. If it turns out that there is none, the marker is content, what is
+    behind it is read again, and the result is False.
+    """
+    reader.give_back(marker)
+    reader.record()
+    reader.take(len(marker))
+    try:
+        for part in steps:
+            if isinstance(part, CallBegun):
+                reader.forget()
+            yield part
+    except NotACall:
+        if reader.rewind():
+            yield Content(reader.take(len(marker)))
+            return False
+    reader.forget()
+    return True

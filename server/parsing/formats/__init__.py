@@ -1,0 +1,1 @@
+"""How families of models write calls, a file for each family."""

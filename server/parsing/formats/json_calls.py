@@ -1,0 +1,197 @@
+"""Families whose arguments are JSON, which passes on as it was written."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from server.parsing.answer import ReadCalls, ToolFormat
+from server.parsing.calls import Calls, indexed_id, short_id
+from server.parsing.json_objects import read_arguments, read_object
+from server.parsing.lark import (
+    CallSyntax,
+    Function,
+    Lark,
+    headed_call,
+    json_arguments,
+    json_call,
+)
+from server.parsing.reader import NotACall, Reader, Reading
+
+
+def enclosed_object(end: str) -> ReadCalls:
+    """Reads one object behind each marker, up to the `end` marker."""
+
+    def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+        before = calls.begun
+        try:
+            yield from read_object(reader, calls)
+        except NotACall:
+            if calls.begun == before:
+                raise
+            yield from reader.collect([end])
+            return
+        yield from reader.skip_space()
+        yield from reader.starts([end])
+
+    return read
+
+
+def _read_bare(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+    """Objects with no marker but perhaps `<|python_tag|>`, and semicolons between them."""
+    if marker == "{":
+        reader.give_back(marker)
+    yield from read_object(reader, calls)
+    yield from reader.skip_space()
+    while (yield from reader.starts([";"])):
+        yield from read_object(reader, calls)
+        yield from reader.skip_space()
+
+
+def _read_mistral(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+    """A list of objects; or, since 2025, `name[ARGS]{...}`, perhaps with a `[CALL_ID]`."""
+    yield from reader.skip_space()
+    if (yield from reader.starts(["["])):
+        yield from read_object(reader, calls)
+        yield from reader.skip_space()
+        while (yield from reader.starts([","])):
+            yield from read_object(reader, calls)
+            yield from reader.skip_space()
+        yield from reader.starts(["]"])
+        return
+    name, separator = yield from reader.name(["[ARGS]", "[CALL_ID]", "{"])
+    id = None
+    if separator == "[CALL_ID]":
+        id, separator = yield from reader.name(["[ARGS]", "{"])
+    if separator == "{":
+        reader.give_back(separator)
+    yield calls.begin(name, id)
+    yield from read_arguments(reader, calls)
+
+
+Header = Callable[[Reader], Reading[tuple[str, str | None]]]
+"""Reads what stands before a call's arguments: the function's name and, if there is one, the id."""
+
+
+def _section(header: Header, call_begin: str, call_end: str, end: str) -> ReadCalls:
+    """Reads calls side by side, each between markers of its own, up to the `end` marker."""
+
+    def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+        yield from reader.skip_space()
+        if marker != call_begin and not (yield from reader.starts([call_begin])):
+            raise NotACall
+        while True:
+            name, id = yield from header(reader)
+            yield calls.begin(name, id)
+            yield from read_arguments(reader, calls)
+            yield from reader.collect([call_end])
+            yield from reader.skip_space()
+            if (yield from reader.starts([call_begin, end])) != call_begin:
+                return
+
+    return read
+
+
+def _kimi_header(reader: Reader) -> Reading[tuple[str, str | None]]:
+    """`functions.name:0`, which is the id."""
+    id, _ = yield from reader.name(["<|tool_call_argument_begin|>"])
+    name, _, index = id.rpartition(":")
+    if not (name and index.isdigit()):
+        raise NotACall
+    return name.removeprefix("functions."), id
+
+
+def _kimi_call(lark: Lark, function: Function) -> str:
+    """The name, which index it likes, and the arguments."""
+    separator = lark.text("<|tool_call_argument_begin|>")
+    arguments = json_arguments(lark, function)
+    return f"{lark.text(function.name + ':')} /[0-9]{{1,3}}/ {separator} {arguments}"
+
+
+def _deepseek_header(reader: Reader) -> Reading[tuple[str, str | None]]:
+    """`name`, and the separator; V3 and R1 say `function`, the separator, `name`, and a fence."""
+    name, _ = yield from reader.name(["<｜tool▁sep｜>"])
+    if name == "function" and (yield from reader.peek()) != "{":
+        name, _ = yield from reader.name(["\n```json\n"])
+    return name, None
+
+
+HERMES = ToolFormat(
+    "hermes",
+    ["<tool_call>"],
+    enclosed_object("</tool_call>"),
+    CallSyntax(json_call(), begin="<tool_call>\n", end="\n</tool_call>", between="\n"),
+)
+"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and 3, others."""
+
+LLAMA3 = ToolFormat(
+    "llama3_json",
+    ["<|python_tag|>"],
+    _read_bare,
+    CallSyntax(json_call(arguments_key="parameters"), between="; "),
+    leading=["{"],
+)
+"""`{"name": ..., "parameters": {...}}` in place of an answer: Llama 3.1 to 3.3."""
+
+MISTRAL = ToolFormat(
+    "mistral",
+    ["[TOOL_CALLS]"],
+    _read_mistral,
+    CallSyntax(json_call(), opens="[TOOL_CALLS][", between=", ", closes="]"),
+    new_id=short_id,
+)
+"""`[TOOL_CALLS]` before a list: Mistral's models up to the tokenizer's version 7."""
+
+MISTRAL_ARGS = replace(
+    MISTRAL,
+    name="mistral_args",
+    syntax=CallSyntax(headed_call("[ARGS]"), begin="[TOOL_CALLS]"),
+)
+"""`[TOOL_CALLS]name[ARGS]{...}` for each call: Mistral's models since."""
+
+KIMI_K2 = ToolFormat(
+    "kimi_k2",
+    ["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
+    _section(
+        _kimi_header, "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"
+    ),
+    CallSyntax(
+        _kimi_call,
+        opens="<|tool_calls_section_begin|>",
+        begin="<|tool_call_begin|>functions.",
+        end="<|tool_call_end|>",
+        closes="<|tool_calls_section_end|>",
+    ),
+    new_id=indexed_id,
+)
+
+_DEEPSEEK_MARKERS = ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"]
+_read_deepseek = _section(
+    _deepseek_header, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+)
+
+DEEPSEEK_V3 = ToolFormat(
+    "deepseek_v3",
+    _DEEPSEEK_MARKERS,
+    _read_deepseek,
+    CallSyntax(
+        headed_call("\n```json\n"),
+        opens="<｜tool▁calls▁begin｜>",
+        begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        end="\n```<｜tool▁call▁end｜>",
+        between="\n",
+        closes="<｜tool▁calls▁end｜>",
+    ),
+)
+"""DeepSeek V3 and R1."""
+
+DEEPSEEK_V31 = ToolFormat(
+    "deepseek_v31",
+    _DEEPSEEK_MARKERS,
+    _read_deepseek,
+    CallSyntax(
+        headed_call("<｜tool▁sep｜>"),
+        opens="<｜tool▁calls▁begin｜>",
+        begin="<｜tool▁call▁begin｜>",
+        end="<｜tool▁call▁end｜>",
+        closes="<｜tool▁calls▁end｜>",
+    ),
+)

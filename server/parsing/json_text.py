@@ -1,0 +1,122 @@
+"""Reading JSON that arrives in pieces, and passing it on as it stands."""
+
+import json
+import re
+from collections.abc import Callable
+
+from server.parsing.parts import Part
+from server.parsing.reader import NotACall, Reader, Reading
+
+_PLAIN = re.compile(r'[^"\\]*')
+_BETWEEN = re.compile(r'[^"{}\[\]<]*')
+_SCALAR = re.compile(r"[-+.\w]*")
+
+
+def json_value(reader: Reader, part: Callable[[str], Part]) -> Reading[bool]:
+    """Pass one JSON value on, slice by slice; whether it came to its end.
+
+    It is not checked beyond its brackets and strings. What no JSON can contain ends it.
+    """
+    yield from reader.skip_space()
+    first = reader.text[:1]
+    if first not in ("{", "["):
+        value, ended = yield from (json_string(reader) if first == '"' else _scalar(reader))
+        if value:
+            yield part(value)
+        return ended
+    depth, in_string = 0, False
+    while True:
+        end, depth, in_string, is_over = _scan(reader, depth, in_string)
+        if end:
+            yield part(reader.take(end))
+        if is_over:
+            return depth == 0
+        if reader.is_closed:
+            return False
+        yield None
+
+
+def json_string(reader: Reader) -> Reading[tuple[str, bool]]:
+    """A whole JSON string as it stands, quotes included; whether it came to its end."""
+    while True:
+        at = 1
+        while at < len(reader.text):
+            match = _PLAIN.match(reader.text, at)
+            at = match.end() if match else at
+            if reader.text[at : at + 1] == '"':
+                return reader.take(at + 1), True
+            if at + 2 > len(reader.text):
+                break
+            at += 2  # a backslash, and what it stands before
+        if reader.is_closed:
+            return reader.take(len(reader.text)), False
+        yield None
+
+
+def read_key(reader: Reader) -> Reading[str]:
+    """A key and the colon behind it. Raises NotACall."""
+    yield from reader.skip_space()
+    if reader.text[:1] != '"':
+        raise NotACall
+    key, _ = yield from json_string(reader)
+    yield from reader.skip_space()
+    if not (yield from reader.starts([":"])):
+        raise NotACall
+    return decoded_string(key)
+
+
+def read_string(reader: Reader) -> Reading[str]:
+    """A string's value. Raises NotACall."""
+    yield from reader.skip_space()
+    if reader.text[:1] != '"':
+        raise NotACall
+    text, _ = yield from json_string(reader)
+    return decoded_string(text)
+
+
+def decoded_string(text: str) -> str:
+    """What a JSON string says. Raises NotACall."""
+    try:
+        value = json.loads(text, strict=False)
+    except ValueError:
+        raise NotACall from None
+    if not isinstance(value, str):
+        raise NotACall
+    return value
+
+
+def _scalar(reader: Reader) -> Reading[tuple[str, bool]]:
+    """A number, true, false or null."""
+    while True:
+        match = _SCALAR.match(reader.text)
+        end = match.end() if match else 0
+        if end < len(reader.text) or reader.is_closed:
+            return reader.take(end), end > 0
+        yield None
+
+
+def _scan(reader: Reader, depth: int, in_string: bool) -> tuple[int, int, bool, bool]:
+    """How much of the text belongs to the value, the state behind it, and whether it is over.
+
+    An escape that is cut off is left for the next time.
+    """
+    text, at = reader.text, 0
+    while at < len(text):
+        match = (_PLAIN if in_string else _BETWEEN).match(text, at)
+        at = match.end() if match else at
+        character = text[at : at + 1]
+        if not character or (character == "\\" and at + 1 == len(text)):
+            break
+        if character == "<":
+            return at, depth, in_string, True
+        if character == "\\":
+            at += 2
+            continue
+        at += 1
+        if character == '"':
+            in_string = not in_string
+        else:
+            depth += 1 if character in "{[" else -1
+            if depth == 0:
+                return at, depth, in_string, True
+    return at, depth, in_string, False

@@ -1,0 +1,156 @@
+"""Grammars of calls, in llguidance's dialect of Lark: what is required is enforced by these."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Schema: TypeAlias = Mapping[str, Any]
+
+ANY_TEXT = "(?s:.*)"
+"""A pattern that any text matches, line breaks included."""
+
+_SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""As templates render a call that comes back in the history, so that it is found in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that may be called. A `strict` one is called exactly as its schema says."""
+
+    name: str
+    parameters: Schema
+    strict: bool = False
+
+
+class Lark:
+    """Rules of one grammar as they are made.
+
+    `special_tokens` are those that no text spells, by name: they become token literals.
+    """
+
+    def __init__(self, special_tokens: Mapping[str, int]) -> None:
+        self._special_tokens = special_tokens
+        self._rules: list[str] = []
+
+    def text(self, text: str) -> str:
+        """An expression for exactly this text, special tokens included."""
+        for name, token_id in self._special_tokens.items():
+            before, found, behind = text.partition(name)
+            if found:
+                return " ".join(
+                    filter(None, (self.text(before), f"<[{token_id}]>", self.text(behind)))
+                )
+        return json.dumps(text, ensure_ascii=False) if text else ""
+
+    def text_before(self, end: str, patterns: Sequence[str] = (ANY_TEXT,)) -> str:
+        """An expression for text that all patterns match, and `end`, which the text does not
+        contain. Patterns are regular expressions without slashes of their own.
+        """
+        specials = [at for name in self._special_tokens if (at := end.find(name)) >= 0]
+        if not specials:
+            text = " & ".join(f"/{pattern}/" for pattern in patterns)
+            return self.rule(text, attribute=f"[suffix={json.dumps(end, ensure_ascii=False)}]")
+        # No text spells a special token, so the longest match ends before it.
+        before = re.escape(end[: min(specials)]).replace("/", r"\/")
+        text = " & ".join(f"/{pattern}{before}/" for pattern in patterns)
+        return f"{self.terminal(text)} {self.text(end[min(specials) :])}"
+
+    def json(self, schema: Schema, *, strict: bool) -> str:
+        """An expression for JSON that conforms to the schema; keywords that are not known are
+        passed over unless `strict`."""
+        options = {**_SPACING, "lenient": not strict}
+        return self.rule("%json " + json.dumps({**schema, "x-guidance": options}))
+
+    def any_of(self, expressions: Sequence[str]) -> str:
+        """An expression for one of these."""
+        return self.rule(" | ".join(expressions))
+
+    def rule(self, expression: str, attribute: str = "") -> str:
+        """A name for the expression."""
+        return self._define(f"r{len(self._rules)}", attribute, expression)
+
+    def terminal(self, expression: str) -> str:
+        """A name for the expression of regular expressions, which is matched as one of them."""
+        return self._define(f"T{len(self._rules)}", "", expression)
+
+    def _define(self, name: str, attribute: str, expression: str) -> str:
+        self._rules.append(f"{name}{attribute}: {expression}")
+        return name
+
+    def grammar(self, start: str) -> str:
+        """The whole, beginning with the expression."""
+        return "\n".join([f"start: {start}", *self._rules])
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """How a family writes calls: `opens`, then `begin`, a call, `end` for each, `between` them, and
+    `closes`. Opens and begin start with the marker that a parser looks for.
+    """
+
+    call: Callable[[Lark, Function], str]
+    opens: str = ""
+    begin: str = ""
+    end: str = ""
+    between: str = ""
+    closes: str = ""
+
+
+def calls_grammar(
+    syntax: CallSyntax,
+    functions: Sequence[Function],
+    special_tokens: Mapping[str, int],
+    *,
+    many: bool,
+    behind: str = "",
+) -> str:
+    """A grammar for one call of one of the functions, or for `many`, one at least.
+
+    With `behind`, a marker, it is for what follows that.
+    """
+    lark = Lark(special_tokens)
+    call = lark.any_of([syntax.call(lark, function) for function in functions])
+    first = lark.text((syntax.opens + syntax.begin).removeprefix(behind))
+    end = lark.text(syntax.end)
+    more = f"({lark.text(syntax.between + syntax.begin)} {call} {end})*" if many else ""
+    return lark.grammar(_sequence(first, call, end, more, lark.text(syntax.closes)))
+
+
+def _sequence(*expressions: str) -> str:
+    return " ".join(filter(None, expressions))
+
+
+def arguments_schema(function: Function) -> Schema:
+    """The parameters' schema as an object's, which has no others than those that are declared."""
+    schema = {"type": "object", **function.parameters}
+    if "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def json_call(
+    name_key: str = "name", arguments_key: str = "arguments"
+) -> Callable[[Lark, Function], str]:
+    """`{"name": ..., "arguments": {...}}`."""
+
+    def call(lark: Lark, function: Function) -> str:
+        head = f'{{"name": {json.dumps(function.name)}, "{arguments_key}": '
+        return f"{lark.text(head)} {json_arguments(lark, function)} {lark.text('}')}"
+
+    return call
+
+
+def headed_call(separator: str) -> Callable[[Lark, Function], str]:
+    """The name, a separator, and the arguments as JSON."""
+
+    def call(lark: Lark, function: Function) -> str:
+        return f"{lark.text(function.name + separator)} {json_arguments(lark, function)}"
+
+    return call
+
+
+def json_arguments(lark: Lark, function: Function) -> str:
+    """The arguments as a JSON object."""
+    return lark.json(arguments_schema(function), strict=function.strict)

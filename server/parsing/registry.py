@@ -1,0 +1,191 @@
+"""All formats by name, and which of them a model writes.
+
+Names are those of vLLM's parsers where it has one for the format.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
+from server.parsing.formats import (
+    gemma_calls,
+    harmony,
+    json_calls,
+    pythonic_calls,
+    xml_calls,
+)
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    format.name: format
+    for format in (
+        json_calls.HERMES,
+        json_calls.LLAMA3,
+        json_calls.MISTRAL,
+        json_calls.MISTRAL_ARGS,
+        json_calls.KIMI_K2,
+        json_calls.DEEPSEEK_V3,
+        json_calls.DEEPSEEK_V31,
+        xml_calls.DEEPSEEK_V32,
+        xml_calls.GLM45,
+        xml_calls.GLM47,
+        xml_calls.KIMI_K3,
+        xml_calls.LAGUNA,
+        xml_calls.LONGCAT,
+        xml_calls.MINICPM5,
+        xml_calls.MINIMAX_M2,
+        xml_calls.MUSE_SPARK,
+        xml_calls.QWEN3_CODER,
+        gemma_calls.FUNCTION_GEMMA,
+        gemma_calls.GEMMA4,
+        pythonic_calls.LFM2,
+        pythonic_calls.PYTHONIC,
+        harmony.TOOLS,
+    )
+}
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "deepseek_r1": ReasoningFormat("<think>", "</think>"),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
+    "kimi_k3": ReasoningFormat(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        content="<|open|>response<|sep|>",
+        around=["<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"],
+    ),
+    "longcat": ReasoningFormat("<longcat_think>", "</longcat_think>"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "openai_gptoss": harmony.REASONING,
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+}
+
+Format = TypeVar("Format", ToolFormat, ReasoningFormat)
+
+_HARMONY = (harmony.TOOLS.name, "openai_gptoss")
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Names of formats; None for what a model does not write."""
+
+    tools: str | None
+    reasoning: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    """A chat template that has all of these and none of those is of this format."""
+
+    format: str
+    all: Sequence[str]
+    none: Sequence[str] = ()
+
+
+_TOOL_SIGNS = (
+    _Signs("openai", ["<|channel|>", "<|message|>"]),
+    _Signs("minimax_m2", ["<minimax:tool_call>"]),
+    _Signs("gemma4", ["<|tool_call>", "<tool_call|>"]),
+    _Signs("functiongemma", ["<start_function_call>"]),
+    _Signs("longcat", ["<longcat_tool_call>"]),
+    _Signs("glm45", ["</arg_key>\n"]),
+    _Signs("glm45", ["</arg_key>\\n"]),
+    _Signs("glm47", ["<arg_key>"]),
+    _Signs("lfm2", ["<|tool_list_start|>"]),
+    _Signs("lfm2", ["<|tool_call_start|>"]),
+    _Signs("qwen3_coder", ["<tool_call>\\n<function="]),
+    _Signs("qwen3_coder", ["<tool_call>\n<function="]),
+    _Signs("kimi_k2", ["<|tool_calls_section_begin|>"]),
+    _Signs("kimi_k3", ["<|open|>", "<|sep|>"]),
+    _Signs("minicpm5", ['<function name="', '<param name="']),
+    _Signs("deepseek_v32", ["｜DSML｜", "function_calls>"]),
+    _Signs("deepseek_v3", ["<｜tool▁calls▁begin｜>", "```json"]),
+    _Signs("deepseek_v31", ["<｜tool▁calls▁begin｜>"]),
+    _Signs("mistral_args", ["[TOOL_CALLS]", "[ARGS]"]),
+    _Signs("mistral", ["[TOOL_CALLS]"]),
+    _Signs("muse_spark", ["<atem:function_calls>"]),
+    _Signs("hermes", ["<tool_call>", "</tool_call>", '"name"'], none=["<tool_calls>"]),
+    _Signs("hermes", ["<tool_call>", "</tool_call>", '\\"name\\"'], none=["<tool_calls>"]),
+    _Signs("pythonic", ["[func_name1("]),
+    _Signs("llama3_json", ["<|start_header_id|>", '"parameters": '], none=["<function="]),
+    _Signs("llama3_json", ["<|header_start|>", '"parameters": ']),
+)
+"""The first that fits counts. After mlx-lm's `_infer_tool_parser`, which has fewer."""
+
+_KIMI_K3_TOKENS = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+_TOKEN_SIGNS = (
+    _Signs("kimi_k3", _KIMI_K3_TOKENS),
+    _Signs("lfm2", ["<|tool_call_start|>", "<|tool_call_end|>"]),
+)
+"""For templates that do not tell: what the tokenizer has."""
+
+_REASONING_SIGNS = (
+    _Signs("deepseek_r1", ["<think>", "</think>"]),
+    _Signs("mistral", ["[THINK]", "[/THINK]"]),
+    _Signs("gemma4", ["<|channel>", "<channel|>"]),
+    _Signs("longcat", ["<longcat_think>", "</longcat_think>"]),
+    _Signs("seed_oss", ["<seed:think>", "</seed:think>"]),
+    _Signs("kimi_k3", _KIMI_K3_TOKENS),
+)
+"""In the tokenizer, or in the template. After mlx-lm's `_infer_thinking`."""
+
+
+def detect(chat_template: str, added_tokens: Collection[str]) -> Formats:
+    """Which formats a model writes, told from its chat template, or else from its added tokens."""
+    tools = _first(_TOOL_SIGNS, chat_template) or _first(_TOKEN_SIGNS, added_tokens)
+    if tools == harmony.TOOLS.name:
+        return Formats(*_HARMONY)
+    reasoning = _first(_REASONING_SIGNS, added_tokens) or _first(_REASONING_SIGNS, chat_template)
+    return Formats(tools, reasoning)
+
+
+def chosen(tool_parser: str, reasoning_parser: str, found: Formats) -> Formats:
+    """What settings say: names of formats, or `auto` for what was found, or `none`."""
+    tools = _chosen(tool_parser, found.tools)
+    is_harmony = tools == harmony.TOOLS.name
+    return Formats(tools, _chosen(reasoning_parser, _HARMONY[1] if is_harmony else found.reasoning))
+
+
+def _chosen(parser: str, found: str | None) -> str | None:
+    return found if parser == "auto" else None if parser == "none" else parser
+
+
+def tool_format(name: str) -> ToolFormat:
+    """Raises ValueError, which lists the names, for one that is unknown."""
+    return _named(name, TOOL_FORMATS, "tool parser")
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    """Raises ValueError, which lists the names, for one that is unknown."""
+    return _named(name, REASONING_FORMATS, "reasoning parser")
+
+
+def answer_format(
+    tools: str | None, reasoning: str | None, *, is_open: bool, with_tools: bool
+) -> AnswerFormat:
+    """How to read an answer of a model that writes these formats.
+
+    `is_open` where the prompt ends inside of reasoning, `with_tools` where the answer may have
+    calls. Raises ValueError for names that are unknown or do not go together.
+    """
+    of_tools = tool_format(tools) if tools else None
+    of_reasoning = reasoning_format(reasoning) if reasoning else None
+    if of_tools is harmony.TOOLS or of_reasoning is harmony.REASONING:
+        if {tools, reasoning} - {None, *_HARMONY}:
+            raise ValueError(f"{' and '.join(_HARMONY)} go together, and with no other parser")
+        return harmony.Harmony(of_tools if with_tools else None)
+    return MarkedFormat(of_reasoning, of_tools if with_tools else None, is_open)
+
+
+def _first(table: Sequence[_Signs], known: Collection[str]) -> str | None:
+    for signs in table:
+        if all(sign in known for sign in signs.all) and not any(
+            sign in known for sign in signs.none
+        ):
+            return signs.format
+    return None
+
+
+def _named(name: str, formats: Mapping[str, Format], what: str) -> Format:
+    if name not in formats:
+        raise ValueError(f"{what} {name!r} is unknown; there are {', '.join(sorted(formats))}")
+    return formats[name]

@@ -1,0 +1,45 @@
+"""An answer's parts as its text arrives."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from server.parsing.parts import CallBegun, Part
+from server.parsing.reader import Reader, Reading
+
+
+class AnswerStream:
+    """Parts of one answer, whatever pieces its text comes in. `steps` reads from `reader`."""
+
+    def __init__(self, reader: Reader, steps: Reading[None]) -> None:
+        self._reader = reader
+        self._steps = steps
+
+    def add(self, text: str) -> list[Part]:
+        """The parts that this text completes."""
+        self._reader.add(text)
+        return self._run()
+
+    def finish(self) -> list[Part]:
+        """What is left when the answer is at its end."""
+        self._reader.close()
+        return self._run()
+
+    def _run(self) -> list[Part]:
+        parts: list[Part] = []
+        for part in self._steps:
+            if part is None:
+                break
+            parts.append(part)
+        return joined(parts)
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Neighbours of one kind as one part."""
+    result: list[Part] = []
+    for part in parts:
+        last = result[-1] if result else None
+        if isinstance(part, CallBegun) or type(part) is not type(last) or last is None:
+            result.append(part)
+        elif not isinstance(last, CallBegun):
+            result[-1] = replace(last, text=last.text + part.text)
+    return result

@@ -1,0 +1,289 @@
+"""Calls whose parameters stand between tags, as untyped text that becomes JSON by the schema.
+
+The arguments are written as a JSON object while they come: strings in slices, other values when
+they are complete. Where the text ends inside of a call, as one that is cut by `max_tokens` does,
+the object stays open: arguments that may lack their half must not look complete.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from server.parsing.answer import ReadCalls
+from server.parsing.calls import Calls
+from server.parsing.json_objects import read_arguments
+from server.parsing.parts import CallArguments, Content, Part
+from server.parsing.reader import NotACall, Reader, Reading, gathered, held_back
+from server.parsing.typed_values import as_json, kinds
+
+Attributes: TypeAlias = Mapping[str, str]
+
+NAME = re.compile(r"[\w.:/-]{1,256}")
+HEAD = re.compile(r"[^<>\n]{1,1024}")
+"""What stands in a tag; the bound is one on the time that reading it takes, too."""
+
+_ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+))""")
+
+
+def attributes(head: str) -> Attributes:
+    """`name="value"` pairs; the quotes may be missing."""
+    return {name: a or b or c for name, a, b, c in _ATTRIBUTE.findall(head)}
+
+
+def only_name(head: str) -> Attributes:
+    """A head that is a name and no more."""
+    return {"name": head.strip()}
+
+
+def by_schema(attributes: Attributes) -> Set[str] | None:
+    """Tags that do not say of which type a value is."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """`begin`, a head, `head_end`, what is inside, `end`.
+
+    Without a `head_end` the head goes up to the first tag inside, or to `end`.
+    """
+
+    begin: str
+    head_end: str
+    end: str
+
+
+ReadValue: TypeAlias = Callable[[Reader, str, Callable[[str], Part]], Reading[str]]
+"""Reads a value up to its end tag, which is given, and returns that; "" where the text ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """What around a value does not belong to it: `begin` consumes it in front of the value, and
+    `until` drops it between the value and its end tag.
+    """
+
+    begin: Callable[[Reader], Reading[str]]
+    until: ReadValue
+
+
+def _until(kept: Callable[[str], int]) -> ReadValue:
+    """`kept` says how much belongs to the value if the text ends there or the tag follows."""
+
+    def until(reader: Reader, end: str, part: Callable[[str], Part]) -> Reading[str]:
+        while True:
+            at = reader.text.find(end)
+            before = at if at >= 0 else len(reader.text) - held_back(reader.text, [end])
+            if free := kept(reader.text[:before]):
+                yield part(reader.take(free))
+            if at >= 0:
+                reader.take(at - free + len(end))
+                return end
+            if reader.is_closed:
+                reader.take(len(reader.text))
+                return ""
+            yield None
+
+    return until
+
+
+def _until_in_cdata(reader: Reader, end: str, part: Callable[[str], Part]) -> Reading[str]:
+    begin = "<![CDATA["
+    if not (yield from reader.starts([begin])):
+        if _is_cut(reader, [begin]):
+            return ""
+        return (yield from STRIPPED.until(reader, end, part))
+    yield from EXACT.until(reader, "]]>", part)
+    _, found = yield from reader.collect([end])
+    return found
+
+
+def _is_cut(reader: Reader, options: Sequence[str]) -> bool:
+    """Whether the text ends before it is seen if one of the options stands there."""
+    return reader.is_closed and any(option.startswith(reader.text) for option in options)
+
+
+STRIPPED = Trim(Reader.skip_space, _until(lambda text: len(text.rstrip())))
+"""All white space."""
+
+LINES = Trim(
+    lambda reader: reader.starts(["\n"]), _until(lambda text: len(text.removesuffix("\n")))
+)
+"""One line break on either side."""
+
+EXACT = Trim(lambda reader: reader.starts([]), _until(len))
+"""Nothing."""
+
+CDATA = Trim(Reader.skip_space, _until_in_cdata)
+"""All white space, or everything around a CDATA section."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """How a family marks calls. `call` and `parameter` have attributes in their heads, of which
+    `name` and `key` say which function and which parameter it is. A `section` may enclose calls.
+
+    `value_begin` is a tag of its own between a parameter's head and its value. `kinds` says which
+    types of JSON the head of a parameter allows, or None where the schema is to say that;
+    `undeclared` is the schema of parameters that the request does not declare. `whole` is a tag for
+    all arguments as one JSON object.
+    """
+
+    call: Tag
+    parameter: Tag
+    trim: Trim
+    pattern: re.Pattern[str] = HEAD
+    attributes: Callable[[str], Attributes] = attributes
+    name: str = "name"
+    key: str = "name"
+    section: tuple[str, str] | None = None
+    value_begin: str = ""
+    kinds: Callable[[Attributes], Set[str] | None] = by_schema
+    undeclared: Mapping[str, Any] = field(default_factory=dict)
+    whole: Tag | None = None
+
+
+def tagged_calls(tags: Tags) -> ReadCalls:
+    """A reader of calls that are marked like this."""
+
+    def read(reader: Reader, marker: str, calls: Calls) -> Reading[None]:
+        first = calls.begun
+        try:
+            yield from _read_section(reader, marker, calls, tags)
+        except NotACall:
+            if calls.begun == first:
+                raise
+            yield from reader.collect([tags.section[1] if tags.section else tags.call.end])
+
+    return read
+
+
+def _read_section(reader: Reader, marker: str, calls: Calls, tags: Tags) -> Reading[None]:
+    """Calls up to the end of their section; only those side by side if the marker was no section's.
+
+    What else is in a section is dropped: it is no content.
+    """
+    begin = tags.call.begin
+    if marker != begin:
+        yield from reader.skip_space()
+        if not (yield from reader.starts([begin])):
+            raise NotACall
+    while True:
+        yield from _read_call(reader, calls, tags)
+        if not tags.section:
+            return
+        opens, closes = tags.section
+        if marker == opens:
+            _, found = yield from reader.collect([begin, closes, opens])
+        else:
+            yield from reader.skip_space()
+            found = yield from reader.starts([begin, closes])
+        if found == opens:
+            reader.give_back(found)
+        if found != begin:
+            return
+
+
+class _Arguments:
+    """Writes the arguments of the call that began last as a JSON object.
+
+    A key that comes again is written again: readers of JSON take the last one.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.is_empty = True
+
+    def text(self, text: str) -> CallArguments:
+        """A slice of a string."""
+        return self._calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def value(self, key: str, text: str) -> CallArguments:
+        """A key and its value, or the begin of that."""
+        before = "{" if self.is_empty else ", "
+        self.is_empty = False
+        return self._calls.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: {text}")
+
+    def end(self, text: str = "}") -> CallArguments:
+        """The end of a string or, without one, of the object."""
+        return self._calls.arguments("{}" if self.is_empty else text)
+
+
+def _read_call(reader: Reader, calls: Calls, tags: Tags) -> Reading[None]:
+    """A call, the begin of its tag consumed. Raises NotACall as long as it has no name.
+
+    What is between parameters is dropped. A tag that only the next call can have ends this one.
+    """
+    call, whole, parameter = tags.call, tags.whole, tags.parameter
+    inside = [parameter.begin, call.end]
+    head, found = yield from reader.name([call.head_end] if call.head_end else inside, tags.pattern)
+    if found in inside:
+        reader.give_back(found)
+    name = tags.attributes(head).get(tags.name, "")
+    if not NAME.fullmatch(name):
+        raise NotACall
+    yield calls.begin(name)
+    arguments = _Arguments(calls)
+    behind = [call.begin, *(tags.section or ())]
+    while True:
+        _, found = yield from reader.collect(
+            [*inside, *behind, *([whole.begin] if whole and arguments.is_empty else [])]
+        )
+        if found == parameter.begin:
+            yield from _read_parameter(reader, arguments, tags, calls, name)
+        elif whole and found == whole.begin:
+            yield from reader.collect([whole.head_end])
+            yield from read_arguments(reader, calls)
+            yield from reader.collect([call.end])
+            return
+        else:
+            break
+    if found:
+        yield arguments.end()
+    if found in behind:
+        reader.give_back(found)
+
+
+def _read_parameter(
+    reader: Reader, arguments: _Arguments, tags: Tags, calls: Calls, name: str
+) -> Reading[None]:
+    """A parameter, the begin of its tag consumed. One without a name is dropped."""
+    head, found = yield from reader.collect([tags.parameter.head_end])
+    if not (found and HEAD.fullmatch(head.strip())):
+        return
+    if tags.value_begin:
+        yield from reader.skip_space()
+        if not (yield from reader.starts([tags.value_begin])):
+            return
+    attributes = tags.attributes(head)
+    key = attributes.get(tags.key)
+    if key is None:
+        return
+    allowed = tags.kinds(attributes)
+    if allowed is None:
+        declared = calls.parameters(name).get(key, tags.undeclared)
+        allowed = kinds(declared, calls.schema(name))
+    yield from _read_value(reader, arguments, key, tags, allowed)
+
+
+def _read_value(
+    reader: Reader, arguments: _Arguments, key: str, tags: Tags, allowed: Set[str]
+) -> Reading[None]:
+    """A value of one of the allowed types. A string is passed on as it comes, unless it is null."""
+    end = tags.parameter.end
+    yield from tags.trim.begin(reader)
+    if allowed - {"null"} != {"string"}:
+        text, found = yield from gathered(tags.trim.until(reader, end, Content))
+        if found:
+            yield arguments.value(key, as_json(text, allowed))
+        return
+    nulls = ["null" + end, "null\n" + end] if "null" in allowed else []
+    if (yield from reader.starts(nulls)):
+        yield arguments.value(key, "null")
+        return
+    if _is_cut(reader, nulls):
+        return
+    yield arguments.value(key, '"')
+    if (yield from tags.trim.until(reader, end, arguments.text)):
+        yield arguments.end('"')

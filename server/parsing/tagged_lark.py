@@ -1,0 +1,132 @@
+"""Grammars of calls whose parameters stand between tags. What they allow parses to arguments that
+conform to the function's schema, but for a string's `format`, and for what text happens to say
+where a schema allows strings and objects or lists.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.parsing.lark import ANY_TEXT, Function, Lark, Schema
+from server.parsing.typed_values import KINDS, kind, kinds, resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Quotes:
+    """Text that matches the pattern, between `begin` and `end`; the end is not in the text."""
+
+    begin: str = ""
+    pattern: str = ANY_TEXT
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a family writes a call: the name, `named`, and for each parameter what `parameter` makes
+    of its key and its value's type, the value, `before` unless the value is a string that may have
+    it too, the tag `end`, and `behind`. Strings are between one of the `quotes`.
+    """
+
+    named: str
+    parameter: Callable[[str, str], str]
+    end: str
+    before: str = ""
+    behind: str = ""
+    quotes: Sequence[Quotes] = (Quotes(),)
+
+
+def tagged_call(layout: Layout) -> Callable[[Lark, Function], str]:
+    """The name and the parameters."""
+
+    def call(lark: Lark, function: Function) -> str:
+        named = lark.text(function.name + layout.named)
+        return f"{named} {tagged_parameters(lark, function, layout)}"
+
+    return call
+
+
+def tagged_parameters(lark: Lark, function: Function, layout: Layout) -> str:
+    """All parameters in the order of their declaration; those that are not required, or not."""
+    required = function.parameters.get("required") or []
+    expressions = []
+    for key, schema in (function.parameters.get("properties") or {}).items():
+        values = [
+            f"{lark.text(layout.parameter(key, kind))} {value} {lark.text(layout.behind)}"
+            for kind, value in _values(lark, function, layout, schema)
+        ]
+        optional = "" if key in required else "?"
+        expressions.append(f"({lark.any_of(values)}){optional}")
+    return " ".join(expressions)
+
+
+def _values(
+    lark: Lark, function: Function, layout: Layout, schema: Any
+) -> Iterator[tuple[str, str]]:
+    """A type, and an expression for a value of it with its end tag, for each way to write one."""
+    root = function.parameters
+    close = lark.text(layout.before + layout.end)
+    for branch in _branches(schema, root):
+        if constants := _constants(branch):
+            for value in constants:
+                is_text = isinstance(value, str)
+                text = lark.text(value) if is_text else lark.json({"const": value}, strict=True)
+                yield kind(value), f"{text} {close}"
+            continue
+        for name in sorted(kinds(branch, root) or KINDS):
+            if name == "string":
+                yield from (("string", text) for text in _strings(lark, function, layout, branch))
+            else:
+                only = {**branch, "type": name, **_definitions(branch, root)}
+                yield name, f"{lark.json(only, strict=function.strict)} {close}"
+
+
+def _strings(lark: Lark, function: Function, layout: Layout, schema: Schema) -> Iterator[str]:
+    """Expressions for a string as text with its end tag, one for each way to quote it."""
+    patterns = list(_patterns(schema)) if function.strict else []
+    for quotes in layout.quotes:
+        text = lark.text_before(quotes.end or layout.end, [quotes.pattern, *patterns])
+        close = lark.text(layout.end) if quotes.end else ""
+        yield f"{lark.text(quotes.begin)} {text} {close}"
+
+
+def _patterns(schema: Schema) -> Iterator[str]:
+    """What a schema says of a string's length and form, as regular expressions for all of it."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if least or most != "":
+        yield f"(?s:.{{{least},{most}}})"
+    if pattern := schema.get("pattern"):
+        escaped = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", pattern).replace("\n", r"\n")
+        begin = "" if pattern.startswith("^") else ANY_TEXT
+        end = "" if pattern.endswith("$") else ANY_TEXT
+        yield f"{begin}(?:{escaped.removeprefix('^').removesuffix('$')}){end}"
+
+
+def _branches(schema: Any, root: Schema) -> Iterator[Schema]:
+    """The alternatives of a schema, references followed."""
+    waiting, seen = [schema], set[int]()
+    while waiting:
+        branch = resolved(waiting.pop(0), root)
+        if id(branch) in seen:
+            continue
+        seen.add(id(branch))
+        choices = branch.get("anyOf") or branch.get("oneOf") or branch.get("allOf")
+        if isinstance(choices, list) and ("allOf" not in branch or len(choices) == 1):
+            waiting += choices
+        else:
+            yield branch
+
+
+def _constants(schema: Schema) -> Sequence[Any]:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else []
+
+
+def _definitions(schema: Schema, root: Schema) -> Schema:
+    """What references in the schema need to lead somewhere when it stands alone."""
+    if '"$ref"' not in json.dumps(schema):
+        return {}
+    return {key: root[key] for key in ("$defs", "definitions") if key in root}

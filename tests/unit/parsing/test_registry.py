@@ -1,0 +1,141 @@
+"""Which formats a model writes, told from its chat template and its tokens."""
+
+import pytest
+
+from server.parsing.answer import MarkedFormat
+from server.parsing.formats import harmony
+from server.parsing.registry import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    Formats,
+    answer_format,
+    detect,
+)
+from tests.unit.parsing.answers import Answer, parsed
+
+TEMPLATES = {
+    "hermes": r"""{{- '<tool_call>\n{"name": "' + c.name + '"}\n</tool_call>' }}""",
+    "hermes in double quotes": r"""{{- "<tool_call>\n{\"name\": \"" ~ c.name ~ "</tool_call>" }}""",
+    "qwen3_coder": r"""{{- '<tool_call>\n<function=' + c.name + '>\n' }}</function></tool_call>""",
+    "glm45": "<tool_call>{{ c.name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>",
+    "glm45 in quotes": r"""{{- '<tool_call>' + c.name + '\n<arg_key>' + k + '</arg_key>\n' }}""",
+    "glm47": "<tool_call>{{ c.name }}<arg_key>{{ k }}</arg_key><arg_value>",
+    "longcat": "<longcat_tool_call>{{ c.name }}<longcat_arg_key>",
+    "minimax_m2": """<minimax:tool_call>{{ '<invoke name="' + tool_call.name }}""",
+    "minicpm5": """{{ '<function name="' + c.name }}{{ '<param name="' + k + '">' }}""",
+    "muse_spark": """{{ '<atem:function_calls>\\n<atem:invoke name="' }}""",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}",
+    "kimi_k3": "{{- '<|open|>' + tag + '<|sep|>' }}{{- '<|close|>' + tag }}<|end_of_msg|>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>{{ c.name }}\n```json\n",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>",
+    "deepseek_v32": "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'function_calls>' }}",
+    "mistral": "{{ '[TOOL_CALLS][' }}{{ c | tojson }}]",
+    "mistral_args": "{{ '[TOOL_CALLS]' + c.name + '[ARGS]' + a }}",
+    "llama3_json": """<|start_header_id|>{{ '{"name": "' + c.name }}{{ '"parameters": ' }}""",
+    "llama3_json of Llama 4": """<|header_start|>{{ '{"name": "' }}{{ '"parameters": ' }}""",
+    "pythonic": "<|header_start|>[func_name1(params_name1=params_value1)]",
+    "lfm2": "List of tools: <|tool_list_start|>[{{ tools }}]<|tool_list_end|>",
+    "lfm2 with calls": "<|tool_call_start|>[{{ c }}]<|tool_call_end|>",
+    "gemma4": "{{ '<|tool_call>call:' + c.name }}<tool_call|>",
+    "functiongemma": "<start_function_call>call:{{ c.name }}<end_function_call>",
+    "openai": "<|start|>assistant to={{ c.name }}<|channel|>commentary<|message|>",
+}
+
+
+@pytest.mark.parametrize("shape", TEMPLATES)
+def test_a_template_tells_the_tools(shape: str) -> None:
+    name = shape.split(maxsplit=1)[0]
+    assert detect(TEMPLATES[shape], []).tools == name
+    assert name in TOOL_FORMATS
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "",
+        "{{ content }}",
+        '<tool_calls>[{{ c }}]</tool_calls>, not <tool_call></tool_call> with a "name"',
+        "{{ ns ~ '<tool_call>' }}{{ '<invoke name=\"' + tool_call.name }}",
+        "<seed:tool_call><function={{ c.name }}>",
+        """<|start_header_id|>functools[{"name": "f"}]""",
+        """<|start_header_id|>{{ '"parameters": ' }}<function={{ c.name }}>""",
+        "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + 'tool_calls>' }}",
+    ],
+)
+def test_what_no_parser_reads_is_not_detected(template: str) -> None:
+    assert detect(template, []).tools is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tools"),
+    [
+        (["<|tool_call_start|>", "<|tool_call_end|>"], "lfm2"),
+        (["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"], "kimi_k3"),
+        (["<tool_call>", "</tool_call>"], None),
+    ],
+)
+def test_tokens_tell_where_the_template_does_not(tokens: list[str], tools: str | None) -> None:
+    assert detect("{{ content }}", tokens).tools == tools
+    assert detect(TEMPLATES["hermes"], tokens).tools == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("signs", "name"),
+    [
+        (["<think>", "</think>"], "deepseek_r1"),
+        (["[THINK]", "[/THINK]"], "mistral"),
+        (["<longcat_think>", "</longcat_think>"], "longcat"),
+        (["<|channel>", "<channel|>"], "gemma4"),
+        (["<seed:think>", "</seed:think>"], "seed_oss"),
+        (["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"], "kimi_k3"),
+        (["</think>"], None),
+        ([], None),
+    ],
+)
+def test_tokens_or_the_template_tell_the_reasoning(signs: list[str], name: str | None) -> None:
+    assert detect("{{ content }}", signs).reasoning == name
+    assert detect(" ".join(signs), []).reasoning == name
+
+
+def test_harmony_is_both() -> None:
+    assert detect(TEMPLATES["openai"], []) == Formats("openai", "openai_gptoss")
+
+
+def test_every_format_has_one_name() -> None:
+    assert all(format.name == name for name, format in TOOL_FORMATS.items())
+
+
+def test_a_marked_format_reads_both() -> None:
+    format = answer_format("hermes", "deepseek_r1", is_open=True, with_tools=True)
+    answer = parsed(format, ['Hm.</think>Yes.<tool_call>{"name": "f"}</tool_call>'])
+    assert answer == Answer("Yes.", "Hm.", ["f"], ["{}"])
+
+
+def test_without_tools_a_call_is_content() -> None:
+    format = answer_format("hermes", None, is_open=False, with_tools=False)
+    assert format == MarkedFormat(None, None)
+    assert answer_format("openai", None, is_open=False, with_tools=False) == harmony.Harmony(None)
+
+
+def test_what_stands_around_content_is_not_shown() -> None:
+    format = answer_format("kimi_k3", "kimi_k3", is_open=True, with_tools=True)
+    text = (
+        "Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>"
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
+    )
+    assert parsed(format, text) == Answer("I look.", "Hm.", ["f"], ["{}"])
+
+
+@pytest.mark.parametrize("names", [("no", None), (None, "no"), ("hermes", "no")])
+def test_an_unknown_name_is_refused(names: tuple[str | None, str | None]) -> None:
+    known = TOOL_FORMATS if names[0] == "no" else REASONING_FORMATS
+    with pytest.raises(ValueError, match="'no' is unknown; there are") as refused:
+        answer_format(*names, is_open=False, with_tools=True)
+    assert all(name in str(refused.value) for name in known)
+
+
+@pytest.mark.parametrize("names", [("openai", "deepseek_r1"), ("hermes", "openai_gptoss")])
+def test_harmony_goes_with_no_other(names: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="openai and openai_gptoss go together"):
+        answer_format(*names, is_open=False, with_tools=True)
