@@ -1,6 +1,6 @@
 """What the server and the engine say to each other. Frozen values, no behaviour, no MLX."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -64,18 +64,30 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBlock:
+    """Free text up to an `end` marker, which may come before what a grammar asks for.
+
+    It begins with the `begin` marker, whose first token no text of the grammar begins with; where
+    that is empty the block is open already.
+    """
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
     """A grammar for what a sequence generates.
 
-    It holds from the first token on, or behind the markers in `behind`, runs of tokens which must
-    have been generated one after the other; what comes before is free. Where it is fulfilled, and
-    nothing may follow, the sequence ends; with `repeats` it is free until the last marker comes
-    again.
+    It holds from the first token on, or behind a `thinking` block, or where the marker `behind` has
+    been generated; what comes before is free. Where it is fulfilled, and nothing may follow, the
+    sequence ends; with `repeats` it is free until the marker comes again.
     """
 
     grammar: Grammar
     param: str  # the field that asks for it, for errors
-    behind: tuple[tuple[int, ...], ...] = ()
+    thinking: ThinkingBlock | None = None
+    behind: tuple[int, ...] = ()
     repeats: bool = False
 
 
@@ -264,6 +276,21 @@ class Tokenizer(Protocol):
     `encode` and `apply_chat_template` raise PromptTooLong for texts that are far beyond what a
     sequence may have; others may still have a few tokens more.
     """
+
+    @property
+    def chat_template(self) -> str:
+        """Its source; "" where the model has none."""
+        ...
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Tokens that are more than pieces of text: markers, beginnings and ends. Text to id."""
+        ...
+
+    @property
+    def special_tokens(self) -> Collection[str]:
+        """Those of the added tokens that are no text: answers leave them out unless asked."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Control tokens in it count as such."""

@@ -1,5 +1,6 @@
 """Whatever goes wrong, as OpenAI's error object and an HTTP status."""
 
+import re
 from collections.abc import Sequence
 
 from pydantic import ValidationError
@@ -13,6 +14,9 @@ from server.schemas.errors import UNSUPPORTED, ErrorBody, ErrorResponse
 STOPPED_RETRY_AFTER_SECONDS = 5
 CLIENT_LEFT_STATUS = 499  # nginx's number; nobody is there to read it, but the access log is
 MAX_PARAM_CHARACTERS = 128  # a client's own keys can be in it
+
+_TAG = re.compile(r"\[key\]|str|int|float|bool|[a-z]+\[.*\]|[A-Z][A-Za-z]+")
+"""What pydantic puts into a place that is in no body: for a key, and for each type of a union."""
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -125,7 +129,7 @@ def _param(location: Sequence[str | int]) -> str:
     """`("messages", 0, "content")` as `messages[0].content`."""
     path = ""
     for part in location:
-        if part == "[key]":
+        if isinstance(part, str) and _TAG.fullmatch(part):
             continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return path.lstrip(".")[:MAX_PARAM_CHARACTERS]

@@ -4,9 +4,10 @@ Leaving `generating`, by whatever way, closes the engine's iterators and so abor
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from anyio import Event, create_task_group
 from anyio.abc import TaskGroup
@@ -27,6 +28,7 @@ class UsageMeter:
 
     def __init__(self, sequences_per_prompt: int) -> None:
         self._sequences_per_prompt = sequences_per_prompt
+        self.reasoning_tokens = 0  # of the completion's
         self.total = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
 
     def add(self, choice: int, usage: Usage | None) -> None:
@@ -39,6 +41,15 @@ class UsageMeter:
             cached_tokens=total.cached_tokens + first * usage.cached_tokens,
             completion_tokens=total.completion_tokens + usage.completion_tokens,
         )
+
+
+class Choice(Protocol):
+    """One sequence's part of a whole answer."""
+
+    def add(self, event: OutputEvent) -> object: ...
+
+
+ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 
 @dataclass(slots=True)
@@ -181,14 +192,15 @@ async def task_scope() -> AsyncIterator[TaskGroup]:
 async def generate_all(
     engine: Engine,
     requests: Sequence[Request],
+    new_choice: Callable[[], ChoiceT],
     meter: UsageMeter,
     receive: Receive,
     unsent: Unsent,
-) -> list[Generated]:
+) -> list[ChoiceT]:
     """Every sequence complete, in the order of choices. Raises ClientLeft when nobody waits, and
     ApiError when the answer grows too large.
     """
-    choices = [Generated() for request in requests for _ in range(request.n)]
+    choices = [new_choice() for request in requests for _ in range(request.n)]
     async with client_waiting(receive), generating(engine, requests, unsent) as events:
         async for choice, event in events:
             unsent.add(kept_bytes(event))

@@ -1,17 +1,20 @@
 """Chat template and tokenization, off the event loop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from anyio import CapacityLimiter, to_thread
 
 from engine.api import PromptTooLong
 from engine.types import ModelCard, Tokenizer
 from server.errors import invalid
+from server.history import template_messages
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
 from server.translate import too_long
 
 TOKENIZER_THREADS = 4
+NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 
 class PromptEncoder:
@@ -22,15 +25,17 @@ class PromptEncoder:
         self._card = card
         self._limiter = CapacityLimiter(TOKENIZER_THREADS)
 
-    async def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The conversation, ready for the assistant's turn.
+    async def chat(
+        self, messages: Sequence[Message], arguments: Mapping[str, object] = NO_ARGUMENTS
+    ) -> tuple[int, ...]:
+        """The conversation, ready for the assistant's turn; `arguments` are the template's.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
-        conversation = [template_message(message) for message in messages]
+        conversation = template_messages(messages)
         return await self._encode(
-            lambda: self._tokenizer.apply_chat_template(conversation), "messages"
+            lambda: self._tokenizer.apply_chat_template(conversation, **arguments), "messages"
         )
 
     async def text(self, prompt: Prompt) -> tuple[int, ...]:
@@ -63,22 +68,3 @@ class PromptEncoder:
         if len(prompt) > self._card.max_sequence_tokens:
             raise too_long(str(len(prompt)), self._card, param)
         return tuple(prompt)
-
-
-def template_message(message: Message) -> Mapping[str, object]:
-    """A message as chat templates know it: one string, and no `developer`.
-
-    A template that has never heard of `developer` renders it as it stands, a role that its model
-    never saw; one that has takes `system` for the same. So `system` is right for both.
-    """
-    fields: dict[str, object] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": "\n".join(part.text for part in message.content or ()),
-    }
-    if message.name is not None:
-        fields["name"] = message.name
-    if message.tool_calls is not None:
-        fields["tool_calls"] = message.tool_calls
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    return fields

@@ -4,19 +4,30 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.types import FinishReason, OutputEvent, TokenLogprob
+from server.chat_answer import AnswerReader, ChatAnswer
 from server.errors import SERVER, ApiError
-from server.generation import Generated, UsageMeter
+from server.generation import UsageMeter
+from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
 from server.schemas.chat import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
+    FunctionDelta,
+    ToolCallBody,
+    ToolCallDelta,
 )
-from server.schemas.common import PromptTokensDetails, UsageBody, WireFinishReason
+from server.schemas.common import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    UsageBody,
+    WireFinishReason,
+)
 
 LogprobRenderer = Callable[[Sequence[TokenLogprob]], ChoiceLogprobs | None]
 
@@ -36,12 +47,14 @@ class Envelope:
     system_fingerprint: str
 
 
-def usage_body(usage: Usage) -> UsageBody:
+def usage_body(meter: UsageMeter) -> UsageBody:
+    usage = meter.total
     return UsageBody(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=meter.reasoning_tokens),
     )
 
 
@@ -57,7 +70,7 @@ def no_logprobs(entries: Sequence[TokenLogprob]) -> None:
 
 
 def chat_completion(
-    envelope: Envelope, choices: Sequence[Generated], usage: Usage, logprobs: LogprobRenderer
+    envelope: Envelope, choices: Sequence[ChatAnswer], meter: UsageMeter, logprobs: LogprobRenderer
 ) -> ChatCompletion:
     return ChatCompletion(
         id=envelope.id,
@@ -68,44 +81,78 @@ def chat_completion(
         choices=[
             ChatChoice(
                 index=index,
-                message=AssistantMessage(role="assistant", content=choice.text, refusal=None),
+                message=_message(choice),
                 logprobs=logprobs(choice.logprobs),
-                finish_reason=wire_finish_reason(choice.finish_reason),
+                finish_reason=_finish_reason(choice.finish_reason, choice.reader),
             )
             for index, choice in enumerate(choices)
         ],
-        usage=usage_body(usage),
+        usage=usage_body(meter),
     )
 
 
+def _message(answer: ChatAnswer) -> AssistantMessage:
+    """Without calls the content is text, be it empty; keys of what there is not are left out."""
+    extras: dict[str, Any] = {}
+    if answer.calls:
+        extras["tool_calls"] = [
+            ToolCallBody(
+                id=call.id,
+                type="function",
+                function=CalledFunction(name=call.name, arguments=call.arguments),
+            )
+            for call in answer.calls
+        ]
+    if answer.reasoning:
+        extras |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+    content = None if answer.calls and not answer.content else answer.content
+    return AssistantMessage(role="assistant", content=content, refusal=None, **extras)
+
+
+def _finish_reason(reason: FinishReason | None, reader: AnswerReader) -> WireFinishReason:
+    wire = wire_finish_reason(reason)
+    return "tool_calls" if wire == "stop" and reader.has_calls else wire
+
+
 class ChatChunks:
-    """The chunks of one streamed chat completion. Without a `usage` meter none carries usage."""
+    """The chunks of one streamed chat completion. Without `with_usage` none carries usage."""
 
     def __init__(
-        self, envelope: Envelope, logprobs: LogprobRenderer, usage: UsageMeter | None
+        self,
+        envelope: Envelope,
+        logprobs: LogprobRenderer,
+        new_reader: Callable[[], AnswerReader],
+        meter: UsageMeter,
+        with_usage: bool,
     ) -> None:
         self._envelope = envelope
         self._logprobs = logprobs
-        self._usage = usage
-        self._introduced: set[int] = set()
+        self._new_reader = new_reader
+        self._meter = meter
+        self._with_usage = with_usage
+        self._readers: dict[int, AnswerReader] = {}
 
     def chunks(self, choice: int, event: OutputEvent) -> Iterable[ChatChunk]:
         if event.admission is not None:
             return  # until there is a token, an error has a status of its own
-        if choice not in self._introduced:
-            self._introduced.add(choice)
+        if choice not in self._readers:
+            self._readers[choice] = self._new_reader()
             yield self._chunk(choice, Delta(role="assistant", content="", refusal=None))
-        if event.text or event.logprobs:
-            logprobs = self._logprobs(event.logprobs)
-            if event.text or logprobs is not None:
-                yield self._chunk(choice, Delta(content=event.text), logprobs)
+        reader = self._readers[choice]
+        deltas = [delta_of(part) for part in reader.add(event)]
+        logprobs = self._logprobs(event.logprobs) if event.logprobs else None
+        if logprobs is not None and not deltas:
+            deltas = [Delta(content="")]
+        for delta in deltas:
+            yield self._chunk(choice, delta, logprobs)
+            logprobs = None
         if event.finish_reason is not None:
-            reason = wire_finish_reason(event.finish_reason)
+            reason = _finish_reason(event.finish_reason, reader)
             yield self._chunk(choice, Delta(), finish_reason=reason)
 
     def last_chunks(self) -> Iterable[ChatChunk]:
-        if self._usage is not None:
-            yield self._with_choices([], usage=usage_body(self._usage.total))
+        if self._with_usage:
+            yield self._with_choices([], usage=usage_body(self._meter))
 
     def _chunk(
         self,
@@ -117,7 +164,7 @@ class ChatChunks:
         body = ChunkChoice(
             index=choice, delta=delta, logprobs=logprobs, finish_reason=finish_reason
         )
-        usage = {} if self._usage is None else {"usage": None}
+        usage = {"usage": None} if self._with_usage else {}
         return self._with_choices([body], **usage)
 
     def _with_choices(self, choices: list[ChunkChoice], **usage: Any) -> ChatChunk:
@@ -130,3 +177,20 @@ class ChatChunks:
             choices=choices,
             **usage,
         )
+
+
+def delta_of(part: Part) -> Delta:
+    """One part of an answer as news of a message."""
+    match part:
+        case Content(text):
+            return Delta(content=text)
+        case Reasoning(text):
+            return Delta(reasoning_content=text, reasoning=text)
+        case CallBegun(index, id, name):
+            function = FunctionDelta(name=name, arguments="")
+            return Delta(
+                tool_calls=[ToolCallDelta(index=index, id=id, type="function", function=function)]
+            )
+        case CallArguments(index, text):
+            function = FunctionDelta(arguments=text)
+            return Delta(tool_calls=[ToolCallDelta(index=index, function=function)])

@@ -6,7 +6,7 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from engine.types import OutputEvent, Tokenizer, TokenLogprob, Usage
+from engine.types import OutputEvent, Tokenizer, TokenLogprob
 from server.generation import Generated, UsageMeter
 from server.logprobs import CompletionLogprobBuilder, joined
 from server.render import Envelope, usage_body, wire_finish_reason
@@ -61,7 +61,7 @@ class ChoiceText:
 
 
 def completion(
-    envelope: Envelope, task: CompletionTask, generated: Sequence[Generated], usage: Usage
+    envelope: Envelope, task: CompletionTask, generated: Sequence[Generated], meter: UsageMeter
 ) -> Completion:
     """All choices of all prompts, in index order; with `best_of` the most likely n of each."""
     sequences = sequences_per_prompt(task.body)
@@ -81,7 +81,7 @@ def completion(
                     finish_reason=wire_finish_reason(sibling.finish_reason),
                 )
             )
-    return _completion(envelope, choices, usage=usage_body(usage))
+    return _completion(envelope, choices, usage=usage_body(meter))
 
 
 def best(siblings: Sequence[Generated], n: int) -> Sequence[Generated]:
@@ -120,7 +120,7 @@ class CompletionChunks:
 
     def last_chunks(self) -> Iterable[Completion]:
         if self._usage is not None:
-            yield _completion(self._envelope, [], usage=usage_body(self._usage.total))
+            yield _completion(self._envelope, [], usage=usage_body(self._usage))
 
     def _chunk(
         self, choice: int, text: str, logprobs: CompletionLogprobs | None, event: OutputEvent

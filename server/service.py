@@ -9,6 +9,7 @@ from typing import Annotated, Generic, cast
 from fastapi import Depends, Request
 
 from engine.api import Engine
+from server.answers import AnswerPlanner
 from server.body import BodyReader, Model
 from server.errors import ApiError, invalid
 from server.metrics import Metrics
@@ -25,6 +26,7 @@ class Service:
     metrics: Metrics
     bodies: BodyReader
     prompts: PromptEncoder
+    answers: AnswerPlanner
     model: str  # the name it is served under
     created: int  # seconds since the epoch
 
@@ -53,6 +55,7 @@ def create_service(engine: Engine, settings: Settings, metrics: Metrics) -> Serv
         metrics=metrics,
         bodies=BodyReader(),
         prompts=PromptEncoder(engine.tokenizer, engine.card),
+        answers=AnswerPlanner(engine.tokenizer, settings.tool_parser, settings.reasoning_parser),
         model=settings.served_model_name or _public_name(engine.card.name),
         created=int(time.time()),
     )

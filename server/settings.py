@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -18,6 +26,7 @@ from pydantic_settings import (
 )
 
 from engine.types import EngineConfig
+from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 
 ENVIRONMENT_PREFIX = "ROOTSTOCK_"
 CHAT_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}CHAT_API_KEY"  # not the daemon's: of `rootstock chat`
@@ -84,6 +93,15 @@ class Settings(BaseSettings):
     )
     attention: Literal["auto", "gather", "cascade"] = Field(
         "auto", description="How attention reads the blocks; auto is cascade on a CPU, else gather."
+    )
+
+    tool_parser: str = Field(
+        "auto",
+        description="How the model writes tool calls: the name of a format, auto to tell it from "
+        "the chat template, or none.",
+    )
+    reasoning_parser: str = Field(
+        "auto", description="How the model marks its reasoning: likewise."
     )
 
     host: str = Field(
@@ -158,6 +176,15 @@ class Settings(BaseSettings):
     vllm_metric_names: bool = Field(
         True, description="Also name metrics as vLLM does, for dashboards made for it."
     )
+
+    @field_validator("tool_parser", "reasoning_parser")
+    @classmethod
+    def _known_parser(cls, name: str, info: ValidationInfo) -> str:
+        known = TOOL_FORMATS if info.field_name == "tool_parser" else REASONING_FORMATS
+        if name not in {"auto", "none", *known}:
+            names = ", ".join(("auto", "none", *sorted(known)))
+            raise PydanticCustomError("parser", "must be one of {names}", {"names": names})
+        return name
 
     @field_validator("api_key")
     @classmethod

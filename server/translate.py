@@ -1,9 +1,11 @@
 """Wire requests to engine requests, and the limits that only the loaded model can tell."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from engine.types import ModelCard, Request, SamplingParams
+from server.answers import AnswerPlan, text_constraint
 from server.errors import ApiError, invalid
 from server.middleware import RequestRecord
 from server.schemas.chat import ChatRequest
@@ -15,14 +17,24 @@ MAX_CHOICES = MAX_PROMPTS
 
 
 def chat_request(
-    body: ChatRequest, prompt: tuple[int, ...], card: ModelCard, record: RequestRecord
+    body: ChatRequest,
+    prompt: tuple[int, ...],
+    plan: AnswerPlan,
+    card: ModelCard,
+    record: RequestRecord,
 ) -> Request:
     """Raises ApiError (400) for what the model cannot serve."""
     asked = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(asked, prompt, card, "messages")
     check_prompt(prompt, card, "messages")
-    return _request(body, prompt, card, record.id, record.client, max_tokens, body.n, logprobs)
+    request = _request(body, prompt, card, record.id, record.client, max_tokens, body.n, logprobs)
+    return replace(
+        request,
+        skip_special_tokens=plan.skip_special_tokens,
+        constraint=plan.constraint,
+        thinking_budget=plan.thinking_budget,
+    )
 
 
 def completion_requests(
@@ -111,6 +123,7 @@ def _request(
         priority=body.priority,
         cache_salt=body.cache_salt,
         prompt_logprobs=prompt_logprobs,
+        constraint=text_constraint(body),
     )
 
 

@@ -8,13 +8,14 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.constraints.guide import (
-    BehindMarkers,
+    BehindMarker,
     BothGuides,
     BudgetGuide,
     FreeGuide,
     GrammarGuide,
     Guide,
     GuideFactory,
+    PerhapsBehind,
     RepeatingGuide,
 )
 from engine.types import Constraint, Grammar, GrammarKind, Request
@@ -24,8 +25,9 @@ MAX_MESSAGE_CHARACTERS = 400
 CACHED_GRAMMARS = 128
 CACHED_CHARACTERS = 4 * 1024**2
 
-WHITESPACE = r"[ \n\t]{0,32}"
-"""Between JSON's tokens. Bounded, or a model that likes spaces never comes to an end."""
+WHITESPACE = r"( |\n[ \t]{0,24})?"
+"""Between JSON's tokens: a space, or a new line and its indentation. Bounded, or a model that likes
+spaces never comes to an end."""
 
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
@@ -72,12 +74,7 @@ class GrammarCompiler:
         def grammar() -> Guide:
             return GrammarGuide(matcher.deep_copy())
 
-        markers = constraint.behind
-        if not constraint.repeats:
-            return lambda: BehindMarkers(markers, grammar())
-        return lambda: BehindMarkers(
-            markers[:-1], RepeatingGuide(lambda: BehindMarkers(markers[-1:], grammar()))
-        )
+        return lambda: _placed(constraint, grammar)
 
     def _matcher(self, grammar: Grammar, param: str) -> LLMatcher:
         """A matcher at its beginning: to be copied, never to be moved on."""
@@ -96,6 +93,20 @@ class GrammarCompiler:
     def _is_full(self) -> bool:
         characters = sum(len(grammar.text) for grammar in self._matchers)
         return len(self._matchers) > CACHED_GRAMMARS or characters > CACHED_CHARACTERS
+
+
+def _placed(constraint: Constraint, grammar: GuideFactory) -> Guide:
+    """The grammar's guide where it is to hold."""
+    thinking, marker = constraint.thinking, constraint.behind
+    if thinking is not None and thinking.begin:
+        return PerhapsBehind(thinking.begin[0], thinking.end, grammar())
+    if thinking is not None:
+        return BehindMarker(thinking.end, grammar())
+    if not marker:
+        return grammar()
+    if constraint.repeats:
+        return RepeatingGuide(lambda: BehindMarker(marker, grammar()))
+    return BehindMarker(marker, grammar())
 
 
 def _compile(tokenizer: LLTokenizer, grammar: Grammar, param: str) -> LLMatcher:

@@ -1,11 +1,21 @@
 """What one sequence may generate next, token by token. Engine thread only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from llguidance import LLMatcher
 
-Choice: TypeAlias = LLMatcher | int | None
+
+@dataclass(frozen=True, slots=True)
+class AlsoAllowed:
+    """What a matcher allows, and one token more."""
+
+    matcher: LLMatcher
+    token_id: int
+
+
+Choice: TypeAlias = LLMatcher | AlsoAllowed | int | None
 """Who says which tokens may come next: a matcher, one token that must come, or nobody."""
 
 TokenIds: TypeAlias = tuple[int, ...]
@@ -73,26 +83,54 @@ class GrammarGuide:
         self.choice.consume_token(token_id)
 
 
-class BehindMarkers:
-    """Free until some markers have been generated, one after the other; then another guide's."""
+class BehindMarker:
+    """Free until a marker has been generated; then another guide's."""
 
-    def __init__(self, markers: Sequence[TokenIds], then: Guide) -> None:
-        self._watches = [Watch(marker) for marker in markers]
+    def __init__(self, marker: TokenIds, then: Guide) -> None:
+        self._marker: Watch | None = Watch(marker)
         self._then = then
 
     @property
     def choice(self) -> Choice:
-        return None if self._watches else self._then.choice
+        return self._then.choice if self._marker is None else None
 
     @property
     def is_complete(self) -> bool:
-        return not self._watches and self._then.is_complete
+        return self._marker is None and self._then.is_complete
 
     def accept(self, token_id: int) -> None:
-        if not self._watches:
+        if self._marker is None:
             self._then.accept(token_id)
-        elif self._watches[0].sees(token_id):
-            del self._watches[0]
+        elif self._marker.sees(token_id):
+            self._marker = None
+
+
+class PerhapsBehind:
+    """Another guide's, unless the first token is the one that begins a block: then behind that."""
+
+    def __init__(self, begin: int, end: TokenIds, then: Guide) -> None:
+        self._begin = begin
+        self._end = end
+        self._guide = then
+        self._has_begun = False
+
+    @property
+    def choice(self) -> Choice:
+        choice = self._guide.choice
+        if self._has_begun or not isinstance(choice, LLMatcher):
+            return choice
+        return AlsoAllowed(choice, self._begin)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._guide.is_complete
+
+    def accept(self, token_id: int) -> None:
+        if self._has_begun or token_id != self._begin:
+            self._guide.accept(token_id)
+        else:
+            self._guide = BehindMarker(self._end, self._guide)
+        self._has_begun = True
 
 
 class RepeatingGuide:

@@ -6,7 +6,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask_par, get_bitmask_shape
 
-from engine.constraints.guide import Choice
+from engine.constraints.guide import AlsoAllowed, Choice
 from engine.step import Masks
 
 
@@ -24,16 +24,22 @@ class MaskFiller:
         bits = np.zeros(get_bitmask_shape(len(choices), self._vocab_size), dtype=np.int32)
         matchers = []
         for row, choice in enumerate(choices):
-            if isinstance(choice, LLMatcher):
-                matchers.append((choice, row))
-            elif choice is not None:
-                _allow(bits[row], choice)
+            match choice:
+                case LLMatcher():
+                    matchers.append((choice, row))
+                case AlsoAllowed(matcher=matcher):
+                    matchers.append((matcher, row))
+                case int():
+                    _allow(bits[row], choice)
         if matchers:
             self._executor = self._executor or LLExecutor()
             fill_next_token_bitmask_par(self._executor, matchers, bits)
         for matcher, row in matchers:
             if matcher.is_error():
                 bits[row] = 0  # rules out all, so that the row fails alone
+        for row, choice in enumerate(choices):
+            if isinstance(choice, AlsoAllowed):
+                _allow(bits[row], choice.token_id)
         for row, tokens in enumerate(banned):
             _ban(bits[row], tokens)
         return bits

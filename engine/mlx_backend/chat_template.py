@@ -17,6 +17,7 @@ class ChatTemplate:
 
     def __init__(self, wrapper: TokenizerWrapper, limit: PromptLimit) -> None:
         self._wrapper = wrapper
+        self.source = _source(wrapper)
         self._backend = wrapper.backend_tokenizer
         self._limit = limit
         self._control_tokens = ControlTokens(self._backend)
@@ -50,6 +51,12 @@ class ChatTemplate:
         text: str = self._wrapper.apply_chat_template(messages, tokenize=False, **options)
         self._limit.check_text(text)
         return text
+
+
+def _source(wrapper: TokenizerWrapper) -> str:
+    """The template's text; of several, one behind the other."""
+    template = wrapper._tokenizer.chat_template
+    return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -30,10 +30,11 @@ class CheckpointTokenizer:
         self._backend.no_padding()
         self._limit = PromptLimit(self._backend, max_tokens)
         self._template = ChatTemplate(wrapper, self._limit)
-        self._added: dict[int, str] = {
-            token_id: token.content
-            for token_id, token in self._backend.get_added_tokens_decoder().items()
-        }
+        added = self._backend.get_added_tokens_decoder()
+        self._added: dict[int, str] = {id: token.content for id, token in added.items()}
+        self.added_tokens = {token.content: id for id, token in added.items()}
+        self.special_tokens = frozenset(token.content for token in added.values() if token.special)
+        self.chat_template = self._template.source
         self._byte_level = _is_byte_level(self._backend.to_str())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -6,7 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from server.chat_answer import AnswerReader, ChatAnswer
 from server.generation import UsageMeter, generate_all
+from server.history import template_arguments
 from server.logprobs import chat_logprobs
 from server.openapi import errors, json_body, stream_of
 from server.render import ChatChunks, chat_completion, no_logprobs
@@ -34,16 +36,28 @@ async def create_chat_completion(
     service.check_model(body.model)
     service.check_priority(body.priority)
     engine = service.engine
-    prompt = await service.prompts.chat(body.messages)
-    request = chat_request(body, prompt, engine.card, record)
+    prompt = await service.prompts.chat(body.messages, template_arguments(body))
+    plan = service.answers.plan(body, prompt)
+    request = chat_request(body, prompt, plan, engine.card, record)
     envelope = service.envelope(f"chatcmpl-{record.id}")
     meter = UsageMeter(request.n)
     logprobs = partial(chat_logprobs, engine.tokenizer) if body.logprobs else no_logprobs
+
+    def new_reader() -> AnswerReader:
+        return AnswerReader(plan.stream(), meter)
+
     if body.stream:
-        chunks = ChatChunks(envelope, logprobs, meter if body.include_usage else None)
+        chunks = ChatChunks(envelope, logprobs, new_reader, meter, body.include_usage)
         return EventStreamResponse(
             engine, [request], chunks, meter, service.settings.keepalive_seconds
         )
-    choices = await generate_all(engine, [request], meter, http.receive, unsent_of(http.scope))
+    choices = await generate_all(
+        engine,
+        [request],
+        lambda: ChatAnswer(new_reader()),
+        meter,
+        http.receive,
+        unsent_of(http.scope),
+    )
     record.usage = meter.total
-    return await rendered(lambda: chat_completion(envelope, choices, meter.total, logprobs))
+    return await rendered(lambda: chat_completion(envelope, choices, meter, logprobs))

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from engine.types import ModelCard
-from server.generation import UsageMeter, generate_all
+from server.generation import Generated, UsageMeter, generate_all
 from server.openapi import errors, json_body, stream_of
 from server.render_completions import CompletionChunks, CompletionTask, completion
 from server.routes.respond import rendered
@@ -49,9 +49,11 @@ async def create_completion(
         return EventStreamResponse(
             engine, requests, chunks, meter, service.settings.keepalive_seconds
         )
-    generated = await generate_all(engine, requests, meter, http.receive, unsent_of(http.scope))
+    generated = await generate_all(
+        engine, requests, Generated, meter, http.receive, unsent_of(http.scope)
+    )
     record.usage = meter.total
-    return await rendered(lambda: completion(envelope, task, generated, meter.total))
+    return await rendered(lambda: completion(envelope, task, generated, meter))
 
 
 async def _task(body: CompletionRequest, service: Service) -> CompletionTask:

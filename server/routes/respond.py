@@ -13,5 +13,8 @@ async def rendered(render: Callable[[], BaseModel]) -> Response:
 
 
 def json_response(body: BaseModel) -> Response:
-    """The body as it is: it was built from typed values, so nothing validates it again."""
-    return Response(body.model_dump_json(), media_type="application/json")
+    """The body as it is: it was built from typed values, so nothing validates it again.
+
+    Keys that were not set are left out; nulls that were set are sent.
+    """
+    return Response(body.model_dump_json(exclude_unset=True), media_type="application/json")

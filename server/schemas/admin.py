@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validat
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
+from server.schemas.base import NULL, RequestModel
 from server.schemas.chat import MAX_MESSAGES, Message
-from server.schemas.common import NULL, RequestModel
 from server.schemas.completions import Prompt, WirePrompt, parse_prompts
 
 

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -14,18 +14,19 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
+from server.schemas.base import RequestModel
 from server.schemas.common import (
     GenerationRequest,
-    RequestModel,
     TokenLimit,
     UsageBody,
     WireFinishReason,
 )
 from server.schemas.errors import UNSUPPORTED
+from server.schemas.tools import NamedToolChoice, ToolCalls, ToolChoice, Tools
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
-MAX_TOOL_CALLS = 1000
+MAX_TEMPLATE_ARGUMENTS = 64
 MAX_MODALITIES = 16
 
 
@@ -70,8 +71,10 @@ class Message(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOL_CALLS, fail_fast=True)
+    tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, as some clients spell it
 
     @model_validator(mode="after")
     def _content_unless_assistant(self) -> Self:
@@ -81,12 +84,39 @@ class Message(RequestModel):
         return self
 
 
+def _plain(arguments: object) -> object:
+    """Few, and none that the server gives itself."""
+    if not isinstance(arguments, dict):
+        raise PydanticCustomError("template", "must be an object")
+    if len(arguments) > MAX_TEMPLATE_ARGUMENTS:
+        message = "at most {limit} entries"
+        raise PydanticCustomError("template", message, {"limit": MAX_TEMPLATE_ARGUMENTS})
+    if reserved := sorted(OWN_TEMPLATE_ARGUMENTS & arguments.keys()):
+        raise PydanticCustomError("template", "{name} cannot be set here", {"name": reserved[0]})
+    return arguments
+
+
+OWN_TEMPLATE_ARGUMENTS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
+     "tokenize", "chat_template", "replays", "return_dict", "conversation"}
+)  # fmt: skip
+PlainValue = str | int | float | bool | None
+TemplateArguments = Annotated[dict[str, PlainValue], BeforeValidator(_plain)]
+
+
 class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = Field(None, max_length=32)
+    thinking_budget: int | None = Field(None, ge=0)
+    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
 
     modalities: list[str] = Field(default_factory=list, max_length=MAX_MODALITIES, fail_fast=True)
 
@@ -103,6 +133,17 @@ class ChatRequest(GenerationRequest):
         if value and not info.data.get("logprobs"):
             raise PydanticCustomError("top_logprobs", "only allowed when logprobs is true")
         return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _choosable(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
+        names = {tool.function.name for tool in info.data.get("tools", ())}
+        if choice == "required" and not names:
+            raise PydanticCustomError("tool_choice", "there are no tools to choose from")
+        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+            message = "tools has no function '{name}'"
+            raise PydanticCustomError("tool_choice", message, {"name": choice.function.name})
+        return choice
 
     @field_validator("modalities")
     @classmethod
@@ -127,10 +168,26 @@ class ChoiceLogprobs(BaseModel):
     refusal: None
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCallBody(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
+    """Keys that are not set are not sent."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCallBody] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same: clients read one or the other
 
 
 class ChatChoice(BaseModel):
@@ -150,12 +207,29 @@ class ChatCompletion(BaseModel):
     usage: UsageBody
 
 
+class FunctionDelta(BaseModel):
+    """The name comes first, whole, then slices of the arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """News of a message. Keys that are not set are not sent."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChunkChoice(BaseModel):

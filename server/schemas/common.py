@@ -1,24 +1,34 @@
 """What chat and text completions have in common on the wire."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     StringConstraints,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
+from engine.types import Grammar
+from server.schemas.base import RequestModel
 from server.schemas.errors import UNSUPPORTED
+from server.schemas.structure import (
+    Choices,
+    JsonSchemaText,
+    ResponseFormat,
+    StructuredOutputs,
+    of_choice,
+    of_format,
+    of_lark,
+    of_regex,
+    of_schema,
+)
 
-NULL: JsonSchemaValue = {"type": "null"}
 NO_LIMIT = -1
 """A number of tokens, as LM Studio spells it."""
 MAX_STOPS = 64
@@ -26,7 +36,7 @@ MAX_STOP_CHARACTERS = 512
 MAX_STOP_CHARACTERS_IN_ALL = 4096  # each is looked for in every character of every answer
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 128
-MAX_TOOLS = 1024
+MAX_FUNCTIONS = 1024
 
 
 def _as_list(value: object) -> object:
@@ -51,46 +61,8 @@ Biases = Annotated[
     BeforeValidator(_few),
     Field(json_schema_extra={"maxProperties": MAX_LOGIT_BIASES, "additionalProperties": False}),
 ]
-AnyList = Annotated[list[Any], Field(max_length=MAX_TOOLS)]
+AnyList = Annotated[list[Any], Field(max_length=MAX_FUNCTIONS)]
 TokenLimit = Annotated[int, Field(ge=NO_LIMIT)]
-
-
-class RequestModel(BaseModel):
-    """A JSON object from a client: unknown fields are accepted, and null is the same as absent.
-
-    What a client can make long stops at the first error, and is counted before it is looked at:
-    pydantic would make an error of each item of a list.
-    """
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            return {key: value for key, value in data.items() if value is not None}
-        return data
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """The same in the schema: what may be absent may be null."""
-        schema = handler(core_schema)
-        model = handler.resolve_ref_schema(schema)
-        for name, field in model["properties"].items():
-            if name not in model.get("required", ()):
-                model["properties"][name] = _nullable(field)
-        return schema
-
-
-def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
-    if NULL in schema.get("anyOf", ()):
-        return schema
-    about: JsonSchemaValue = {
-        name: schema.pop(name) for name in ("title", "default") if name in schema
-    }
-    return {"anyOf": [*schema.get("anyOf", [schema]), NULL], **about}
 
 
 class StreamOptions(RequestModel):
@@ -126,9 +98,13 @@ class GenerationRequest(RequestModel):
     cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-1000, le=1000)
 
-    response_format: dict[str, Any] | None = None
-    tool_choice: Any = "auto"
-    tools: AnyList = Field(default_factory=list)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchemaText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
     function_call: Any = "auto"
     functions: AnyList = Field(default_factory=list)
 
@@ -149,25 +125,47 @@ class GenerationRequest(RequestModel):
             raise PydanticCustomError("stop", message, {"limit": MAX_STOP_CHARACTERS_IN_ALL})
         return stop
 
-    @field_validator("response_format")
+    @field_validator("functions")
     @classmethod
-    def _text_format_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value.get("type") != "text":
-            raise PydanticCustomError(UNSUPPORTED, 'only {"type": "text"} is supported')
-        return value
+    def _tools_instead(cls, functions: list[Any], info: ValidationInfo) -> list[Any]:
+        if functions and info.data.get("function_call") != "none":
+            raise PydanticCustomError(UNSUPPORTED, "not supported; use tools")
+        return functions
 
-    @field_validator("tools", "functions")
-    @classmethod
-    def _no_tools_yet(cls, tools: list[Any], info: ValidationInfo) -> list[Any]:
-        choice = {"tools": "tool_choice", "functions": "function_call"}[info.field_name or ""]
-        if tools and info.data.get(choice) != "none":
-            message = "not supported; leave it out, or set {choice} to 'none'"
-            raise PydanticCustomError(UNSUPPORTED, message, {"choice": choice})
-        return tools
+    @model_validator(mode="after")
+    def _one_structure(self) -> Self:
+        if len(names := [name for name, _ in self._structures()]) > 1:
+            message = "only one of {names} can be asked for"
+            raise PydanticCustomError("structure", message, {"names": " and ".join(names)})
+        return self
+
+    @property
+    def structure(self) -> tuple[str, Grammar] | None:
+        """The form that the answer must have, and the field that asks for it."""
+        return next(self._structures(), None)
+
+    def _structures(self) -> Iterator[tuple[str, Grammar]]:
+        if self.response_format is not None and (asked := of_format(self.response_format)):
+            yield "response_format", asked
+        if self.structured_outputs is not None:
+            for name, asked in self.structured_outputs.grammars():
+                yield f"structured_outputs.{name}", asked
+        if self.guided_json is not None:
+            yield "guided_json", of_schema(self.guided_json)
+        if self.guided_regex is not None:
+            yield "guided_regex", of_regex(self.guided_regex)
+        if self.guided_choice is not None:
+            yield "guided_choice", of_choice(self.guided_choice)
+        if self.guided_grammar is not None:
+            yield "guided_grammar", of_lark(self.guided_grammar)
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
 
 
 class PromptTokensDetails(BaseModel):
@@ -179,6 +177,7 @@ class UsageBody(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
-WireFinishReason = Literal["stop", "length"]
+WireFinishReason = Literal["stop", "length", "tool_calls"]

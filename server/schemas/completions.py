@@ -1,6 +1,6 @@
 """`POST /v1/completions`."""
 
-from typing import Annotated, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -55,6 +55,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool = False
     best_of: int | None = Field(None, ge=1, le=20)
     suffix: str = Field("", json_schema_extra={"maxLength": 0})
+    tools: list[Any] = Field(default_factory=list, json_schema_extra={"maxItems": 0})
 
     @field_validator("best_of")
     @classmethod
@@ -65,6 +66,13 @@ class CompletionRequest(GenerationRequest):
         if best_of is not None and best_of > n and stream:
             raise PydanticCustomError("best_of", "cannot be above n with stream")
         return best_of
+
+    @field_validator("tools")
+    @classmethod
+    def _no_tools(cls, tools: list[Any]) -> list[Any]:
+        if tools:
+            raise PydanticCustomError(UNSUPPORTED, "only chat completions have tools")
+        return tools
 
     @field_validator("suffix")
     @classmethod

@@ -2,7 +2,7 @@
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -45,8 +45,16 @@ CARD = ModelCard(
 )
 
 
+@dataclass(frozen=True)
 class ByteTokenizer:
-    """UTF-8 bytes as token ids. The chat template refuses the role `function`."""
+    """UTF-8 bytes as token ids. The chat template refuses the role `function`.
+
+    It writes no tools; `chat_template` alone tells the server which format the model has.
+    """
+
+    chat_template: str = ""
+    added_tokens: Mapping[str, int] = field(default_factory=lambda: {"<|end|>": END_OF_TEXT})
+    special_tokens: Collection[str] = frozenset({"<|end|>"})
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())

@@ -33,6 +33,9 @@ def user(content: object) -> list[dict[str, object]]:
 
 
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
+MANY_CALLS = [{"function": {"name": "f"}}] * 1025
+NAMED_G = {"type": "function", "function": {"name": "g"}}
+SCHEMALESS = {"type": "json_schema", "json_schema": {"name": "s"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 BAD_CHAT = [
@@ -47,7 +50,10 @@ BAD_CHAT = [
     ({"messages": [{"role": "function", "content": "x"}]}, "messages"),
     ({"messages": user("x") * 10_001}, "messages"),
     ({"messages": user([{"type": "text", "text": ""}] * 1001)}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}] * 1001}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": MANY_CALLS}]},
+        "messages[0].tool_calls",
+    ),
     ({"model": 5}, "model"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
@@ -95,16 +101,34 @@ BAD_CHAT = [
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"cache_salt": 1}, "cache_salt"),
     ({"priority": 1001}, "priority"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [1] * 900}, "tools[0]"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "perhaps"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": NAMED_G}, "tool_choice"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": SCHEMALESS}, "response_format.json_schema.schema"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": ["a"] * 1025}, "guided_choice"),
+    ({"guided_choice": "a"}, "guided_choice"),
+    ({"guided_json": 1}, "guided_json"),
+    ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+    ({"thinking_budget": -1}, "thinking_budget"),
+    ({"reasoning_effort": "x" * 33}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {str(i): 0 for i in range(65)}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
 ]
 
 UNSUPPORTED_CHAT = [
-    ({"tools": [TOOL]}, "tools"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    ({"tools": [TOOL]}, "tools"),  # the fake engine's model has no format of calls
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"functions": [{"name": "f"}]}, "functions"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ({"thinking_budget": 10}, "thinking_budget"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
 ]
@@ -130,7 +154,7 @@ BAD_COMPLETIONS = [
     ({"best_of": 2, "stream": True}, "best_of"),
     ({"suffix": "x"}, "suffix"),
     ({"echo": "yes"}, "echo"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"tools": [TOOL]}, "tools"),
 ]
 
@@ -240,10 +264,10 @@ def test_body_that_says_nothing_else_is_json(
     assert answer.status_code == 200
 
 
-def test_message_says_which_response_format_there_is(http: httpx.Client, chat: ChatBody) -> None:
-    body = chat(response_format={"type": "json_object"})
+def test_one_form_of_an_answer_at_a_time(http: httpx.Client, chat: ChatBody) -> None:
+    body = chat(guided_regex="a", guided_choice=["b"])
     error = error_of(post(http, "/v1/chat/completions", body))
-    assert error["message"] == 'response_format: only {"type": "text"} is supported'
+    assert error["message"] == "only one of guided_regex and guided_choice can be asked for"
 
 
 def test_unknown_model(client: StrictClient, http: httpx.Client, chat: ChatBody) -> None:

@@ -21,6 +21,7 @@ from engine.types import (
     OutputEvent,
     Request,
     SamplingParams,
+    ThinkingBlock,
     ThinkingBudget,
 )
 from server.metrics import EngineTelemetry
@@ -114,7 +115,7 @@ async def test_behind_a_forced_marker_the_grammar_holds(engine: Engine) -> None:
     end = tuple(engine.tokenizer.encode("the cat", add_special_tokens=False))
     one = request(
         "r",
-        constraint=regex("ab", behind=(end,)),
+        constraint=regex("ab", thinking=ThinkingBlock((), end)),
         thinking_budget=ThinkingBudget(3, (), end),
         ignore_eos=True,
     )

@@ -13,7 +13,7 @@ from engine.constraints.compiler import MAX_GRAMMAR_CHARACTERS, GrammarCompiler
 from engine.constraints.guide import Guide
 from engine.constraints.masks import MaskFiller
 from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
-from engine.types import Constraint, Grammar, GrammarKind, Request, ThinkingBudget
+from engine.types import Constraint, Grammar, GrammarKind, Request, ThinkingBlock, ThinkingBudget
 
 VOCAB_SIZE = 1024
 END = 2  # <|im_end|>
@@ -33,11 +33,12 @@ def compiler(tokenizer: LLTokenizer) -> GrammarCompiler:
 def request(
     kind: GrammarKind,
     text: str,
-    behind: tuple[tuple[int, ...], ...] = (),
+    thinking: ThinkingBlock | None = None,
+    behind: tuple[int, ...] = (),
     repeats: bool = False,
     budget: ThinkingBudget | None = None,
 ) -> Request:
-    constraint = Constraint(Grammar(kind, text), "response_format", behind, repeats)
+    constraint = Constraint(Grammar(kind, text), "response_format", thinking, behind, repeats)
     return Request("r", (1,), 100, constraint=constraint, thinking_budget=budget)
 
 
@@ -75,6 +76,22 @@ def test_a_random_walk_through_a_schema_ends_with_text_that_conforms(
         assert value["b"] in {"x", "y"}, f"seed {seed}"
 
 
+def test_a_block_may_come_before_the_grammar_or_not(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    guides = compiler.guides(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (8, 9))))
+    thinking, direct = guides(), guides()
+    assert allowed(thinking) - {5} == allowed(compiler.guides(request(GrammarKind.REGEX, "ab"))())
+    assert 5 in allowed(thinking)
+    for token_id in (5, 6, 50, 8, 9):
+        thinking.accept(token_id)
+        assert (thinking.choice is None) == (token_id != 9)
+    for guide in (thinking, direct):
+        assert 5 not in allowed(guide) or guide is direct
+        say(guide, tokenizer, "ab")
+        assert guide.is_complete
+
+
 def test_a_complete_sentence_may_only_end(
     compiler: GrammarCompiler, tokenizer: LLTokenizer
 ) -> None:
@@ -98,8 +115,8 @@ def test_free_until_a_marker_and_behind_it_a_grammar(
     compiler: GrammarCompiler, tokenizer: LLTokenizer
 ) -> None:
     marker = (7, 8)
-    guide = compiler.guides(request(GrammarKind.REGEX, "ab", behind=((5,), marker)))()
-    for token_id in (7, 8, 5, 7, 7):
+    guide = compiler.guides(request(GrammarKind.REGEX, "ab", behind=marker))()
+    for token_id in (7, 5, 8, 7, 7):
         guide.accept(token_id)
         assert guide.choice is None
     guide.accept(8)
@@ -111,8 +128,7 @@ def test_free_until_a_marker_and_behind_it_a_grammar(
 def test_a_repeated_grammar_makes_room_for_free_text_again(
     compiler: GrammarCompiler, tokenizer: LLTokenizer
 ) -> None:
-    guide = compiler.guides(request(GrammarKind.REGEX, "ab", ((5,), (7,)), repeats=True))()
-    guide.accept(5)
+    guide = compiler.guides(request(GrammarKind.REGEX, "ab", behind=(7,), repeats=True))()
     for _ in range(2):
         assert guide.choice is None
         guide.accept(7)
@@ -157,7 +173,9 @@ def test_a_grammar_waits_behind_a_block_whose_end_is_forced(
     compiler: GrammarCompiler, tokenizer: LLTokenizer
 ) -> None:
     budget = ThinkingBudget(tokens=1, start=(), end=(8,))
-    guide = compiler.guides(request(GrammarKind.REGEX, "ab", ((8,),), budget=budget))()
+    guide = compiler.guides(
+        request(GrammarKind.REGEX, "ab", ThinkingBlock((), (8,)), budget=budget)
+    )()
     guide.accept(50)
     assert allowed(guide) == {8}
     guide.accept(8)

@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from engine.constraints.masks import MaskFiller
 from engine.groups import StorageBytes
@@ -31,6 +33,10 @@ CARD = ModelCard(
 
 class Letters:
     """A tokenizer for tokens that are letters."""
+
+    chat_template = ""
+    added_tokens: Mapping[str, int] = MappingProxyType({})
+    special_tokens: Collection[str] = ()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(character) - ord("a") for character in text]

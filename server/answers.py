@@ -1,0 +1,194 @@
+"""How the served model writes its answers, and what a request makes of that: what is read out of
+their text, and what the model is made to write."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.types import Constraint, Grammar, GrammarKind, ThinkingBlock, ThinkingBudget, Tokenizer
+from server.errors import invalid
+from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
+from server.parsing.calls import Calls, NewId, openai_id
+from server.parsing.lark import Function, calls_grammar
+from server.parsing.reader import Reader
+from server.parsing.registry import (
+    answer_format,
+    chosen,
+    detect,
+    reasoning_format,
+    tool_format,
+)
+from server.parsing.stream import AnswerStream
+from server.schemas.chat import ChatRequest
+from server.schemas.common import GenerationRequest
+from server.schemas.errors import UNSUPPORTED
+from server.schemas.tools import NamedToolChoice
+
+TAIL_TOKENS = 64
+"""Of a prompt: enough for what a template writes where the assistant's turn begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """What one request's answers are made of, and how they are read."""
+
+    format: AnswerFormat
+    functions: Mapping[str, Mapping[str, Any]]  # name to the schema of its parameters
+    new_id: NewId
+    skip_special_tokens: bool
+    constraint: Constraint | None
+    thinking_budget: ThinkingBudget | None
+
+    def stream(self) -> AnswerStream:
+        """Takes in the text of one answer."""
+        reader = Reader()
+        calls = Calls(self.functions, self.new_id)
+        return AnswerStream(reader, self.format.read(reader, calls))
+
+
+class AnswerPlanner:
+    """Knows the formats of the served model. `tool_parser` and `reasoning_parser` are names of
+    formats, or `auto`, or `none`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> None:
+        self._tokenizer = tokenizer
+        found = detect(tokenizer.chat_template, tokenizer.added_tokens)
+        self._names = chosen(tool_parser, reasoning_parser, found)
+        self._tools = tool_format(self._names.tools) if self._names.tools else None
+        self._reasoning = reasoning_format(self._names.reasoning) if self._names.reasoning else None
+
+    def plan(self, body: ChatRequest, prompt: Sequence[int]) -> AnswerPlan:
+        """Raises ApiError (400) for what the model has no format for."""
+        functions = _functions(body)
+        if functions and self._tools is None:
+            message = "tools: no format of tool calls is known for this model (tool_parser)"
+            raise invalid(message, "tools", UNSUPPORTED)
+        tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:]).rstrip()
+        thinking = _Thinking(self._tokenizer, self._reasoning, tail)
+        writer = _Writer(self._tokenizer, self._tools, thinking)
+        return AnswerPlan(
+            format=answer_format(
+                self._names.tools,
+                self._names.reasoning,
+                is_open=thinking.is_open,
+                with_tools=bool(functions),
+            ),
+            functions={function.name: function.parameters for function in functions},
+            new_id=self._tools.new_id if self._tools else openai_id,
+            skip_special_tokens=not self._has_special_markers(functions),
+            constraint=writer.constraint(body, functions),
+            thinking_budget=thinking.budget(body.thinking_budget),
+        )
+
+    def _has_special_markers(self, functions: Sequence[Function]) -> bool:
+        markers = [*self._tools.begins] if self._tools and functions else []
+        if self._reasoning:
+            markers += [self._reasoning.begin, self._reasoning.end]
+        special = self._tokenizer.special_tokens
+        return any(token in marker for marker in markers for token in special)
+
+
+def text_constraint(body: GenerationRequest) -> Constraint | None:
+    """What a bare completion's text must be."""
+    if body.structure is None:
+        return None
+    param, grammar = body.structure
+    return Constraint(grammar, param)
+
+
+def _functions(body: ChatRequest) -> list[Function]:
+    """Those that may be called."""
+    match body.tool_choice:
+        case "none":
+            names: set[str] = set()
+        case NamedToolChoice(function=function):
+            names = {function.name}
+        case _:
+            names = {tool.function.name for tool in body.tools}
+    return [
+        Function(tool.function.name, tool.function.parameters or {}, tool.function.strict)
+        for tool in body.tools
+        if tool.function.name in names
+    ]
+
+
+class _Thinking:
+    """Where a model stands in its reasoning when its answer begins. `tail` ends the prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, format: ReasoningFormat | None, tail: str) -> None:
+        self._tokenizer = tokenizer
+        self._format = format
+        self.is_open = format is not None and tail.endswith(format.begin)
+        self._is_over = format is None or tail.endswith(format.end)
+
+    def block(self, answer: str) -> ThinkingBlock | None:
+        """What may come before an answer that begins with this text; None where nothing may."""
+        if self._format is None or self._is_over:
+            return None
+        begin, end = self._format.begin, self._format.end + self._format.content
+        if self.is_open:
+            return ThinkingBlock((), self._tokens(end))
+        begin_tokens = self._tokens(begin)
+        if begin_tokens[:1] == self._tokens(answer)[:1]:
+            return None  # its first token would not tell the one from the other
+        return ThinkingBlock(begin_tokens, self._tokens(end))
+
+    def budget(self, tokens: int | None) -> ThinkingBudget | None:
+        """Raises ApiError (400) for a model that does not reason."""
+        if tokens is None:
+            return None
+        if self._format is None:
+            message = "thinking_budget: this model has no reasoning that is known"
+            raise invalid(message, "thinking_budget", UNSUPPORTED)
+        start = () if self.is_open else self._tokens(self._format.begin)
+        end = self._tokens(self._format.end + self._format.content)
+        return None if self._is_over else ThinkingBudget(tokens, start, end)
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+class _Writer:
+    """Makes grammars of what a request requires."""
+
+    def __init__(self, tokenizer: Tokenizer, tools: ToolFormat | None, thinking: _Thinking) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._thinking = thinking
+
+    def constraint(self, body: ChatRequest, functions: Sequence[Function]) -> Constraint | None:
+        if functions and self._tools is not None and body.tool_choice != "auto":
+            begin = self._tools.syntax.opens + self._tools.syntax.begin
+            grammar = self._calls(self._tools, functions, many=body.parallel_tool_calls)
+            return Constraint(grammar, "tools", thinking=self._thinking.block(begin))
+        if body.structure is not None:
+            param, grammar = body.structure
+            return Constraint(grammar, param, thinking=self._thinking.block(""))
+        if functions and self._tools is not None:
+            return self._once_begun(self._tools, functions, body.parallel_tool_calls)
+        return None
+
+    def _once_begun(
+        self, tools: ToolFormat, functions: Sequence[Function], parallel: bool
+    ) -> Constraint | None:
+        """Holds a model that chooses to call to what it may call, where that matters.
+
+        Only markers that are tokens of their own can be told from text.
+        """
+        marker = next((m for m in tools.begins if m in self._tokenizer.added_tokens), None)
+        if marker is None or (parallel and not any(function.strict for function in functions)):
+            return None
+        return Constraint(
+            self._calls(tools, functions, many=False, behind=marker),
+            "tools",
+            behind=(self._tokenizer.added_tokens[marker],),
+            repeats=parallel,
+        )
+
+    def _calls(
+        self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str = ""
+    ) -> Grammar:
+        tokens = self._tokenizer.added_tokens
+        text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+        return Grammar(GrammarKind.LARK, text)

@@ -1,0 +1,79 @@
+"""A conversation as chat templates know it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.schemas.chat import ChatRequest, Message
+from server.schemas.tools import ToolCall
+
+NO_EFFORT = "none"
+
+
+def template_messages(messages: Sequence[Message]) -> list[Mapping[str, object]]:
+    """The messages, the results of calls with the names of their functions."""
+    names: dict[str, str] = {}
+    rendered = []
+    for message in messages:
+        for call in message.tool_calls or ():
+            names[call.id] = call.function.name
+        rendered.append(_template_message(message, names))
+    return rendered
+
+
+def template_arguments(body: ChatRequest) -> dict[str, Any]:
+    """What a request tells the template besides its messages."""
+    arguments: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        arguments["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == NO_EFFORT:
+            arguments["enable_thinking"] = False
+    arguments |= body.chat_template_kwargs
+    if tools := _declared(body):
+        arguments["tools"] = tools
+    return arguments
+
+
+def _declared(body: ChatRequest) -> list[dict[str, Any]]:
+    """The tools that the model is told of: with a named choice all, so that the prompt is the same
+    from turn to turn; with `none` none."""
+    if body.tool_choice == "none":
+        return []
+    return [tool.for_template() for tool in body.tools]
+
+
+def _template_message(message: Message, names: Mapping[str, str]) -> Mapping[str, object]:
+    """One string of content, no `developer`, arguments as objects.
+
+    A template that has never heard of `developer` renders it as it stands, a role that its model
+    never saw; one that has takes `system` for the same. So `system` is right for both.
+    """
+    fields: dict[str, object] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": "\n".join(part.text for part in message.content or ()),
+    }
+    name = message.name or names.get(message.tool_call_id or "")
+    if name:
+        fields["name"] = name
+    if message.tool_calls:
+        fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if reasoning := message.reasoning_content or message.reasoning:
+        # What templates call it: most the first, gpt-oss's the last.
+        fields |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
+    return fields
+
+
+def _template_call(call: ToolCall) -> dict[str, object]:
+    function = {"name": call.function.name, "arguments": _as_object(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _as_object(arguments: str) -> object:
+    """Templates render objects; text that is none is passed on as it is."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
