@@ -8,6 +8,7 @@ from typing import Any
 from engine.mlx_backend.errors import ModelError
 
 WEIGHTS = "model*.safetensors"  # other files may hold the same weights in another form
+GENERATION_CONFIG = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "*.tiktoken", "vocab.json")
 """What transformers makes a tokenizer of. Without any it makes an empty one and says nothing."""
@@ -28,6 +29,7 @@ def check_files(checkpoint: Path) -> None:
     Weights are judged by their sizes and headers; none are read.
     """
     _check_config(checkpoint)
+    _check_generation_config(checkpoint)
     missing = _missing_weights(checkpoint)
     if missing:
         raise ModelError(f"incomplete download: {missing} (in {checkpoint})")
@@ -47,6 +49,19 @@ def _check_config(checkpoint: Path) -> None:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelError(f"{file} names no model_type: not a model's configuration")
+
+
+def _check_generation_config(checkpoint: Path) -> None:
+    """mlx-lm forgives what is no JSON, but no other text and no JSON but an object."""
+    file = checkpoint / GENERATION_CONFIG
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file} is not a JSON object: delete it, or fetch it again")
 
 
 def _missing_weights(checkpoint: Path) -> str:

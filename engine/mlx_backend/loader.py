@@ -137,11 +137,21 @@ def _misfit(message: str) -> str:
 
 def _tokenizer(checkpoint: Path, config: Mapping[str, Any], vocab_size: int) -> TokenizerWrapper:
     try:
-        tokenizer = load_tokenizer(checkpoint, eos_token_ids=config.get("eos_token_id"))
+        tokenizer = load_tokenizer(checkpoint, eos_token_ids=_end_tokens(config, vocab_size))
     except Exception as error:
         raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
     check_vocabulary(tokenizer, vocab_size)
     return tokenizer
+
+
+def _end_tokens(config: Mapping[str, Any], vocab_size: int) -> list[int] | None:
+    """Of generation_config.json, which mlx-lm prefers, or else of config.json.
+
+    None where they name none of the model's tokens: mlx-lm knows those of some tokenizers.
+    """
+    named = config.get("eos_token_id")
+    listed = named if isinstance(named, list) else [named]
+    return [id for id in listed if isinstance(id, int) and 0 <= id < vocab_size] or None
 
 
 def _for_cpu(model: Module, checkpoint: Path, memory_bytes: int) -> Module:

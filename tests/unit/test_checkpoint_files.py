@@ -10,6 +10,7 @@ from engine.mlx_backend.source import find_checkpoint
 
 SHARDS = tuple(f"model-0000{i}-of-00004.safetensors" for i in range(1, 5))
 INDEX = "model.safetensors.index.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
 def write_shard(file: Path, tensor: str) -> None:
@@ -37,6 +38,20 @@ def refusal(checkpoint: Path) -> str:
 
 def test_a_whole_checkpoint_is_found(checkpoint: Path) -> None:
     assert find_checkpoint(str(checkpoint), download=False) == checkpoint
+
+
+@pytest.mark.parametrize("content", [b"{}", b'{"temperature": 0.', b"version https://git-lfs"])
+def test_a_generation_config_may_be_cut_short(checkpoint: Path, content: bytes) -> None:
+    (checkpoint / GENERATION_CONFIG).write_bytes(content)
+    assert find_checkpoint(str(checkpoint), download=False) == checkpoint
+
+
+@pytest.mark.parametrize("content", [b"[0.6]", b"null", b"\xff\xfe{\x00}\x00", b"[" * 100_000])
+def test_a_generation_config_that_mlx_lm_cannot_take_is_named(
+    checkpoint: Path, content: bytes
+) -> None:
+    (checkpoint / GENERATION_CONFIG).write_bytes(content)
+    assert refusal(checkpoint).startswith(f"{checkpoint / GENERATION_CONFIG} ")
 
 
 def test_missing_shards_are_an_incomplete_download(checkpoint: Path) -> None:
