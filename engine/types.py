@@ -4,7 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from annotated_types import Ge, Le
 
 from kvstore.groups.group import GroupStats
 
@@ -45,6 +47,24 @@ class SamplingParams:
     seed: int | None = None  # None: the engine draws one
     top_logprobs: int | None = None  # None: none; 0: the chosen token's alone
     min_tokens: int = 0  # no stop token is sampled before
+
+
+Temperature = Annotated[float, Ge(0), Le(2)]
+TopP = Annotated[float, Ge(0), Le(1)]
+TopK = Annotated[int, Ge(-1), Le(2**31 - 1)]
+MinP = Annotated[float, Ge(0), Le(1)]
+RepetitionPenalty = Annotated[float, Ge(0.01), Le(100)]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What holds where a request is silent. As it stands, the model's own distribution."""
+
+    temperature: Temperature = 1.0  # 0 is greedy
+    top_p: TopP = 1.0  # 0 is greedy
+    top_k: TopK = 0  # 0 and -1 are off
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
 
 
 class GrammarKind(StrEnum):
@@ -263,6 +283,7 @@ class ModelCard:
     device: str  # "cpu" or "gpu", with its name
     dtype: str
     blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
+    sampling: SamplingDefaults = SamplingDefaults()
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -330,6 +351,7 @@ class EngineConfig:
     prefix_cache: bool = True
     attention: str = "auto"  # "auto", "gather" or "cascade"
     state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's
+    generation_config: str = "auto"  # "auto" or "none": where sampling defaults come from
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,11 @@ class Settings(BaseSettings):
         max_length=256,
         description="The model's name in the API; unset, its own.",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Where a request is silent: auto samples as the model's generation_config.json "
+        "says, none from the model's distribution as it is.",
+    )
     kv_cache_bytes: ByteSize | None = Field(
         None,
         gt=0,
@@ -269,6 +274,7 @@ class Settings(BaseSettings):
             prefix_cache=self.prefix_cache,
             attention=self.attention,
             state_cache_bytes=self.state_cache_bytes,
+            generation_config=self.generation_config,
         )
 
 

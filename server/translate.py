@@ -1,10 +1,10 @@
 """Wire requests to engine requests, and the limits that only the loaded model can tell."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 
-from engine.types import ModelCard, Request, SamplingParams
+from engine.types import ModelCard, Request, SamplingDefaults, SamplingParams
 from server.answers import AnswerPlan, text_constraint
 from server.errors import ApiError, invalid
 from server.middleware import RequestRecord
@@ -135,12 +135,13 @@ def _sampling(
             f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens that may be generated",
             "min_tokens",
         )
+    asked = _with_defaults(body, card.sampling)
     return SamplingParams(
-        temperature=body.temperature if body.top_p else 0.0,  # no mass at all: the best alone
-        top_p=body.top_p or 1.0,
-        top_k=max(body.top_k, 0),
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
+        temperature=asked.temperature if asked.top_p else 0.0,  # no mass at all: the best alone
+        top_p=asked.top_p or 1.0,
+        top_k=max(asked.top_k, 0),
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=_logit_bias(body, card),
@@ -148,6 +149,12 @@ def _sampling(
         top_logprobs=None if logprobs is None else min(logprobs, card.vocab_size),
         min_tokens=body.min_tokens,
     )
+
+
+def _with_defaults(body: GenerationRequest, defaults: SamplingDefaults) -> SamplingDefaults:
+    """What the request says, and the model's own where it is silent."""
+    names = {field.name for field in fields(defaults)}
+    return replace(defaults, **body.model_dump(include=names, exclude_none=True))
 
 
 def _logit_bias(body: GenerationRequest, card: ModelCard) -> MappingProxyType[int, float]:

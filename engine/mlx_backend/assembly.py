@@ -19,6 +19,7 @@ from engine.mlx_backend.cached_model import CachedModel
 from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT, DEFAULT_NAME
 from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.fit import Room, fit, storage_bytes, working_bytes
+from engine.mlx_backend.generation_config import sampling_defaults
 from engine.mlx_backend.layout import Layout
 from engine.mlx_backend.loader import LoadedModel, Report, load_weights, open_model
 from engine.mlx_backend.runner import MlxRunner
@@ -26,7 +27,7 @@ from engine.mlx_backend.sampler import Sampler
 from engine.mlx_backend.source import find_checkpoint
 from engine.mlx_backend.storage import Storage
 from engine.mlx_backend.tokenizer import CheckpointTokenizer
-from engine.types import EngineConfig, MachineReport, ModelCard
+from engine.types import EngineConfig, MachineReport, ModelCard, SamplingDefaults
 from kvstore.arena import block_bytes, token_bytes
 from kvstore.state_arena import state_bytes
 
@@ -47,7 +48,8 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     model = CachedModel(
         loaded.model, loaded.layout, storage, _attention(config.attention), batching
     )
-    card = _card(config, loaded, sizes, host, blas)
+    sampling = _sampling(config, checkpoint, report)
+    card = _card(config, loaded, sizes, host, blas, sampling)
     return Backend(
         runner=MlxRunner(model, Sampler(loaded.layout.vocab_size)),
         card=card,
@@ -156,12 +158,19 @@ def _attention(name: str) -> Attention:
     return CascadeAttention()
 
 
+def _sampling(config: EngineConfig, checkpoint: Path, report: Report) -> SamplingDefaults:
+    if config.generation_config == "none":
+        return SamplingDefaults()
+    return sampling_defaults(checkpoint, report)
+
+
 def _card(
     config: EngineConfig,
     loaded: LoadedModel,
     sizes: StorageSizes,
     host: machine.Machine,
     blas: Blas,
+    sampling: SamplingDefaults,
 ) -> ModelCard:
     layout = loaded.layout
     return ModelCard(
@@ -176,4 +185,5 @@ def _card(
         device=host.device,
         dtype=str(layout.dtype).removeprefix("mlx.core."),
         blas=f"{blas.name} {blas.library}".strip(),
+        sampling=sampling,
     )

@@ -23,4 +23,10 @@ async def get_model(id: str, service: ServiceDependency) -> Model:
 
 
 def _model(service: Service) -> Model:
-    return Model(id=service.model, object="model", created=service.created, owned_by="rootstock")
+    return Model(
+        id=service.model,
+        object="model",
+        created=service.created,
+        owned_by="rootstock",
+        sampling_defaults=service.engine.card.sampling,
+    )

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine.types import Grammar
+from engine.types import Grammar, MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.schemas.base import RequestModel
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.structure import (
@@ -31,6 +31,7 @@ from server.schemas.structure import (
 
 NO_LIMIT = -1
 """A number of tokens, as LM Studio spells it."""
+MODELS_OWN = "Left out or null: the model's own, the sampling_defaults of GET /v1/models/{id}."
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 512
 MAX_STOP_CHARACTERS_IN_ALL = 4096  # each is looked for in every character of every answer
@@ -70,18 +71,18 @@ class StreamOptions(RequestModel):
 
 
 class GenerationRequest(RequestModel):
-    """Fields that both kinds of completion take. Defaults are OpenAI's."""
+    """Fields that both kinds of completion take. Defaults are OpenAI's, or the model's own."""
 
     model: str = Field("", max_length=256)
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, ge=0, le=1)
-    top_k: int = Field(0, ge=-1, le=2**31 - 1)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    temperature: Temperature | None = Field(None, description=MODELS_OWN)
+    top_p: TopP | None = Field(None, description=MODELS_OWN)
+    top_k: TopK | None = Field(None, description=MODELS_OWN)
+    min_p: MinP | None = Field(None, description=MODELS_OWN)
+    repetition_penalty: RepetitionPenalty | None = Field(None, description=MODELS_OWN)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: Biases = Field(default_factory=dict)

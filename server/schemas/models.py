@@ -4,12 +4,15 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from engine.types import SamplingDefaults
+
 
 class Model(BaseModel):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    sampling_defaults: SamplingDefaults
 
 
 class ModelList(BaseModel):

@@ -35,7 +35,7 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
     assert client.models.retrieve(model.id) == model
     assert "/" in model.id
     assert set(http.get("/v1/models").json()["data"][0]) == {
-        *("id", "object", "created", "owned_by")
+        *("id", "object", "created", "owned_by", "sampling_defaults")
     }
     assert http.get("/v1/models/no/such").json()["error"]["code"] == "model_not_found"
 

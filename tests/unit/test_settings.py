@@ -77,8 +77,9 @@ def test_engine_config_takes_its_share() -> None:
         "step_tokens": 4,
         "prefix_cache": False,
         "attention": "gather",
+        "generation_config": "none",
     }
-    expected = EngineConfig("m", 2**20, 8, 2, 3, 4, False, "gather")
+    expected = EngineConfig("m", 2**20, 8, 2, 3, 4, False, "gather", generation_config="none")
     assert load_settings(flags).engine_config() == expected
 
 
@@ -92,6 +93,7 @@ def test_engine_config_takes_its_share() -> None:
         ({"kv_cache_bytes": "-1"}, "kv_cache_bytes", ""),
         ({"kv_cache_bytes": 0}, "kv_cache_bytes", "0"),
         ({"attention": "flash"}, "attention", "'gather'"),
+        ({"generation_config": "vllm"}, "generation_config", "'auto' or 'none'"),
         ({"log_level": "loud"}, "log_level", "'warning'"),
         ({"max_total_body_bytes": "1MiB"}, "max_total_body_bytes", "8388608"),
         ({"max_running": 64, "step_tokens": 32}, "step_tokens", "64"),
