@@ -291,6 +291,22 @@ class ModelCard:
         return min(self.max_context_tokens, self.arena_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """An answer as it was generated, for when it comes back in a conversation.
+
+    `opened` + the text of `tokens` is `opened` + `thinking` + content and calls.
+    """
+
+    tokens: tuple[int, ...]  # without the stop token
+    opened: str = ""  # of the reasoning, by the prompt that was answered: "<think>\n"
+    thinking: str = ""  # the text up to the end of the reasoning, markers included
+    reasoning: str = ""  # what of it the client was sent as reasoning
+
+
+NO_REPLAYS: Mapping[int, Replay] = MappingProxyType({})
+
+
 class Tokenizer(Protocol):
     """Text to token ids and back. Safe to call from several threads, and lets others run.
 
@@ -326,12 +342,20 @@ class Tokenizer(Protocol):
         ...
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], **template_arguments: object
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn.
 
         Control tokens count as such where the template wrote them. In `messages` and
         `template_arguments` they are text.
+
+        `replays` are by the index of their message, which must say the same. Their tokens stand
+        where the template writes the message with all its reasoning; elsewhere it is rendered as
+        any other.
 
         Raises ValueError when the model has no template or the template refuses the messages.
         """

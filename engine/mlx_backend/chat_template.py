@@ -8,8 +8,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.mlx_backend.control_tokens import ControlTokens, new_mark
 from engine.mlx_backend.prompt_limit import PromptLimit
+from engine.mlx_backend.replays import Outline
+from engine.types import Replay
 
 _REFUSALS = (TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+_ALLOWING = "{% macro raise_exception(message) %}{% endmacro %}{{ '' }}"
+"""Before a template, lets it take any message."""
 
 
 class ChatTemplate:
@@ -23,32 +27,66 @@ class ChatTemplate:
         self._control_tokens = ControlTokens(self._backend)
 
     def encode(
-        self, messages: Sequence[Mapping[str, object]], arguments: Mapping[str, object]
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay],
+        arguments: Mapping[str, object],
     ) -> list[int]:
         """See `Tokenizer.apply_chat_template`."""
         if not self._wrapper.has_chat_template:
             raise ValueError("the model has no chat template; /v1/completions takes any prompt")
         try:
-            return self._encode(list(messages), arguments)
+            return self._encode(list(messages), replays, arguments)
         except _REFUSALS as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 
-    def _encode(self, messages: list[Any], arguments: Mapping[str, object]) -> list[int]:
+    def _encode(
+        self,
+        messages: list[Any],
+        replays: Mapping[int, Replay],
+        arguments: Mapping[str, object],
+    ) -> list[int]:
         strings = list(_strings([messages, arguments]))
         self._limit.check_characters(sum(map(len, strings)))
         written = self._control_tokens.written_in(list(dict.fromkeys(strings)))
-        if not written:  # nothing to keep apart
+        if not written and not replays:  # nothing to keep apart
             text = self._render(messages, arguments)
             encoding = self._backend.encode_batch_fast([text], add_special_tokens=False)[0]
             return list(encoding.ids)
         mark = new_mark(strings)
         marked = {text: self._control_tokens.marked(text, mark) for text in written}
-        text = self._render(_replaced(messages, marked), _replaced(arguments, marked))
-        return self._control_tokens.encode(text, mark)
+        shown, arguments = _replaced(messages, marked), _replaced(arguments, marked)
+        text, runs = self._with_stand_ins(self._render(shown, arguments), shown, replays, arguments)
+        return self._control_tokens.encode(text, mark, runs)
 
-    def _render(self, messages: list[Any], arguments: Mapping[str, Any]) -> str:
+    def _with_stand_ins(
+        self,
+        text: str,
+        messages: list[Any],
+        replays: Mapping[int, Replay],
+        arguments: Mapping[str, object],
+    ) -> tuple[str, list[tuple[int, ...]]]:
+        """The rendered messages with stand-ins for answers that are replayed, and their tokens."""
+        if not replays:
+            return text, []
+        self._limit.check_tokens(sum(len(replay.tokens) for replay in replays.values()))
+        outline = Outline(messages, replays)
+        try:
+            rendered = self._render(outline.messages, self._allowing(arguments))
+            return outline.spliced(text, rendered, messages, self._control_tokens.run)
+        except (*_REFUSALS, ValueError):  # the template cannot do without the calls
+            return text, []
+
+    def _allowing(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same for a template that takes any messages: those of an outline lack their calls."""
+        if self._wrapper.chat_template is None:  # it is Python
+            return arguments
+        template = self._wrapper.get_chat_template(tools=arguments.get("tools"))
+        return {**arguments, "chat_template": _ALLOWING + template}
+
+    def _render(self, messages: Sequence[Any], arguments: Mapping[str, Any]) -> str:
         options = {"add_generation_prompt": True, **arguments}
-        text: str = self._wrapper.apply_chat_template(messages, tokenize=False, **options)
+        text: str = self._wrapper.apply_chat_template(list(messages), tokenize=False, **options)
         self._limit.check_text(text)
         return text
 

@@ -24,6 +24,8 @@ class ControlTokens:
     template wrote a token and nowhere else, in one call of the tokenizer.
 
     Safe in several threads: nothing changes after the constructor.
+
+    `run` is a stand-in as well: for tokens that are known already.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -40,7 +42,10 @@ class ControlTokens:
             for token_id, token in control.items()
         }
         self._finder = _finder(backend, added.values())
-        self._encoder = _encoder(backend, {**added, **replaced}, nonce)
+        run = AddedToken(f"{_EDGE}{nonce}.run{_EDGE}", special=True, normalized=False)
+        self._encoder = _encoder(backend, [*{**added, **replaced}.values(), run], nonce)
+        self.run = run.content
+        self._run_id = self._encoder.token_to_id(self.run)
         self._stand_ins: dict[int | None, AddedToken] = {
             self._finder.token_to_id(token.content): replaced[token_id]
             for token_id, token in control.items()
@@ -68,8 +73,11 @@ class ControlTokens:
             end = stop
         return "".join([*parts, text[end:]])
 
-    def encode(self, rendered: str, mark: str) -> list[int]:
-        """Token ids of a rendered conversation; control tokens with marks in them are text."""
+    def encode(self, rendered: str, mark: str, runs: Iterable[Sequence[int]] = ()) -> list[int]:
+        """Token ids of a rendered conversation; control tokens with marks in them are text.
+
+        `runs` are the tokens that take the places of `run`, in order.
+        """
         parts, end = [], 0
         for start, stop, stand_in in self._find(rendered):
             if mark not in rendered[start : max(stop, start + 2)]:
@@ -77,7 +85,12 @@ class ControlTokens:
                 end = stop
         text = "".join([*parts, rendered[end:]]).replace(mark, "")
         encoding = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0]
-        return [token_id for own in encoding.ids for token_id in self._ids.get(own, (own,))]
+        known = iter(runs)
+        return [
+            token_id
+            for own in encoding.ids
+            for token_id in (next(known) if own == self._run_id else self._ids.get(own, (own,)))
+        ]
 
     def _find(self, text: str) -> Iterator[tuple[int, int, AddedToken]]:
         """Start and end, in characters, and stand-in of each control token in the text."""
@@ -122,7 +135,7 @@ def _finder(backend: Tokenizer, added: Iterable[AddedToken]) -> Tokenizer:
     return finder
 
 
-def _encoder(backend: Tokenizer, added: Mapping[int, AddedToken], nonce: str) -> Tokenizer:
+def _encoder(backend: Tokenizer, added: list[AddedToken], nonce: str) -> Tokenizer:
     """The same tokenizer, its model shared, with other added tokens."""
     encoder = Tokenizer(backend.model)
     encoder.normalizer = backend.normalizer
@@ -130,7 +143,7 @@ def _encoder(backend: Tokenizer, added: Mapping[int, AddedToken], nonce: str) ->
     vocabulary = backend.get_vocab(with_added_tokens=False)
     holes = max(vocabulary.values(), default=-1) + 1 - len(vocabulary)  # new ids begin at its size
     encoder.add_tokens([AddedToken(f"{_EDGE}{nonce}{hole}", special=True) for hole in range(holes)])
-    encoder.add_tokens(list(added.values()))
+    encoder.add_tokens(added)
     return encoder
 
 

@@ -24,9 +24,12 @@ class PromptLimit:
 
     def check_characters(self, characters: int) -> None:
         """Raise PromptTooLong when even the longest tokens would be too many."""
-        at_least_tokens = -(-characters // self._most_characters)
-        if at_least_tokens > self._tokens:
-            raise PromptTooLong(at_least_tokens)
+        self.check_tokens(-(-characters // self._most_characters))
+
+    def check_tokens(self, tokens: int) -> None:
+        """Raise PromptTooLong for more tokens."""
+        if tokens > self._tokens:
+            raise PromptTooLong(tokens)
 
     def check_text(self, text: str) -> None:
         """Raise PromptTooLong for texts that have more tokens."""
@@ -38,5 +41,4 @@ class PromptLimit:
             piece = text[start : start + SLICE_CHARACTERS]
             encoding = self._backend.encode_batch_fast([piece], add_special_tokens=False)[0]
             at_least_tokens += max(len(encoding) - CUT_TOKENS, 0)
-            if at_least_tokens > self._tokens:
-                raise PromptTooLong(at_least_tokens)
+            self.check_tokens(at_least_tokens)

@@ -9,6 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from engine.mlx_backend.chat_template import ChatTemplate
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.prompt_limit import PromptLimit
+from engine.types import NO_REPLAYS, Replay
 
 _SPACE = "▁"  # SentencePiece's space
 
@@ -61,9 +62,13 @@ class CheckpointTokenizer:
         return token.replace(_SPACE, " ").encode()
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], **template_arguments: object
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
     ) -> list[int]:
-        return self._template.encode(messages, template_arguments)
+        return self._template.encode(messages, replays, template_arguments)
 
 
 def check_vocabulary(wrapper: TokenizerWrapper, vocab_size: int) -> None:

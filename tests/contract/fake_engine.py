@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from engine.api import EngineStopped
 from engine.ledger import Ledger
 from engine.types import (
+    NO_REPLAYS,
     CacheStats,
     Cleared,
     EngineStats,
@@ -21,6 +22,7 @@ from engine.types import (
     ModelCard,
     OutputEvent,
     Probed,
+    Replay,
     Request,
     RequestInfo,
     TokenLogprob,
@@ -66,7 +68,11 @@ class ByteTokenizer:
         return b"<|end|>" if token_id == END_OF_TEXT else bytes([token_id])
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], **template_arguments: object
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
     ) -> list[int]:
         if any(message["role"] == "function" for message in messages):
             raise ValueError("this template knows no role 'function'")

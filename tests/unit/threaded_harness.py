@@ -47,7 +47,9 @@ class Letters:
     def token_bytes(self, token_id: int) -> bytes:
         return LetterDetokenizer().add(token_id).encode()
 
-    def apply_chat_template(self, messages: object, **template_arguments: object) -> list[int]:
+    def apply_chat_template(
+        self, messages: object, replays: object = None, /, **template_arguments: object
+    ) -> list[int]:
         return [1]
 
 

@@ -1,0 +1,177 @@
+"""Answers that come back in a conversation, as the tokens that were generated."""
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise, takewhile
+from typing import Any, TypeAlias
+
+from engine.types import Replay
+
+Message: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an outline has an answer's words, and which: `r` for reasoning, `c` for content."""
+
+    index: int
+    fields: str
+    start: int
+    end: int
+
+
+class Outline:
+    """A conversation in which answers to be replayed are one random word each.
+
+    A template renders a call as JSON of its own, and a model wrote another. Where a rendered
+    conversation and its rendered outline differ, there is such an answer, and nothing else is.
+    """
+
+    def __init__(self, messages: Sequence[Message], replays: Mapping[int, Replay]) -> None:
+        """The replays' keys are indices of messages."""
+        nonce = secrets.token_hex(16)  # no caller can write the words
+        self._replays = dict(sorted(replays.items()))
+        self._words = re.compile(f"{nonce}x([0-9]+)x([rc])")
+        self.messages: list[Message] = [
+            _outlined(message, replays[index], f"{nonce}x{index}x") if index in replays else message
+            for index, message in enumerate(messages)
+        ]
+
+    def spliced(
+        self, conversation: str, outline: str, messages: Sequence[Message], stand_in: str
+    ) -> tuple[str, list[tuple[int, ...]]]:
+        """The rendered conversation with a stand-in for each answer, and the answers' tokens.
+
+        `messages` are those that the conversation was rendered from. An answer stays as the
+        template wrote it where the outline does not tell its place, the template leaves its
+        reasoning out, or what is there does not say what the message says.
+        """
+        places = list(self._places(outline))
+        if [place.index for place in places] != list(self._replays):
+            return conversation, []
+        edges = [0, *(edge for place in places for edge in (place.start, place.end)), len(outline)]
+        pieces = [outline[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        gaps = _gaps(conversation, _trimmed(pieces))
+        if gaps is None:
+            return conversation, []
+        parts, runs, end = [], [], 0
+        for place, (before, after), gap in zip(places, pairwise(pieces), gaps, strict=True):
+            answer, replay = conversation[slice(*gap)], self._replays[place.index]
+            if not (_says(answer, messages[place.index]) and _has_reasoning(answer, place, replay)):
+                continue
+            lead = _common(before[len(before.rstrip()) :], answer)
+            trail = _common(after[: len(after) - len(after.lstrip())][::-1], answer[::-1])
+            opening = _without(conversation[end : gap[0]] + lead, replay) + replay.opened
+            parts += [opening, stand_in]
+            runs.append(replay.tokens)
+            end = gap[1] - len(trail)
+        return "".join([*parts, conversation[end:]]), runs
+
+    def _places(self, outline: str) -> Iterator[_Place]:
+        words = self._words.finditer(outline)
+        for index, group in groupby(words, key=lambda word: int(word[1])):
+            own = list(group)
+            fields = "".join(word[2] for word in own)
+            yield _Place(index, fields, own[0].start(), own[-1].end())
+
+
+def _outlined(message: Message, replay: Replay, word: str) -> Message:
+    """The message with words for its content and its reasoning, and without its calls."""
+    fields = {
+        key: f"{word}r" if _is_reasoning(value, replay) else value
+        for key, value in message.items()
+        if key != "tool_calls"
+    }
+    return {**fields, "content": f"{word}c"}
+
+
+def _is_reasoning(value: object, replay: Replay) -> bool:
+    """Whether a field says what the model thought: clients and templates call it many names."""
+    reasoning = replay.reasoning.strip()
+    return isinstance(value, str) and bool(reasoning) and value.strip() == reasoning
+
+
+def _trimmed(pieces: Sequence[str]) -> list[str]:
+    """The pieces without the white space next to answers: templates put it there for content."""
+    first, *others = pieces
+    *inner, last = others
+    return [first.rstrip(), *(piece.strip() for piece in inner), last.lstrip()]
+
+
+def _gaps(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Where the text has what lies between the pieces; None unless there is just one way to see it.
+
+    Looking for the pieces from the left and from the right finds the same when there is.
+    """
+    first, *inner, last = pieces
+    start, stop = len(first), len(text) - len(last)
+    if start > stop or not text.startswith(first) or not text.endswith(last):
+        return None
+    forward, position = [], start
+    for piece in inner:
+        position = text.find(piece, position, stop)
+        if position < 0:
+            return None
+        forward.append(position)
+        position += len(piece)
+    backward, position = [], stop
+    for piece in reversed(inner):
+        position = text.rfind(piece, start, position)
+        backward.append(position)
+    if forward != backward[::-1]:
+        return None
+    starts = [start, *(at + len(piece) for at, piece in zip(forward, inner, strict=True))]
+    return list(zip(starts, [*forward, stop], strict=True))
+
+
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    pairs = zip(one, other, strict=False)
+    return "".join(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _says(answer: str, message: Message) -> bool:
+    """Whether a rendered answer has the message's content and the names of its calls, in order."""
+    position = 0
+    for call in message.get("tool_calls") or ():
+        name = call.get("function", call)["name"]
+        position = answer.find(name, position)
+        if position < 0:
+            return False
+        position += len(name)
+    return _squeezed(message.get("content") or "") in _squeezed(answer)
+
+
+def _has_reasoning(answer: str, place: _Place, replay: Replay) -> bool:
+    """Whether all that the model thought, if anything, is still there."""
+    reasoning = replay.reasoning.strip()
+    if not reasoning:
+        return place.fields == "c"
+    return place.fields == "rc" and _squeezed(reasoning) in _squeezed(answer)
+
+
+def _without(text: str, replay: Replay) -> str:
+    """The text without the markup at its end with which the answer itself begins.
+
+    Templates write the reasoning's markers in every answer; of the answer that was generated they
+    are part, or were opened for it.
+    """
+    markup = (replay.opened + replay.thinking).partition(replay.reasoning.strip() or "\0")[0]
+    position = len(text)
+    for character in reversed(_squeezed(markup)):
+        while position and text[position - 1].isspace():
+            position -= 1
+        if not position or text[position - 1] != character:
+            return text
+        position -= 1
+    if position == len(text):
+        return text
+    white = markup[: len(markup) - len(markup.lstrip())]
+    return text[:position].removesuffix(white)
+
+
+def _squeezed(text: str) -> str:
+    """The text without white space, which templates add and strip."""
+    return "".join(text.split())
