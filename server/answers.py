@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import Constraint, Grammar, GrammarKind, ThinkingBlock, ThinkingBudget, Tokenizer
+from engine.types import (
+    Constraint,
+    Grammar,
+    GrammarKind,
+    Replay,
+    ThinkingBlock,
+    ThinkingBudget,
+    Tokenizer,
+)
 from server.errors import invalid
 from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
 from server.parsing.calls import Calls, NewId, openai_id
@@ -38,12 +46,19 @@ class AnswerPlan:
     skip_special_tokens: bool
     constraint: Constraint | None
     thinking_budget: ThinkingBudget | None
+    opened: str  # the beginning of reasoning with which the prompt ends
+    reasoning_end: str  # the marker; "" where the model has none
 
     def stream(self) -> AnswerStream:
         """Takes in the text of one answer."""
         reader = Reader()
         calls = Calls(self.functions, self.new_id)
         return AnswerStream(reader, self.format.read(reader, calls))
+
+    def replay(self, tokens: Sequence[int], text: str, reasoning: str) -> Replay:
+        """How an answer was written, for when it comes back."""
+        before, end, _ = text.partition(self.reasoning_end) if reasoning else ("", "", "")
+        return Replay(tuple(tokens), self.opened, before + end, reasoning)
 
 
 class AnswerPlanner:
@@ -64,7 +79,7 @@ class AnswerPlanner:
         if functions and self._tools is None:
             message = "tools: no format of tool calls is known for this model (tool_parser)"
             raise invalid(message, "tools", UNSUPPORTED)
-        tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:]).rstrip()
+        tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = _Thinking(self._tokenizer, self._reasoning, tail)
         writer = _Writer(self._tokenizer, self._tools, thinking)
         return AnswerPlan(
@@ -79,6 +94,8 @@ class AnswerPlanner:
             skip_special_tokens=not self._has_special_markers(functions),
             constraint=writer.constraint(body, functions),
             thinking_budget=thinking.budget(body.thinking_budget),
+            opened=thinking.opened,
+            reasoning_end=self._reasoning.end if self._reasoning else "",
         )
 
     def _has_special_markers(self, functions: Sequence[Function]) -> bool:
@@ -119,8 +136,11 @@ class _Thinking:
     def __init__(self, tokenizer: Tokenizer, format: ReasoningFormat | None, tail: str) -> None:
         self._tokenizer = tokenizer
         self._format = format
-        self.is_open = format is not None and tail.endswith(format.begin)
-        self._is_over = format is None or tail.endswith(format.end)
+        self.is_open = format is not None and tail.rstrip().endswith(format.begin)
+        self._is_over = format is None or tail.rstrip().endswith(format.end)
+        self.opened = ""
+        if format is not None and self.is_open:
+            self.opened = tail[tail.rfind(format.begin) :]
 
     def block(self, answer: str) -> ThinkingBlock | None:
         """What may come before an answer that begins with this text; None where nothing may."""

@@ -1,44 +1,21 @@
 """What a chat's answer consists of, as the engine's events come in."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.types import FinishReason, OutputEvent, TokenLogprob
+from engine.types import FinishReason, OutputEvent, Replay, TokenLogprob
+from server.answers import AnswerPlan
 from server.generation import UsageMeter
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
-from server.parsing.stream import AnswerStream
+from server.replay import Call, Said
 
-
-class AnswerReader:
-    """Turns one sequence's events into parts, and tells the meter of the tokens of its reasoning.
-
-    A token counts as reasoning if the text that it completes does, or, where it completes none, if
-    the text before it did.
-    """
-
-    def __init__(self, stream: AnswerStream, meter: UsageMeter) -> None:
-        self._stream = stream
-        self._meter = meter
-        self._is_thinking = False
-        self.has_calls = False
-        self.token_ids: list[int] = []
-        self.text = ""
-
-    def add(self, event: OutputEvent) -> list[Part]:
-        parts = self._stream.add(event.text)
-        if event.finish_reason is not None:
-            parts += self._stream.finish()
-        self.token_ids += event.token_ids
-        self.text += event.text
-        self.has_calls = self.has_calls or any(isinstance(part, CallBegun) for part in parts)
-        if isinstance(parts[0], Reasoning) if parts else self._is_thinking:
-            self._meter.reasoning_tokens += len(event.token_ids)
-        if parts:
-            self._is_thinking = isinstance(parts[-1], Reasoning)
-        return parts
+Remember = Callable[[Said, Replay], None]
+"""Is told of an answer with calls, and how it was written."""
 
 
 @dataclass(slots=True)
-class Call:
+class WrittenCall:
     """A call that an answer makes. `arguments` are JSON text."""
 
     id: str
@@ -46,30 +23,73 @@ class Call:
     arguments: str = ""
 
 
-@dataclass(slots=True)
 class ChatAnswer:
-    """Everything that one sequence said."""
+    """One sequence's events as parts, and all parts together.
 
-    reader: AnswerReader
-    content: str = ""
-    reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason = FinishReason.LENGTH
+    The meter is told of the tokens of its reasoning: a token counts as such if the text that it
+    completes does, or, where it completes none, if the text before it did.
+    """
 
-    def add(self, event: OutputEvent) -> None:
-        self.logprobs += event.logprobs
-        self.finish_reason = event.finish_reason or self.finish_reason
-        for part in self.reader.add(event):
+    def __init__(self, plan: AnswerPlan, meter: UsageMeter, remember: Remember) -> None:
+        self._plan = plan
+        self._stream = plan.stream()
+        self._meter = meter
+        self._remember = remember
+        self._is_thinking = False
+        self._token_ids: list[int] = []
+        self._text = ""
+        self.content = ""
+        self.reasoning = ""
+        self.calls: list[WrittenCall] = []
+        self.finish_reason = FinishReason.LENGTH
+
+    def add(self, event: OutputEvent) -> list[Part]:
+        """The parts that the event completes."""
+        parts = self._stream.add(event.text)
+        if event.finish_reason is not None:
+            parts += self._stream.finish()
+        self._token_ids += event.token_ids
+        self._text += event.text
+        if isinstance(parts[0], Reasoning) if parts else self._is_thinking:
+            self._meter.reasoning_tokens += len(event.token_ids)
+        for part in parts:
             self._take(part)
+        if event.finish_reason is not None:
+            self._end(event.finish_reason, event.stopped_by)
+        return parts
 
     def _take(self, part: Part) -> None:
+        self._is_thinking = isinstance(part, Reasoning)
         match part:
             case Content(text):
                 self.content += text
             case Reasoning(text):
                 self.reasoning += text
             case CallBegun(_, id, name):
-                self.calls.append(Call(id, name))
+                self.calls.append(WrittenCall(id, name))
             case CallArguments(index, text):
                 self.calls[index].arguments += text
+
+    def _end(self, reason: FinishReason, stopped_by: str | int | None) -> None:
+        self.finish_reason = reason
+        if reason is not FinishReason.STOP or isinstance(stopped_by, str) or not self.calls:
+            return
+        tokens = self._token_ids if stopped_by is None else self._token_ids[:-1]
+        try:
+            calls = [Call(call.id, call.name, json.loads(call.arguments)) for call in self.calls]
+        except (ValueError, RecursionError):
+            return  # no history can say the same
+        said = Said(calls, self.content, self.reasoning)
+        self._remember(said, self._plan.replay(tokens, self._text, self.reasoning))
+
+
+@dataclass(slots=True)
+class WholeAnswer:
+    """An answer that is sent in one piece."""
+
+    answer: ChatAnswer
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def add(self, event: OutputEvent) -> None:
+        self.logprobs += event.logprobs
+        self.answer.add(event)

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.types import Replay
+from server.replay import Call, Replays, Said
 from server.schemas.chat import ChatRequest, Message
 from server.schemas.tools import ToolCall
 
@@ -34,6 +36,29 @@ def template_arguments(body: ChatRequest) -> dict[str, Any]:
     return arguments
 
 
+def found_replays(replays: Replays, body: ChatRequest) -> dict[int, Replay]:
+    """How answers of the history were written, by the index of their message, where it is known."""
+    found = {}
+    for index, message in enumerate(body.messages):
+        if message.role == "assistant" and message.tool_calls:
+            replay = replays.find(body.cache_salt, _said(message, message.tool_calls))
+            if replay is not None:
+                found[index] = replay
+    return found
+
+
+def _said(message: Message, calls: Sequence[ToolCall]) -> Said:
+    return Said(
+        [Call(call.id, call.function.name, _as_object(call.function.arguments)) for call in calls],
+        _text(message),
+        message.reasoning_content or message.reasoning,
+    )
+
+
+def _text(message: Message) -> str:
+    return "\n".join(part.text for part in message.content or ())
+
+
 def _declared(body: ChatRequest) -> list[dict[str, Any]]:
     """The tools that the model is told of: with a named choice all, so that the prompt is the same
     from turn to turn; with `none` none."""
@@ -50,7 +75,7 @@ def _template_message(message: Message, names: Mapping[str, str]) -> Mapping[str
     """
     fields: dict[str, object] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": "\n".join(part.text for part in message.content or ()),
+        "content": _text(message),
     }
     name = message.name or names.get(message.tool_call_id or "")
     if name:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from anyio import CapacityLimiter, to_thread
 
 from engine.api import PromptTooLong
-from engine.types import ModelCard, Tokenizer
+from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
 from server.history import template_messages
 from server.schemas.chat import Message
@@ -26,16 +26,22 @@ class PromptEncoder:
         self._limiter = CapacityLimiter(TOKENIZER_THREADS)
 
     async def chat(
-        self, messages: Sequence[Message], arguments: Mapping[str, object] = NO_ARGUMENTS
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, object] = NO_ARGUMENTS,
+        replays: Mapping[int, Replay] = NO_REPLAYS,
     ) -> tuple[int, ...]:
         """The conversation, ready for the assistant's turn; `arguments` are the template's.
+
+        `replays` are answers of this server's own, by the index of their message.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
         conversation = template_messages(messages)
         return await self._encode(
-            lambda: self._tokenizer.apply_chat_template(conversation, **arguments), "messages"
+            lambda: self._tokenizer.apply_chat_template(conversation, replays, **arguments),
+            "messages",
         )
 
     async def text(self, prompt: Prompt) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.types import FinishReason, OutputEvent, TokenLogprob
-from server.chat_answer import AnswerReader, ChatAnswer
+from server.chat_answer import ChatAnswer, WholeAnswer
 from server.errors import SERVER, ApiError
 from server.generation import UsageMeter
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
@@ -70,7 +70,7 @@ def no_logprobs(entries: Sequence[TokenLogprob]) -> None:
 
 
 def chat_completion(
-    envelope: Envelope, choices: Sequence[ChatAnswer], meter: UsageMeter, logprobs: LogprobRenderer
+    envelope: Envelope, choices: Sequence[WholeAnswer], meter: UsageMeter, logprobs: LogprobRenderer
 ) -> ChatCompletion:
     return ChatCompletion(
         id=envelope.id,
@@ -81,9 +81,9 @@ def chat_completion(
         choices=[
             ChatChoice(
                 index=index,
-                message=_message(choice),
+                message=_message(choice.answer),
                 logprobs=logprobs(choice.logprobs),
-                finish_reason=_finish_reason(choice.finish_reason, choice.reader),
+                finish_reason=_finish_reason(choice.answer),
             )
             for index, choice in enumerate(choices)
         ],
@@ -109,9 +109,9 @@ def _message(answer: ChatAnswer) -> AssistantMessage:
     return AssistantMessage(role="assistant", content=content, refusal=None, **extras)
 
 
-def _finish_reason(reason: FinishReason | None, reader: AnswerReader) -> WireFinishReason:
-    wire = wire_finish_reason(reason)
-    return "tool_calls" if wire == "stop" and reader.has_calls else wire
+def _finish_reason(answer: ChatAnswer) -> WireFinishReason:
+    wire = wire_finish_reason(answer.finish_reason)
+    return "tool_calls" if wire == "stop" and answer.calls else wire
 
 
 class ChatChunks:
@@ -121,25 +121,25 @@ class ChatChunks:
         self,
         envelope: Envelope,
         logprobs: LogprobRenderer,
-        new_reader: Callable[[], AnswerReader],
+        new_answer: Callable[[], ChatAnswer],
         meter: UsageMeter,
         with_usage: bool,
     ) -> None:
         self._envelope = envelope
         self._logprobs = logprobs
-        self._new_reader = new_reader
+        self._new_answer = new_answer
         self._meter = meter
         self._with_usage = with_usage
-        self._readers: dict[int, AnswerReader] = {}
+        self._answers: dict[int, ChatAnswer] = {}
 
     def chunks(self, choice: int, event: OutputEvent) -> Iterable[ChatChunk]:
         if event.admission is not None:
             return  # until there is a token, an error has a status of its own
-        if choice not in self._readers:
-            self._readers[choice] = self._new_reader()
+        if choice not in self._answers:
+            self._answers[choice] = self._new_answer()
             yield self._chunk(choice, Delta(role="assistant", content="", refusal=None))
-        reader = self._readers[choice]
-        deltas = [delta_of(part) for part in reader.add(event)]
+        answer = self._answers[choice]
+        deltas = [delta_of(part) for part in answer.add(event)]
         logprobs = self._logprobs(event.logprobs) if event.logprobs else None
         if logprobs is not None and not deltas:
             deltas = [Delta(content="")]
@@ -147,8 +147,7 @@ class ChatChunks:
             yield self._chunk(choice, delta, logprobs)
             logprobs = None
         if event.finish_reason is not None:
-            reason = _finish_reason(event.finish_reason, reader)
-            yield self._chunk(choice, Delta(), finish_reason=reason)
+            yield self._chunk(choice, Delta(), finish_reason=_finish_reason(answer))
 
     def last_chunks(self) -> Iterable[ChatChunk]:
         if self._with_usage:

@@ -16,6 +16,7 @@ from server.metrics import Metrics
 from server.middleware import RequestRecord, request_record
 from server.prompt import PromptEncoder
 from server.render import Envelope
+from server.replay import Replays
 from server.settings import Settings
 
 
@@ -27,6 +28,7 @@ class Service:
     bodies: BodyReader
     prompts: PromptEncoder
     answers: AnswerPlanner
+    replays: Replays
     model: str  # the name it is served under
     created: int  # seconds since the epoch
 
@@ -56,6 +58,7 @@ def create_service(engine: Engine, settings: Settings, metrics: Metrics) -> Serv
         bodies=BodyReader(),
         prompts=PromptEncoder(engine.tokenizer, engine.card),
         answers=AnswerPlanner(engine.tokenizer, settings.tool_parser, settings.reasoning_parser),
+        replays=Replays(),
         model=settings.served_model_name or _public_name(engine.card.name),
         created=int(time.time()),
     )

@@ -6,9 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from server.chat_answer import AnswerReader, ChatAnswer
+from server.chat_answer import ChatAnswer, WholeAnswer
 from server.generation import UsageMeter, generate_all
-from server.history import template_arguments
+from server.history import found_replays, template_arguments
 from server.logprobs import chat_logprobs
 from server.openapi import errors, json_body, stream_of
 from server.render import ChatChunks, chat_completion, no_logprobs
@@ -36,25 +36,26 @@ async def create_chat_completion(
     service.check_model(body.model)
     service.check_priority(body.priority)
     engine = service.engine
-    prompt = await service.prompts.chat(body.messages, template_arguments(body))
+    replays = found_replays(service.replays, body)
+    prompt = await service.prompts.chat(body.messages, template_arguments(body), replays)
     plan = service.answers.plan(body, prompt)
     request = chat_request(body, prompt, plan, engine.card, record)
     envelope = service.envelope(f"chatcmpl-{record.id}")
     meter = UsageMeter(request.n)
     logprobs = partial(chat_logprobs, engine.tokenizer) if body.logprobs else no_logprobs
 
-    def new_reader() -> AnswerReader:
-        return AnswerReader(plan.stream(), meter)
+    def new_answer() -> ChatAnswer:
+        return ChatAnswer(plan, meter, partial(service.replays.remember, body.cache_salt))
 
     if body.stream:
-        chunks = ChatChunks(envelope, logprobs, new_reader, meter, body.include_usage)
+        chunks = ChatChunks(envelope, logprobs, new_answer, meter, body.include_usage)
         return EventStreamResponse(
             engine, [request], chunks, meter, service.settings.keepalive_seconds
         )
     choices = await generate_all(
         engine,
         [request],
-        lambda: ChatAnswer(new_reader()),
+        lambda: WholeAnswer(new_answer()),
         meter,
         http.receive,
         unsent_of(http.scope),

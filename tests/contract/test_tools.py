@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types import GrammarKind
+from engine.types import NO_REPLAYS, GrammarKind, Replay
 from server.parsing.registry import TOOL_FORMATS
 from server.settings import Settings
 from tests.contract.conftest import StrictClient, strict_client
@@ -114,7 +114,11 @@ class RecordingTokenizer(ByteTokenizer):
     given: list[tuple[Sequence[Mapping[str, Any]], dict[str, Any]]] = field(default_factory=list)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], **template_arguments: object
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
     ) -> list[int]:
         self.given.append((messages, template_arguments))
         return super().apply_chat_template(messages)
@@ -125,7 +129,11 @@ class OpeningTokenizer(RecordingTokenizer):
     """Its template begins the assistant's reasoning."""
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], **template_arguments: object
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
     ) -> list[int]:
         ids = super().apply_chat_template(messages, **template_arguments)
         return [*ids, *b"<think>\n"]
