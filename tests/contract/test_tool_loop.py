@@ -1,0 +1,107 @@
+"""An agent's loop: each request sends all that was said, and only what is new is computed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.launch import launch
+from engine.types import EngineConfig
+from server.metrics import EngineTelemetry
+from server.settings import Settings
+from tests.answering import QWEN3
+from tests.checkpoints import FAMILIES, Family, write_family
+from tests.contract.conftest import StrictClient, strict_client
+from tests.contract.daemon import running
+
+STEPS = 10
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look somewhere.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "place": {"enum": ["here", "there", "é <b>"]},
+                "depth": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
+            "required": ["place", "depth"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def qwen3_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose template begins the reasoning, and keeps it only where it is new."""
+    config = {**FAMILIES["qwen3"].config, "max_position_embeddings": 4096}
+    directory = write_family(Family("qwen3", config), tmp_path_factory.mktemp("models"))
+    file = directory / "tokenizer_config.json"
+    text = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**text, "chat_template": QWEN3}), "utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module", params=["demo", "reasoning"])
+def client(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[StrictClient]:
+    model = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
+    telemetry = EngineTelemetry()
+    engine = launch(EngineConfig(model, kv_cache_bytes=32 << 20), telemetry, lambda line: None)
+    settings = Settings(port=0, served_model_name=request.param)
+    with running(engine, settings, telemetry) as url, strict_client(url) as client:
+        yield client
+
+
+def options(client: StrictClient) -> dict[str, Any]:
+    """What makes this model call a tool in few words."""
+    model = client.models.list().data[0].id
+    options = {"model": model, "tools": [LOOK], "tool_choice": "required", "max_tokens": 200}
+    options |= {"temperature": 1, "parallel_tool_calls": False}
+    if model == "reasoning":
+        options["extra_body"] = {
+            "thinking_budget": 6,
+            "chat_template_kwargs": {"opens": True, "enable_thinking": True},
+        }
+    return options
+
+
+def test_each_step_adopts_all_of_the_one_before_but_its_last_token(client: StrictClient) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Look everywhere."}]
+    expected = None
+    for step in range(STEPS):
+        completion = client.chat.completions.create(messages=messages, seed=step, **options(client))
+        usage, (choice,) = completion.usage, completion.choices
+        assert choice.finish_reason == "tool_calls", f"step {step}"
+        if expected is not None:
+            assert usage.prompt_tokens_details.cached_tokens >= expected, f"step {step}"
+        expected = usage.prompt_tokens + usage.completion_tokens - 1
+        (call,) = choice.message.tool_calls
+        assert set(json.loads(call.function.arguments)) == {"place", "depth"}
+        messages.append(choice.message.model_dump(exclude_none=True))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": f"nothing, {step}"})
+
+
+def test_reasoning_is_counted_and_ends_within_its_budget(client: StrictClient) -> None:
+    asked = options(client)
+    messages = [{"role": "user", "content": "Look."}]
+    completion = client.chat.completions.create(messages=messages, seed=1, **asked)
+    tokens = completion.usage.completion_tokens_details.reasoning_tokens
+    reasons = asked["model"] == "reasoning"
+    assert 0 < tokens <= 6 + len("</think>") if reasons else tokens == 0
+    reasoning = (completion.choices[0].message.model_extra or {}).get("reasoning_content")
+    assert bool(reasoning) == reasons
+
+
+def test_a_history_that_was_edited_is_taken_as_it_is(client: StrictClient) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Look once."}]
+    completion = client.chat.completions.create(messages=messages, **options(client))
+    (call,) = completion.choices[0].message.tool_calls
+    answer = completion.choices[0].message.model_dump(exclude_none=True)
+    answer["tool_calls"][0]["function"]["arguments"] = '{"place": "nowhere", "depth": 1}'
+    messages += [answer, {"role": "tool", "tool_call_id": call.id, "content": "nothing"}]
+    again = client.chat.completions.create(messages=messages, **options(client))
+    adopted = again.usage.prompt_tokens_details.cached_tokens
+    assert adopted < completion.usage.prompt_tokens + completion.usage.completion_tokens - 1
