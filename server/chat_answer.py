@@ -27,7 +27,7 @@ class ChatAnswer:
     """One sequence's events as parts, and all parts together.
 
     The meter is told of the tokens of its reasoning: a token counts as such if the text that it
-    completes does, or, where it completes none, if the text before it did.
+    completes does, or, where it completes none, if the text before it did. The end marker counts.
     """
 
     def __init__(self, plan: AnswerPlan, meter: UsageMeter, remember: Remember) -> None:
@@ -54,9 +54,16 @@ class ChatAnswer:
             self._meter.reasoning_tokens += len(event.token_ids)
         for part in parts:
             self._take(part)
+        if self._is_thinking and self._has_just_ended(event.text):
+            self._is_thinking = False
         if event.finish_reason is not None:
             self._end(event.finish_reason, event.stopped_by)
         return parts
+
+    def _has_just_ended(self, text: str) -> bool:
+        """Whether the marker that ends reasoning is complete with this text, the latest."""
+        end = self._plan.reasoning_end
+        return bool(end) and end in self._text[-len(text) - len(end) :]
 
     def _take(self, part: Part) -> None:
         self._is_thinking = isinstance(part, Reasoning)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from engine.mlx_backend.tokenizer import CheckpointTokenizer
 from engine.types import Replay
@@ -183,6 +183,11 @@ def checkpoint_of(backend: Tokenizer, template: str) -> CheckpointTokenizer:
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in CONTROL])
     backend.add_tokens([AddedToken(token, normalized=False) for token in _WORDS])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    return checkpoint_with(fast, template)
+
+
+def checkpoint_with(fast: PreTrainedTokenizerBase, template: str) -> CheckpointTokenizer:
+    """The tokenizer with another chat template."""
     fast.chat_template = template
     return CheckpointTokenizer(TokenizerWrapper(fast), MAX_TOKENS)
 
@@ -269,7 +274,9 @@ _EMPTY = "<think>\n\n</think>\n\n"
 
 FAMILIES = {
     "hermes": Family(HERMES, _no_thinking, _hermes, "<|im_end|>"),
-    "qwen3": Family(QWEN3, _qwen3_thinks, _hermes, "<|im_end|>"),
+    "qwen3": Family(
+        QWEN3, _qwen3_thinks, _hermes, "<|im_end|>", arguments={"enable_thinking": True}
+    ),
     "qwen3 opening": Family(
         QWEN3,
         lambda reasoning: f"{reasoning}\n</think>\n\n",
@@ -277,7 +284,7 @@ FAMILIES = {
         "<|im_end|>",
         _OPENED,
         _OPENED,
-        {"opens": True},
+        {"opens": True, "enable_thinking": True},
     ),
     "qwen3 not thinking": Family(
         QWEN3, _no_thinking, _hermes, "<|im_end|>", _EMPTY, _EMPTY, {"enable_thinking": False}
@@ -290,7 +297,7 @@ FAMILIES = {
         "<|im_end|>",
         _OPENED,
         _OPENED,
-        {"opens": True},
+        {"opens": True, "enable_thinking": True},
     ),
     "glm": Family(GLM, lambda reasoning: f"\n<think>{reasoning}</think>", _glm, "<|observation|>"),
     "llama3": Family(LLAMA3, _no_thinking, _llama3, "<|eot_id|>"),

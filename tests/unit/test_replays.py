@@ -1,6 +1,7 @@
 """Answers in the history are the tokens that were generated, where the template lets them."""
 
 import random
+from collections.abc import Mapping
 from functools import cache
 from itertools import repeat
 
@@ -74,7 +75,7 @@ def test_reasoning_that_the_template_drops_is_dropped(name: str) -> None:
     """Behind the next question the answers are as the template writes them, without reasoning."""
     talk = conversation(FAMILIES[name])
     talk.asks("what is the weather?")
-    earlier = talk.answers(Answer((CALL,), reasoning="let me look"))
+    earlier = talk.answers(Answer((CALL,), reasoning="look"))
     talk.returns("cold")
     assert holds(talk.prompt(), earlier)
     talk.asks("and tomorrow?")
@@ -83,6 +84,16 @@ def test_reasoning_that_the_template_drops_is_dropped(name: str) -> None:
     later = talk.answers(Answer((CALL,), reasoning="look again"))
     talk.returns("warm")
     assert talk.prompt()[: len(prompt) + len(later)] == prompt + later
+
+
+def test_reasoning_in_the_content_that_the_template_drops_is_dropped() -> None:
+    """Where nobody told it apart."""
+    talk = conversation(FAMILIES["qwen3"])
+    talk.asks("what is the weather?")
+    talk.answers(Answer((CALL,), "<think>hm</think>I look."))
+    talk.returns("cold")
+    talk.asks("and tomorrow?")
+    assert talk.prompt() == talk.canonical()
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -155,7 +166,7 @@ def test_control_tokens_of_callers_are_text_beside_replays(name: str) -> None:
 def answered(template: str, *, opened: str = "", **message: object) -> tuple[list[int], list[int]]:
     """The prompts with and without a replay of an answer that called `look`."""
     call = {"function": {"name": "look", "arguments": {"a": 1}}}
-    messages = [
+    messages: list[Mapping[str, object]] = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "", "tool_calls": [call], **message},
         {"role": "tool", "content": "r"},
@@ -185,21 +196,20 @@ def test_templates_that_cannot_be_followed_write_the_answer_themselves(shape: st
     assert replayed == canonical
 
 
-def test_an_answer_whose_end_is_ambiguous_is_the_templates() -> None:
-    """A template without control tokens, and content that looks like what follows the answer."""
+@pytest.mark.parametrize(("content", "followed"), [("a-s-look", True), ("a-r-look", False)])
+def test_an_answer_whose_end_is_ambiguous_is_the_templates(content: str, followed: bool) -> None:
+    """A template without control tokens, and content that may look like what follows the answer."""
     template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls and 'look' }}-{% endfor %}"
     call = {"function": {"name": "look", "arguments": {}}}
-    messages = [
+    messages: list[Mapping[str, object]] = [
         {"role": "user", "content": "q", "tool_calls": ""},
-        {"role": "assistant", "content": "a-r-look", "tool_calls": [call]},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
         {"role": "tool", "content": "r", "tool_calls": ""},
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
     replays = {1: Replay((5, 6, 7)), 3: Replay((8, 9))}
     apply = checkpoint(template).apply_chat_template
-    assert apply(messages, replays) == apply(messages)
-    messages[1]["content"] = "a-s-look"
-    assert apply(messages, replays) != apply(messages)
+    assert (apply(messages, replays) != apply(messages)) is followed
 
 
 def test_replays_count_for_the_limit() -> None:
