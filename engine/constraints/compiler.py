@@ -1,5 +1,6 @@
 """Grammars from text to matchers, off the engine thread, within bounds."""
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from engine.constraints.guide import (
     PerhapsBehind,
     RepeatingGuide,
 )
+from engine.constraints.json_schema import faithful
 from engine.types import Constraint, Grammar, GrammarKind, Request
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
@@ -28,6 +30,9 @@ CACHED_CHARACTERS = 4 * 1024**2
 WHITESPACE = r"( |\n[ \t]{0,24})?"
 """Between JSON's tokens: a space, or a new line and its indentation. Bounded, or a model that likes
 spaces never comes to an end."""
+
+JSON_ESCAPES = 'nrbtf\\"'
+"""Of those in strings all but \\u: with it a name has other spellings, which schemas do not see."""
 
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
@@ -132,8 +137,14 @@ def _source(grammar: Grammar, param: str) -> str:
             return LLMatcher.grammar_from_lark(grammar.text)
         case GrammarKind.JSON_SCHEMA:
             try:
+                schema = json.dumps(faithful(grammar.text))
                 return LLMatcher.grammar_from_json_schema(
-                    grammar.text, overrides={"whitespace_pattern": WHITESPACE, "lenient": False}
+                    schema,
+                    overrides={
+                        "whitespace_pattern": WHITESPACE,
+                        "json_allowed_escapes": JSON_ESCAPES,
+                        "lenient": False,
+                    },
                 )
             except ValueError as error:
                 raise InvalidRequest(f"{param}: {_first_line(str(error))}", param) from error

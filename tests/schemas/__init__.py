@@ -1,0 +1,1 @@
+"""What schemas allow is what JSON Schema allows: generated ones, and the public test suite's."""

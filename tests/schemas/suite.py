@@ -1,0 +1,93 @@
+"""The public JSON-Schema test suite: how many of its schemas are supported, and rightly read."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.api import InvalidRequest
+from engine.constraints.compiler import GrammarCompiler
+from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
+from engine.types import Constraint, Grammar, GrammarKind, Request
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one keyword's schemas and of the instances that the suite judges by them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    narrow: list[str] = field(default_factory=list)
+
+    def judge(self, test: dict[str, Any], what: str, accepted: bool) -> None:
+        verdict = "accepted" if accepted else "refused"
+        self.counts["valid " + verdict if test["valid"] else "invalid " + verdict] += 1
+        if accepted and not test["valid"]:
+            self.wrong.append(what)
+        elif test["valid"] and not accepted:
+            self.narrow.append(what)
+
+
+class Reader:
+    """Compiles schemas as the engine does, with the demonstration model's tokens."""
+
+    def __init__(self) -> None:
+        text = (DEFAULT_CHECKPOINT / "tokenizer.json").read_text("utf-8")
+        self._tokenizer = LLTokenizer(text, n_vocab=1024, eos_token=[2])
+        self._compiler = GrammarCompiler(lambda: self._tokenizer)
+
+    def matcher(self, schema: object) -> LLMatcher:
+        """Raises InvalidRequest for a schema that is not supported."""
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+        request = Request("r", (1,), 1, constraint=Constraint(grammar, "schema"))
+        choice = self._compiler.guides(request)().choice
+        assert isinstance(choice, LLMatcher)
+        return choice
+
+    def accepts(self, matcher: LLMatcher, instance: object) -> bool:
+        """Whether the instance, as json.dumps spells it, may be generated."""
+        tokens = self._tokenizer.tokenize_str(json.dumps(instance, ensure_ascii=False))
+        mine = matcher.deep_copy()
+        return mine.try_consume_tokens(tokens) == len(tokens) and mine.is_accepting()
+
+
+def read_suite(directory: Path) -> Iterator[tuple[str, Tally]]:
+    """One tally for each file of a draft's directory, those in its subdirectories included."""
+    reader = Reader()
+    for path in sorted(directory.rglob("*.json")):
+        tally = Tally()
+        for case in json.loads(path.read_text("utf-8")):
+            _read_case(reader, case, tally)
+        yield str(path.relative_to(directory)), tally
+
+
+def _read_case(reader: Reader, case: dict[str, Any], tally: Tally) -> None:
+    try:
+        matcher = reader.matcher(case["schema"])
+    except InvalidRequest:
+        tally.counts["schemas refused"] += 1
+        return
+    tally.counts["schemas supported"] += 1
+    for test in case["tests"]:
+        what = f"{case['description']}: {test['description']}: {json.dumps(test['data'])[:120]}"
+        tally.judge(test, what, reader.accepts(matcher, test["data"]))
+
+
+def report(directory: Path) -> bool:
+    """Print the tallies; whether no invalid instance was accepted."""
+    total: Counter[str] = Counter()
+    sound = True
+    for name, tally in read_suite(directory):
+        total += tally.counts
+        sound = sound and not tally.wrong
+        print(f"{name}: " + ", ".join(f"{k} {n}" for k, n in sorted(tally.counts.items()) if n))
+        for what in tally.wrong:
+            print(f"    ACCEPTED, though invalid: {what}")
+        for what in tally.narrow:
+            print(f"    refused, though valid: {what}")
+    print("all: " + ", ".join(f"{name} {n}" for name, n in sorted(total.items())))
+    return sound

@@ -1,0 +1,29 @@
+"""Generated schemas, on a random checkpoint at temperature 1.
+
+Many more: `python -m tests.schemas generated`.
+"""
+
+import asyncio
+from pathlib import Path
+
+from engine.launch import launch
+from engine.types import EngineConfig
+from server.metrics import EngineTelemetry
+from tests.checkpoints import FAMILIES, write_family
+from tests.schemas.answers import answers_conform
+
+SCHEMAS = 300
+
+
+async def test_every_complete_answer_conforms_and_every_other_schema_is_refused(
+    tmp_path: Path,
+) -> None:
+    model = write_family(FAMILIES["qwen3"], tmp_path)
+    config = EngineConfig(model=str(model), kv_cache_bytes=16 << 20, max_running=32)
+    engine = await asyncio.to_thread(launch, config, EngineTelemetry(), lambda line: None)
+    try:
+        ends = await answers_conform(engine, range(SCHEMAS), max_tokens=120)
+    finally:
+        await engine.drain(0.0)
+    assert ends["complete"] > SCHEMAS // 2, ends
+    assert ends["refused"] > SCHEMAS // 20, ends
