@@ -5,7 +5,7 @@ Schemas are read as Draft 2020-12, with the lists in `items` of the drafts befor
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias, TypeGuard
 
 from engine.constraints.patterns import UNSPELLABLE, rust_pattern
@@ -131,21 +131,27 @@ def _refuse_unfaithful(schema: Schema) -> None:
     if _is_number(fewest) and fewest > max(1, named):
         # llguidance counts a name as often as it is written
         raise ValueError("minProperties above 1 is only supported up to the number of `required`")
-    for value in (schema.get("const"), schema.get("enum")):
+    names = [*_named(schema.get("properties")), *_named(required)]
+    for value in (schema.get("const"), schema.get("enum"), names):
         _refuse_unspeakable(value)
 
 
+def _named(names: object) -> Iterable[object]:
+    return names if isinstance(names, dict | list) else ()
+
+
 def _refuse_unspeakable(value: object) -> None:
-    """Numbers are compared as 64-bit floats, and control characters would be dropped."""
+    """Numbers are compared as 64-bit floats; control characters would be dropped, or escape a
+    pattern for names."""
     waiting = [value]
     while waiting:
         match waiting.pop():
             case dict() as members:
-                waiting += members.values()
+                waiting += [*members, *members.values()]
             case list() as items:
                 waiting += items
             case str() as text if UNSPELLABLE.search(text):
-                raise ValueError("control characters are not supported in const and enum")
+                raise ValueError("control characters are not supported in names and values")
             case int() | float() as number if _inward(number, math.inf) != number:
                 raise ValueError(f"the number {str(number)[:40]} is not a 64-bit float")
 

@@ -61,9 +61,12 @@ def ban(logits: mx.array, orders: Sequence[SampleOrder]) -> mx.array:
     return _replaced(logits, rows, tokens, mx.array(-math.inf))
 
 
+@mx.compile
 def keep_allowed(logits: mx.array, bits: mx.array) -> mx.array:
     """Rule out all tokens but those of each row's mask: `bits`, uint32 [rows, ceil(vocab / 32)],
     token t at bit t % 32, from the lowest, of word t // 32.
+
+    Compiled: one pass over the logits, where single operations take a dozen times as long.
     """
     rows, vocab_size = logits.shape
     allowed = (bits[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1

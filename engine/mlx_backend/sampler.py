@@ -93,11 +93,7 @@ class Sampler:
             return []
         edited = _run(EDITS, raw, orders)
         if len(masks):
-            edited = _on_rows(
-                [row for row, order in enumerate(orders) if order.masked],
-                edited,
-                lambda rows: change.keep_allowed(rows, mx.array(masks.view(np.uint32))),
-            )
+            edited = change.keep_allowed(edited, _masks_of_all(orders, masks))
         peaks = edited.max(axis=-1)
         tokens = mx.argmax(_run(DRAW, edited, orders), axis=-1)
         asking = [row for row, order in enumerate(orders) if order.params.top_logprobs is not None]
@@ -192,6 +188,15 @@ def _on_rows(
     edited = mx.array(logits)  # assignment changes the array object, which is shared
     edited[index] = edit(logits[index])
     return edited
+
+
+def _masks_of_all(orders: Sequence[SampleOrder], masks: Masks) -> mx.array:
+    """The masks, and between them the rows that may choose any token: one pass over all logits is
+    cheaper than to take some rows out and put them back.
+    """
+    bits = np.full((len(orders), masks.shape[-1]), -1, dtype=masks.dtype)
+    bits[[order.masked for order in orders]] = masks
+    return mx.array(bits.view(np.uint32))
 
 
 def _refuse_unusable(peaks: mx.array) -> None:

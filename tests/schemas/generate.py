@@ -54,6 +54,7 @@ UNSUPPORTED: tuple[dict[str, Any], ...] = (
     {"type": "string", "format": "json-pointer"},
     {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]},
     {"const": 2**53 + 1},
+    {"type": "object", "properties": {"\x01": True}, "patternProperties": {"^.$": False}},
 )
 
 

@@ -94,6 +94,7 @@ def test_what_a_schema_forbids_is_never_generated(
         ({"const": 2**53 + 1}, "not a 64-bit float"),
         ({"enum": [[{"a": 10**400}]]}, "beyond 64-bit"),
         ({"const": "a\0b"}, "control characters"),
+        ({"properties": {"\1": {}}, "patternProperties": {"^.$": False}}, "control characters"),
         ({"$ref": "http://example.com/a"}, "must begin with #/"),
         ({"$ref": "#/$defs/a"}, "leads nowhere"),
         ({"$ref": "#/$defs/a~1b", "$defs": {"a~1b": {}}}, "escaped names"),
