@@ -22,7 +22,12 @@ from engine.constraints.guide import (
 from engine.constraints.json_schema import faithful
 from engine.types import Constraint, Grammar, GrammarKind, Request
 
-MAX_GRAMMAR_CHARACTERS = 256 * 1024
+MAX_GRAMMAR_CHARACTERS = {
+    GrammarKind.JSON_SCHEMA: 256 * 1024,
+    GrammarKind.REGEX: 32 * 1024,  # the slowest take time by the square of it: 2 s here
+    GrammarKind.LARK: 32 * 1024,
+}
+PROBED_STEPS = 3
 MAX_MESSAGE_CHARACTERS = 400
 CACHED_GRAMMARS = 128
 CACHED_CHARACTERS = 4 * 1024**2
@@ -35,7 +40,7 @@ JSON_ESCAPES = 'nrbtf\\"'
 """Of those in strings all but \\u: with it a name has other spellings, which schemas do not see."""
 
 LIMITS = LLParserLimits(
-    max_items_in_row=2000,
+    max_items_in_row=20_000,
     initial_lexer_fuel=1_000_000,  # about 20 ms
     step_lexer_fuel=200_000,  # about 14 ms
     step_max_items=50_000,
@@ -115,17 +120,30 @@ def _placed(constraint: Constraint, grammar: GuideFactory) -> Guide:
 
 
 def _compile(tokenizer: LLTokenizer, grammar: Grammar, param: str) -> LLMatcher:
-    if len(grammar.text) > MAX_GRAMMAR_CHARACTERS:
+    most = MAX_GRAMMAR_CHARACTERS[grammar.kind]
+    if len(grammar.text) > most:
         raise InvalidRequest(
-            f"{param}: the grammar has {len(grammar.text)} characters; "
-            f"{MAX_GRAMMAR_CHARACTERS} are the most",
+            f"{param}: the grammar has {len(grammar.text)} characters; {most} are the most",
             param,
         )
     matcher = LLMatcher(tokenizer, _source(grammar, param), limits=LIMITS)
-    matcher.compute_bitmask()  # the first is the dearest: what it costs too much is refused here
-    if matcher.is_error():
-        raise InvalidRequest(f"{param}: {_first_line(matcher.get_error())}", param)
+    if error := _error_of_first_steps(matcher):
+        raise InvalidRequest(f"{param}: {_first_line(error)}", param)
     return matcher
+
+
+def _error_of_first_steps(matcher: LLMatcher) -> str:
+    """What goes wrong in the first masks, which are the dearest; empty where nothing does."""
+    steps = [matcher]
+    for _ in range(PROBED_STEPS):
+        mask = int.from_bytes(steps[-1].compute_bitmask(), "little")
+        if steps[-1].is_error():
+            return steps[-1].get_error()
+        if steps[-1].is_stopped() or not mask:
+            break
+        steps.append(steps[-1].deep_copy())
+        steps[-1].consume_token(mask.bit_length() - 1)  # the last is seldom the end
+    return ""
 
 
 def _source(grammar: Grammar, param: str) -> str:

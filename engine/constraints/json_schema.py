@@ -41,6 +41,9 @@ FORMATS: dict[str, Schema] = {
 second, and labels that claim to be Punycode. Here no minute has a leap second, years begin with
 0001, as most languages' do, and no label has hyphens in its third and fourth place."""
 
+MAX_NAME_PATTERNS = 32
+"""Of one schema: llguidance compares each with each."""
+
 _ONE = ("items", "additionalProperties", "additionalItems")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties")
@@ -117,6 +120,8 @@ def _rewrite(schema: Schema) -> None:
     if isinstance(schema.get("pattern"), str):
         schema["pattern"] = rust_pattern(schema["pattern"])
     if isinstance(patterns := schema.get("patternProperties"), dict):
+        if len(patterns) > MAX_NAME_PATTERNS:
+            raise ValueError(f"patternProperties: {MAX_NAME_PATTERNS} patterns are the most")
         schema["patternProperties"] = {rust_pattern(name): one for name, one in patterns.items()}
     others = schema.get("allOf", [])
     if schema.get("format") in tuple(FORMATS) and isinstance(others, list):

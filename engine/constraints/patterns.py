@@ -11,6 +11,9 @@ where it quotes literals, and lets quotes and backslashes into classes that hold
 UNSPELLABLE = re.compile(f"[{_UNSPELLABLE}]")
 """Finds one in a text."""
 
+MAX_PATTERN_CHARACTERS = 4096
+"""What compiles slowest takes time by the square of this."""
+
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _SPACES = r"\t\n\x0b\x0c\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _CLASSES = {
@@ -39,8 +42,10 @@ def rust_pattern(pattern: str) -> str:
     """The same pattern, as Rust's regex reads it, without what JSON can spell with \\u alone.
 
     Raises ValueError for what is not supported: look-arounds, back-references, word boundaries,
-    flags, unknown escapes, single control characters.
+    flags, unknown escapes, single control characters, more than MAX_PATTERN_CHARACTERS.
     """
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise ValueError(f"pattern: {MAX_PATTERN_CHARACTERS} characters are the most")
     return _Translator(pattern).translated()
 
 

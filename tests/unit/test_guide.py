@@ -204,7 +204,8 @@ def test_the_sequences_of_a_request_do_not_move_each_other(
         (GrammarKind.REGEX, "(?=a)b"),
         (GrammarKind.LARK, "start: nothing"),
         (GrammarKind.LARK, "start: " + '"a" ' * 100_000),
-        (GrammarKind.REGEX, "a" * (MAX_GRAMMAR_CHARACTERS + 1)),
+        (GrammarKind.REGEX, "a" * (MAX_GRAMMAR_CHARACTERS[GrammarKind.REGEX] + 1)),
+        (GrammarKind.REGEX, "a?" * 2000),
     ],
 )
 def test_a_bad_or_too_costly_grammar_is_refused_by_field(
