@@ -1,7 +1,7 @@
 """A conversation as chat templates know it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.types import Replay
@@ -12,14 +12,34 @@ from server.schemas.tools import ToolCall
 NO_EFFORT = "none"
 
 
-def template_messages(messages: Sequence[Message]) -> list[Mapping[str, object]]:
+WriteArguments = Callable[[str], object]
+"""What a template is given for the JSON text of a call's arguments."""
+
+
+def as_object(arguments: str) -> object:
+    """As most templates have it; text that is no object stays as it is."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def as_text(arguments: str) -> object:
+    """As DeepSeek's templates have it, which put it together with other text."""
+    return arguments or "{}"
+
+
+def template_messages(
+    messages: Sequence[Message], arguments: WriteArguments = as_object
+) -> list[Mapping[str, object]]:
     """The messages, the results of calls with the names of their functions."""
     names: dict[str, str] = {}
     rendered = []
     for message in messages:
         for call in message.tool_calls or ():
             names[call.id] = call.function.name
-        rendered.append(_template_message(message, names))
+        rendered.append(_template_message(message, names, arguments))
     return rendered
 
 
@@ -49,7 +69,7 @@ def found_replays(replays: Replays, body: ChatRequest) -> dict[int, Replay]:
 
 def _said(message: Message, calls: Sequence[ToolCall]) -> Said:
     return Said(
-        [Call(call.id, call.function.name, _as_object(call.function.arguments)) for call in calls],
+        [Call(call.id, call.function.name, as_object(call.function.arguments)) for call in calls],
         _text(message),
         message.reasoning_content or message.reasoning,
     )
@@ -67,8 +87,10 @@ def _declared(body: ChatRequest) -> list[dict[str, Any]]:
     return [tool.for_template() for tool in body.tools]
 
 
-def _template_message(message: Message, names: Mapping[str, str]) -> Mapping[str, object]:
-    """One string of content, no `developer`, arguments as objects.
+def _template_message(
+    message: Message, names: Mapping[str, str], arguments: WriteArguments
+) -> Mapping[str, object]:
+    """One string of content, no `developer`.
 
     A template that has never heard of `developer` renders it as it stands, a role that its model
     never saw; one that has takes `system` for the same. So `system` is right for both.
@@ -81,24 +103,20 @@ def _template_message(message: Message, names: Mapping[str, str]) -> Mapping[str
     if name:
         fields["name"] = name
     if message.tool_calls:
-        fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     if reasoning := message.reasoning_content or message.reasoning:
         # What templates call it: most the first, gpt-oss's the last.
         fields |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
     return fields
-
-
-def _template_call(call: ToolCall) -> dict[str, object]:
-    function = {"name": call.function.name, "arguments": _as_object(call.function.arguments)}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _as_object(arguments: str) -> object:
-    """Templates render objects; text that is none is passed on as it is."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments

@@ -8,7 +8,7 @@ from anyio import CapacityLimiter, to_thread
 from engine.api import PromptTooLong
 from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
-from server.history import template_messages
+from server.history import WriteArguments, as_object, as_text, template_messages
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
 from server.translate import too_long
@@ -38,11 +38,20 @@ class PromptEncoder:
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
-        conversation = template_messages(messages)
-        return await self._encode(
-            lambda: self._tokenizer.apply_chat_template(conversation, replays, **arguments),
-            "messages",
-        )
+
+        def encode() -> list[int]:
+            try:
+                return render(as_object)
+            except ValueError:
+                if not any(message.tool_calls for message in messages):
+                    raise
+                return render(as_text)
+
+        def render(written: WriteArguments) -> list[int]:
+            conversation = template_messages(messages, written)
+            return self._tokenizer.apply_chat_template(conversation, replays, **arguments)
+
+        return await self._encode(encode, "messages")
 
     async def text(self, prompt: Prompt) -> tuple[int, ...]:
         """A bare prompt; token ids are taken as they are.

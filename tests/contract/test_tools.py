@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -137,6 +137,25 @@ class OpeningTokenizer(RecordingTokenizer):
     ) -> list[int]:
         ids = super().apply_chat_template(messages, **template_arguments)
         return [*ids, *b"<think>\n"]
+
+
+@dataclass(frozen=True)
+class TextualTokenizer(RecordingTokenizer):
+    """Its template puts arguments together with text, as DeepSeek's do."""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
+    ) -> list[int]:
+        ids = super().apply_chat_template(messages, replays, **template_arguments)
+        for message in messages:
+            for call in cast(list[Any], message.get("tool_calls", [])):
+                if not isinstance(call["function"]["arguments"], str):
+                    raise ValueError("the chat template refuses the messages: no text")
+        return ids
 
 
 @dataclass
@@ -328,6 +347,16 @@ def test_history_reaches_the_template_as_templates_want_it(hermes: Daemon) -> No
     assert result["tool_call_id"] == "call_1"
     assert answer["reasoning_content"] == "So."
     assert arguments["tools"] == TOOLS
+
+
+def test_a_template_that_wants_arguments_as_text_gets_them(no_settings_from_outside: None) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "ping", "arguments": '{"a": 1}'}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "pong"}
+    with daemon(TextualTokenizer, tool_parser="deepseek_v31") as textual:
+        textual.say("Fine.")
+        textual.create(messages=[USER, {"role": "assistant", "tool_calls": [call]}, result])
+        messages, _ = textual.given
+        assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
 def test_what_else_the_template_is_told(hermes: Daemon) -> None:
