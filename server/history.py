@@ -60,10 +60,12 @@ def found_replays(replays: Replays, body: ChatRequest) -> dict[int, Replay]:
     """How answers of the history were written, by the index of their message, where it is known."""
     found = {}
     for index, message in enumerate(body.messages):
-        if message.role == "assistant" and message.tool_calls:
-            replay = replays.find(body.cache_salt, _said(message, message.tool_calls))
-            if replay is not None:
-                found[index] = replay
+        calls = message.tool_calls or ()
+        if not calls or not replays.knows(body.cache_salt, [call.id for call in calls]):
+            continue  # so that nothing is parsed in vain
+        replay = replays.find(body.cache_salt, _said(message, calls))
+        if replay is not None:
+            found[index] = replay
     return found
 
 

@@ -51,6 +51,10 @@ class Replays:
         while self._tokens > self._max_tokens or len(self._answers) > self._max_answers:
             self._forget(next(iter(self._answers)))
 
+    def knows(self, cache_salt: str, call_ids: Sequence[str]) -> bool:
+        """Whether an answer with these calls is remembered."""
+        return (cache_salt, *call_ids) in self._answers
+
     def find(self, cache_salt: str, said: Said) -> Replay | None:
         """What was generated for a message; None for one that says anything else.
 

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
@@ -38,7 +39,7 @@ async def create_chat_completion(
     engine = service.engine
     replays = found_replays(service.replays, body)
     prompt = await service.prompts.chat(body.messages, template_arguments(body), replays)
-    plan = service.answers.plan(body, prompt)
+    plan = await to_thread.run_sync(service.answers.plan, body, prompt)  # grammars may be long
     request = chat_request(body, prompt, plan, engine.card, record)
     envelope = service.envelope(f"chatcmpl-{record.id}")
     meter = UsageMeter(request.n)
