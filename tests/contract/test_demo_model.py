@@ -1,6 +1,7 @@
 """What a newcomer meets: the daemon on its embedded model, asked by the openai client."""
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -135,3 +136,56 @@ def test_a_prompt_far_beyond_the_context_is_refused(
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     assert re.match(r"This model's maximum context length is \d+ tokens", error["message"])
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_it_calls_the_tool_that_the_readme_asks_for(demo: OpenAI, stream: bool) -> None:
+    asked = ask("Get the weather in Paris.", tools=[WEATHER])
+    if stream:
+        with demo.chat.completions.stream(**asked) as answer:
+            completion = answer.get_final_completion()
+    else:
+        completion = demo.chat.completions.create(**asked)
+    (choice,) = completion.choices
+    (call,) = choice.message.tool_calls or []
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "get_weather",
+        {"city": "Paris"},
+    )
+    assert (choice.message.content or "", choice.finish_reason) == ("", "tool_calls")
+
+
+def test_without_tools_it_calls_none(demo: OpenAI) -> None:
+    choice = demo.chat.completions.create(**ask("Get the weather in Paris.")).choices[0]
+    assert "<tool_call>" not in (choice.message.content or "")
+    assert choice.finish_reason == "stop"
+
+
+def test_it_is_held_to_a_schema(demo: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "blue"]}, "sure": {"type": "boolean"}},
+        "required": ["color", "sure"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
+    asked = ask("Pick one: red, blue", response_format=format)
+    choice = demo.chat.completions.create(**asked).choices[0]
+    value = json.loads(choice.message.content or "")
+    assert value["color"] in {"red", "blue"}
+    assert isinstance(value["sure"], bool)
+    assert choice.finish_reason == "stop"
