@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import httpx
@@ -16,8 +17,11 @@ from server.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
+from tools.demo_model.sentences import code_word
 from tools.demo_model.tasks.knowledge import FACTS
+from tools.demo_model.tasks.tool_use import ParallelCalls
 from tools.demo_model.tasks.unknown import I_DO_NOT_KNOW
+from tools.demo_model.words import split_words
 
 QUESTIONS = {
     "What is Rootstock?": FACTS["what"]["answer"],
@@ -189,3 +193,53 @@ def test_it_is_held_to_a_schema(demo: OpenAI) -> None:
     assert value["color"] in {"red", "blue"}
     assert isinstance(value["sure"], bool)
     assert choice.finish_reason == "stop"
+
+
+def test_it_calls_twice_in_one_answer(demo: OpenAI) -> None:
+    words, _ = split_words()
+    exchange = ParallelCalls().exchange(words, Random(3))
+    question, expected = exchange.messages[:2]
+    asked = ask(str(question["content"]), tools=list(exchange.tools))
+    message = demo.chat.completions.create(**asked).choices[0].message
+    functions = [call.function for call in message.tool_calls or []]
+    called = [(function.name, json.loads(function.arguments)) for function in functions]
+    wanted = [call["function"] for call in expected["tool_calls"]]
+    assert called == [(call["name"], json.loads(call["arguments"])) for call in wanted]
+    assert len(called) == 2
+
+
+def test_it_follows_a_tool_for_ten_steps(demo: OpenAI) -> None:
+    """Each result names what to ask for next; each step finds all of the last one in the cache."""
+    order = {
+        "type": "function",
+        "function": {
+            "name": "get_order",
+            "description": "Get the order.",
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string"}},
+                "required": ["code"],
+            },
+        },
+    }
+    rng = Random(1)
+    code = code_word(rng)
+    asked = ask(f"Get the order with code {code}.", tools=[order])
+    adopted = 0
+    for step in range(10):
+        completion = demo.chat.completions.create(**asked)
+        usage, message = completion.usage, completion.choices[0].message
+        (call,) = message.tool_calls or []
+        assert json.loads(call.function.arguments) == {"code": code}, f"step {step}"
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        assert (usage.prompt_tokens_details.cached_tokens or 0) >= adopted, f"step {step}"
+        adopted = usage.prompt_tokens + usage.completion_tokens - 1
+        code = code_word(rng)
+        result = {"price": 5, "next": code} if step < 9 else {"price": 7}
+        asked["messages"] += [
+            message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)},
+        ]
+    answer = demo.chat.completions.create(**asked).choices[0].message
+    assert answer.content == "The price is 7."
