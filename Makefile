@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := kvstore engine server rootstock load_tests tools tests
+CLIENTS := instructor langchain litellm pydantic_ai
 ARGS ?=
 
 .PHONY: help serve chat doctor install-service test check format settings wheel simulate conformance \
-	bench demo-model clean
+	clients bench demo-model clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
@@ -49,6 +50,9 @@ simulate: $(VENV)/.dev  ## a million simulated steps, every count recounted afte
 conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: docs/architectures.md
 	$(BIN)/python -m tests.conformance $(ARGS)
 
+clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## other projects' clients use the daemon; docs/clients.md
+	$(BIN)/python -m tests.clients $(ARGS)
+
 bench: $(VENV)/.dev  ## this daemon and mlx_lm.server side by side; takes many minutes
 	$(BIN)/python -m load_tests compare $(ARGS)
 
@@ -56,7 +60,7 @@ demo-model: $(VENV)/.dev  ## train the demonstration model and score it: under t
 	$(BIN)/python -m tools.train_demo_model train $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .clients .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -71,3 +75,9 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@ $(VENV)/.runtime
+
+.clients/%/.installed: tests/clients/requirements/%.txt | $(VENV)/bin/python
+	rm -rf $(@D)
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	@touch $@

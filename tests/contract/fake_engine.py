@@ -215,13 +215,13 @@ class FakeEngine:
         """One event of every live sequence, step by step."""
         cached_tokens = self._cached_tokens(request.prompt)
         sequences = [
-            _sequence(request, index, self._answer(index), cached_tokens, self.script)
+            _sequence(request, index, self._answer(request, index), cached_tokens, self.script)
             for index in range(request.n)
         ]
         while events := [event for sequence in sequences for event in _next(sequence)]:
             yield events
 
-    def _answer(self, index: int) -> bytes:
+    def _answer(self, request: Request, index: int) -> bytes:
         return self.script.answers[index % len(self.script.answers)].encode()
 
 

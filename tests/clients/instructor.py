@@ -1,0 +1,101 @@
+"""instructor: a typed object, in the modes that an OpenAI-compatible server is used with."""
+
+from typing import Any, Literal
+
+import instructor
+import openai
+from instructor import Mode
+from instructor.core import InstructorRetryException
+from pydantic import BaseModel, ConfigDict, Field
+
+from tests.clients.checks import Daemon, main, raised
+from tests.clients.scenario import MAX_TOKENS, QUESTION
+
+
+class Report(BaseModel):
+    """A weather report, and nothing else: a small model would go on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sky: Literal["sunny", "rainy"]
+    degrees: int = Field(ge=0, le=40)
+
+
+def object_by_tool(daemon: Daemon) -> str:
+    return _object(daemon, Mode.TOOLS)
+
+
+def object_by_strict_tool(daemon: Daemon) -> str:
+    return _object(daemon, Mode.TOOLS_STRICT)
+
+
+def object_by_schema(daemon: Daemon) -> str:
+    return _object(daemon, Mode.JSON_SCHEMA)
+
+
+def streamed_object(daemon: Daemon) -> str:
+    """Partial objects, as their fields arrive."""
+    partials = list(
+        _client(daemon, Mode.TOOLS).create_partial(response_model=Report, **_body(daemon.model))
+    )
+    last = partials[-1]
+    assert last.sky in {"sunny", "rainy"}
+    assert isinstance(last.degrees, int)
+    return f"{len(partials)} partials, {last!r}"
+
+
+def several_objects(daemon: Daemon) -> str:
+    reports = list(
+        _client(daemon, Mode.TOOLS).create_iterable(response_model=Report, **_body(daemon.model))
+    )
+    assert [type(report) for report in reports] == [Report]
+    return repr(reports)
+
+
+def usage(daemon: Daemon) -> str:
+    client = _client(daemon, Mode.JSON_SCHEMA)
+    for _ in range(2):
+        _, completion = client.create_with_completion(response_model=Report, **_body(daemon.model))
+    cached = completion.usage.prompt_tokens_details.cached_tokens
+    assert cached > 0
+    return f"{cached} cached"
+
+
+def errors(daemon: Daemon) -> str:
+    def unknown() -> object:
+        client = _client(daemon, Mode.TOOLS)
+        return client.create(response_model=Report, max_retries=0, **_body("nonesuch"))
+
+    error = raised(InstructorRetryException, unknown)
+    assert "nonesuch" in str(error)
+    return str(error)
+
+
+def _object(daemon: Daemon, mode: Mode) -> str:
+    report = _client(daemon, mode).create(
+        response_model=Report, max_retries=0, **_body(daemon.model)
+    )
+    assert isinstance(report, Report), report
+    return repr(report)
+
+
+def _body(model: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": QUESTION}]
+    return {"model": model, "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0}
+
+
+def _client(daemon: Daemon, mode: Any) -> Any:
+    client = openai.OpenAI(base_url=daemon.base_url, api_key="none", max_retries=0)
+    return instructor.from_openai(client, mode=mode)
+
+
+if __name__ == "__main__":
+    main(
+        object_by_tool,
+        object_by_strict_tool,
+        object_by_schema,
+        streamed_object,
+        usage,
+        errors,
+        scripted=[several_objects],
+    )

@@ -1,0 +1,97 @@
+"""pydantic-ai: agents with a tool, and with a typed output by tool and by schema."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ThinkingPart, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from tests.clients.checks import Daemon, main, raised
+from tests.clients.scenario import MAX_TOKENS, QUESTION, REASONING, SYSTEM, WeatherStation
+
+
+class Report(BaseModel):
+    """A weather report."""
+
+    sky: Literal["sunny", "rainy"]
+    degrees: int = Field(ge=0, le=40)
+
+
+def tool_loop(daemon: Daemon) -> str:
+    station = WeatherStation()
+    agent = _agent(daemon, tools=[station.get_weather], system_prompt=SYSTEM)
+    result = agent.run_sync(QUESTION)
+    cached = result.usage.cache_read_tokens
+    assert cached > 0
+    return f"{station.check(result.output)} ({cached} cached)"
+
+
+def streamed_tool_loop(daemon: Daemon) -> str:
+    station = WeatherStation()
+    result = _agent(daemon, tools=[station.get_weather]).run_stream_sync(QUESTION)
+    answer = "".join(result.stream_text(delta=True))
+    assert result.usage.cache_read_tokens > 0
+    return station.check(answer)
+
+
+def output_by_tool(daemon: Daemon) -> str:
+    """A tool choice of `required`, and a tool that ends the run."""
+    return _output(daemon, ToolOutput(Report, strict=True))
+
+
+def output_by_schema(daemon: Daemon) -> str:
+    return _output(daemon, NativeOutput(Report, strict=True))
+
+
+def tool_and_output(daemon: Daemon) -> str:
+    """A tool first, then the output tool, every call required."""
+    station = WeatherStation()
+    agent = _agent(daemon, tools=[station.get_weather], output_type=ToolOutput(Report))
+    report = agent.run_sync(QUESTION).output
+    assert isinstance(report, Report), report
+    return station.check(repr(report))
+
+
+def reasoning(daemon: Daemon) -> str:
+    """In both turns; the first's is sent back."""
+    station = WeatherStation()
+    messages = _agent(daemon, tools=[station.get_weather]).run_sync(QUESTION).all_messages()
+    thoughts = [part for message in messages for part in message.parts]
+    thoughts = [part.content for part in thoughts if isinstance(part, ThinkingPart)]
+    assert thoughts == [REASONING, REASONING], thoughts
+    return repr(thoughts)
+
+
+def errors(daemon: Daemon) -> str:
+    unknown = Daemon(daemon.base_url, "nonesuch")
+    error = raised(ModelHTTPError, lambda: _agent(unknown).run_sync(QUESTION))
+    assert isinstance(error, ModelHTTPError)
+    assert error.status_code == 404
+    raised(ModelHTTPError, lambda: _agent(daemon).run_sync("word " * 100_000))
+    return str(error)
+
+
+def _output(daemon: Daemon, output_type: Any) -> str:
+    report = _agent(daemon, output_type=output_type, retries=0).run_sync(QUESTION).output
+    assert isinstance(report, Report), report
+    return repr(report)
+
+
+def _agent(daemon: Daemon, **options: Any) -> Any:
+    provider = OpenAIProvider(base_url=daemon.base_url, api_key="none")
+    settings = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+    return Agent(
+        OpenAIChatModel(daemon.model, provider=provider), model_settings=settings, **options
+    )
+
+
+if __name__ == "__main__":
+    main(
+        tool_loop,
+        streamed_tool_loop,
+        output_by_tool,
+        output_by_schema,
+        errors,
+        scripted=[tool_and_output, reasoning],
+    )
