@@ -14,6 +14,10 @@ ANY_TEXT = "(?s:.*)"
 _SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """As templates render a call that comes back in the history, so that it is found in the cache."""
 
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+_DATA = frozenset({"const", "enum", "default", "examples"})
+"""Keywords of a schema whose values are no schemas."""
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -58,10 +62,11 @@ class Lark:
         return f"{self.terminal(text)} {self.text(end[min(specials) :])}"
 
     def json(self, schema: Schema, *, strict: bool) -> str:
-        """An expression for JSON that conforms to the schema; keywords that are not known are
-        passed over unless `strict`."""
+        """An expression for JSON that conforms to the schema; keywords that are not known, and
+        patterns that no grammar can have, are passed over unless `strict`."""
         options = {**_SPACING, "lenient": not strict}
-        return self.rule("%json " + json.dumps({**schema, "x-guidance": options}))
+        enforced = schema if strict else _without_look_around(schema)
+        return self.rule("%json " + json.dumps({**enforced, "x-guidance": options}))
 
     def any_of(self, expressions: Sequence[str]) -> str:
         """An expression for one of these."""
@@ -154,3 +159,16 @@ def headed_call(separator: str) -> Callable[[Lark, Function], str]:
 def json_arguments(lark: Lark, function: Function) -> str:
     """The arguments as a JSON object."""
     return lark.json(arguments_schema(function), strict=function.strict)
+
+
+def _without_look_around(schema: Any) -> Any:
+    """The schema without the patterns that look around; zod's of an e-mail address does."""
+    if isinstance(schema, list):
+        return [_without_look_around(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value if key in _DATA else _without_look_around(value)
+        for key, value in schema.items()
+        if not (key == "pattern" and isinstance(value, str) and _LOOK_AROUND.search(value))
+    }

@@ -243,3 +243,23 @@ def test_it_follows_a_tool_for_ten_steps(demo: OpenAI) -> None:
         ]
     answer = demo.chat.completions.create(**asked).choices[0].message
     assert answer.content == "The price is 7."
+
+
+@pytest.mark.parametrize(("strict", "status"), [(False, 200), (True, 400)])
+def test_a_pattern_that_looks_around_stops_no_call_but_a_strict_one(
+    demo_url: str, strict: bool, status: int
+) -> None:
+    """zod writes one for every e-mail address."""
+    email = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z.]+$"}
+    parameters = {"type": "object", "properties": {"pattern": email}, "required": ["pattern"]}
+    send = {"name": "send", "parameters": parameters, "strict": strict}
+    tools = [{"type": "function", "function": send}]
+    options = {"tools": tools, "tool_choice": "required", "max_tokens": 60}
+    body = ask("Send it to ada@example.org.", **options)
+    answer = httpx.post(f"{demo_url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == status, answer.text
+    if strict:
+        assert answer.json()["error"]["param"] == "tools"
+    else:
+        (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["arguments"].startswith('{"pattern": "')
