@@ -142,17 +142,24 @@ class _Thinking:
         if format is not None and self.is_open:
             self.opened = tail[tail.rfind(format.begin) :]
 
-    def block(self, answer: str) -> ThinkingBlock | None:
-        """What may come before an answer that begins with this text; None where nothing may."""
+    def before_calls(self, calls: str) -> ThinkingBlock | None:
+        """What may come before calls that begin with this text; None where nothing may."""
+        if self._format is None:
+            return None
+        block = self._block(self._format.end)
+        if block is not None and block.begin[:1] == self._tokens(calls)[:1]:
+            return None  # its first token would not tell the one from the other
+        return block
+
+    def before_content(self) -> ThinkingBlock | None:
+        """What may come before content, with what the model writes in between."""
+        return self._block(self._format.end + self._format.content) if self._format else None
+
+    def _block(self, end: str) -> ThinkingBlock | None:
         if self._format is None or self._is_over:
             return None
-        begin, end = self._format.begin, self._format.end + self._format.content
-        if self.is_open:
-            return ThinkingBlock((), self._tokens(end))
-        begin_tokens = self._tokens(begin)
-        if begin_tokens[:1] == self._tokens(answer)[:1]:
-            return None  # its first token would not tell the one from the other
-        return ThinkingBlock(begin_tokens, self._tokens(end))
+        begin = "" if self.is_open else self._format.begin
+        return ThinkingBlock(self._tokens(begin), self._tokens(end))
 
     def budget(self, tokens: int | None) -> ThinkingBudget | None:
         """Raises ApiError (400) for a model that does not reason."""
@@ -162,7 +169,7 @@ class _Thinking:
             message = "thinking_budget: this model has no reasoning that is known"
             raise invalid(message, "thinking_budget", UNSUPPORTED)
         start = () if self.is_open else self._tokens(self._format.begin)
-        end = self._tokens(self._format.end + self._format.content)
+        end = self._tokens(self._format.end)
         return None if self._is_over else ThinkingBudget(tokens, start, end)
 
     def _tokens(self, text: str) -> tuple[int, ...]:
@@ -181,10 +188,10 @@ class _Writer:
         if functions and self._tools is not None and body.tool_choice != "auto":
             begin = self._tools.syntax.opens + self._tools.syntax.begin
             grammar = self._calls(self._tools, functions, many=body.parallel_tool_calls)
-            return Constraint(grammar, "tools", thinking=self._thinking.block(begin))
+            return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
         if body.structure is not None:
             param, grammar = body.structure
-            return Constraint(grammar, param, thinking=self._thinking.block(""))
+            return Constraint(grammar, param, thinking=self._thinking.before_content())
         if functions and self._tools is not None:
             return self._once_begun(self._tools, functions, body.parallel_tool_calls)
         return None

@@ -1,6 +1,6 @@
 """The calls of one answer: their numbers, ids, and what the request declares of their functions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -61,8 +61,3 @@ def short_id(name: str, index: int) -> str:
 def indexed_id(name: str, index: int) -> str:
     """`functions.name:0`, which Kimi's templates expect."""
     return f"functions.{name}:{index}"
-
-
-def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Name to parameters' schema, of OpenAI's function declarations."""
-    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}

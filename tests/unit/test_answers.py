@@ -1,0 +1,59 @@
+"""What is planned for a request's answers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from server.answers import AnswerPlan, AnswerPlanner
+from server.parsing.registry import REASONING_FORMATS
+from server.schemas.chat import ChatRequest
+from tests.contract.fake_engine import ByteTokenizer
+
+TOOL = {"type": "function", "function": {"name": "ping"}}
+CONTENT_AFTER = sorted(name for name, format in REASONING_FORMATS.items() if format.content)
+
+
+def planned(reasoning: str, tail: str, **fields: Any) -> AnswerPlan:
+    tools = {"openai_gptoss": "openai", "kimi_k3": "kimi_k3"}.get(reasoning, "hermes")
+    planner = AnswerPlanner(ByteTokenizer(), tools, reasoning)
+    body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}], **fields})
+    return planner.plan(body, list(tail.encode()))
+
+
+def text(tokens: Sequence[int]) -> str:
+    return bytes(tokens).decode()
+
+
+@pytest.mark.parametrize("name", CONTENT_AFTER)
+def test_calls_come_right_behind_the_reasoning_and_content_behind_what_leads_to_it(
+    name: str,
+) -> None:
+    """A model that calls never writes what comes before content: a grammar must not wait for it."""
+    format = REASONING_FORMATS[name]
+    required = planned(name, format.begin, tools=[TOOL], tool_choice="required").constraint
+    structured = planned(name, format.begin, guided_regex="a").constraint
+    assert required is not None
+    assert structured is not None
+    assert required.thinking is not None
+    assert structured.thinking is not None
+    assert text(required.thinking.end) == format.end
+    assert text(structured.thinking.end) == format.end + format.content
+
+
+@pytest.mark.parametrize("name", sorted(REASONING_FORMATS))
+def test_a_budget_forces_the_end_of_reasoning_and_nothing_of_what_follows(name: str) -> None:
+    format = REASONING_FORMATS[name]
+    closed = planned(name, "assistant", thinking_budget=5).thinking_budget
+    opened = planned(name, format.begin + "\n", thinking_budget=5).thinking_budget
+    assert closed is not None
+    assert opened is not None
+    assert (text(closed.start), text(closed.end)) == (format.begin, format.end)
+    assert (text(opened.start), text(opened.end)) == ("", format.end)
+
+
+def test_reasoning_that_the_prompt_has_closed_is_not_waited_for() -> None:
+    plan = planned("deepseek_r1", "<think>\n\n</think>\n\n", guided_regex="a", thinking_budget=5)
+    assert plan.constraint is not None
+    assert plan.constraint.thinking is None
+    assert plan.thinking_budget is None
