@@ -10,14 +10,14 @@ from starlette.middleware import Middleware
 from engine.api import Engine, EngineError
 from server import __version__
 from server.errors import ApiError, ClientLeft, handle, handle_client_left
-from server.intake import Bodies, Intake
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import BearerAuth, LoopbackHost, RequestLog, SameOrigin
 from server.openapi import OpenApiDocument
 from server.routes import admin, chat, completions, health, metrics, models
 from server.service import create_service
 from server.settings import Settings, is_loopback
-from server.unsent import UnsentBudget
+from server.transport.intake import Bodies, Intake
+from server.transport.unsent import UnsentBudget
 from server.vllm_metrics import vllm_families
 
 ROUTERS = (chat, completions, models, health, metrics, admin)

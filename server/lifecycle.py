@@ -12,9 +12,9 @@ from anyio import create_task_group
 from fastapi import FastAPI
 
 from engine.api import Engine
-from server.connections import ConnectionLimits, Connections
-from server.descriptors import AcceptErrors, room_for_connections
 from server.settings import Settings, base_url
+from server.transport.connections import ConnectionLimits, Connections
+from server.transport.descriptors import AcceptErrors, room_for_connections
 
 LAST_BYTES_SECONDS = 5  # for clients to read what a drained engine still had to say
 ACCEPTED_AT_ONCE = 16  # so that one turn of the loop does not use up the file descriptors

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from engine.api import Engine
 from engine.types import CacheStats, EngineStats, LoopStats, ModelCard, SequenceCounts
-from server.unsent import UnsentBudget
+from server.transport.unsent import UnsentBudget
 
 REQUEST_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),

@@ -9,15 +9,15 @@ from typing import Annotated, Generic, cast
 from fastapi import Depends, Request
 
 from engine.api import Engine
-from server.answers import AnswerPlanner
-from server.body import BodyReader, Model
+from server.dialects.chat import Envelope
 from server.errors import ApiError, invalid
+from server.generation.plan import AnswerPlanner
+from server.generation.prompt import PromptEncoder
+from server.generation.replays import Replays
 from server.metrics import Metrics
 from server.middleware import RequestRecord, request_record
-from server.prompt import PromptEncoder
-from server.render import Envelope
-from server.replay import Replays
 from server.settings import Settings
+from server.transport.body import BodyReader, Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
+from server.generation.engine_requests import check_prompt
 from server.openapi import errors, json_body
 from server.schemas.admin import (
     CacheStatsResponse,
@@ -14,7 +15,6 @@ from server.schemas.admin import (
     ProbeResponse,
 )
 from server.service import JsonBody, Service, ServiceDependency
-from server.translate import check_prompt
 
 router = APIRouter(prefix="/admin")
 

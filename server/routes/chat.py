@@ -7,18 +7,18 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from server.chat_answer import ChatAnswer, WholeAnswer
-from server.generation import UsageMeter, generate_all
-from server.history import found_replays, template_arguments
-from server.logprobs import chat_logprobs
+from server.dialects.chat import ChatChunks, chat_completion, no_logprobs
+from server.dialects.delivery import EventStreamResponse
+from server.dialects.logprobs import chat_logprobs
+from server.generation.answer import ChatAnswer, WholeAnswer
+from server.generation.engine_requests import chat_request
+from server.generation.events import UsageMeter, generate_all
+from server.generation.history import found_replays, template_arguments
 from server.openapi import errors, json_body, stream_of
-from server.render import ChatChunks, chat_completion, no_logprobs
 from server.routes.respond import rendered
 from server.schemas.chat import ChatChunk, ChatCompletion, ChatRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
-from server.sse import EventStreamResponse
-from server.translate import chat_request
-from server.unsent import unsent_of
+from server.transport.unsent import unsent_of
 
 router = APIRouter()
 

@@ -8,20 +8,20 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from engine.types import ModelCard
-from server.generation import Generated, UsageMeter, generate_all
-from server.openapi import errors, json_body, stream_of
-from server.render_completions import CompletionChunks, CompletionTask, completion
-from server.routes.respond import rendered
-from server.schemas.completions import Completion, CompletionRequest, Prompt
-from server.service import JsonBody, RecordDependency, Service, ServiceDependency
-from server.sse import EventStreamResponse
-from server.translate import (
+from server.dialects.completions import CompletionChunks, CompletionTask, completion
+from server.dialects.delivery import EventStreamResponse
+from server.generation.engine_requests import (
     check_prompt,
     completion_requests,
     opening_token,
     sequences_per_prompt,
 )
-from server.unsent import unsent_of
+from server.generation.events import Generated, UsageMeter, generate_all
+from server.openapi import errors, json_body, stream_of
+from server.routes.respond import rendered
+from server.schemas.completions import Completion, CompletionRequest, Prompt
+from server.service import JsonBody, RecordDependency, Service, ServiceDependency
+from server.transport.unsent import unsent_of
 
 router = APIRouter()
 

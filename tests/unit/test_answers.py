@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.answers import AnswerPlan, AnswerPlanner
+from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.parsing.registry import REASONING_FORMATS
 from server.schemas.chat import ChatRequest
 from tests.contract.fake_engine import ByteTokenizer

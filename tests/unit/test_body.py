@@ -9,10 +9,10 @@ from pydantic import BaseModel, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.types import Message
 
-from server.body import MAX_NODES, SMALL_BODY_BYTES, BodyReader, parse
 from server.errors import ApiError, ClientLeft
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
+from server.transport.body import MAX_NODES, SMALL_BODY_BYTES, BodyReader, parse
 
 MANY = 5000
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from server.descriptors import AcceptErrors
+from server.transport.descriptors import AcceptErrors
 
 
 def failed(number: int) -> dict[str, object]:

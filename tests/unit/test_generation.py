@@ -9,8 +9,8 @@ from starlette.types import Message
 
 from engine.types import OutputEvent, Request
 from server.errors import ApiError, ClientLeft
-from server.generation import Events, client_waiting, generating
-from server.unsent import Unsent, UnsentBudget, queued_bytes
+from server.generation.events import Events, client_waiting, generating
+from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")

@@ -1,7 +1,7 @@
 """Log-probabilities as completions show them."""
 
 from engine.types import TokenLogprob
-from server.logprobs import CompletionLogprobBuilder
+from server.dialects.logprobs import CompletionLogprobBuilder
 from tests.contract.fake_engine import ByteTokenizer
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.types import Replay
-from server.replay import Call, Replays, Said, same_json
+from server.generation.replays import Call, Replays, Said, same_json
 
 SAID = Said((Call("c1", "look", {"a": 1, "b": [True, None]}), Call("c2", "list", {})), "I look.")
 REPLAY = Replay((1, 2, 3))

@@ -9,10 +9,10 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.connections import Guard, guard_of
 from server.errors import CLIENT_LEFT_STATUS, to_api_error
 from server.middleware import HttpMiddleware
-from server.unsent import UnsentBudget
+from server.transport.connections import Guard, guard_of
+from server.transport.unsent import UnsentBudget
 
 ALWAYS_ANSWERED = {"/health", "/metrics"}
 RETRY_AFTER_SECONDS = 5

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.types import FinishReason, OutputEvent, Replay, TokenLogprob
-from server.answers import AnswerPlan
-from server.generation import UsageMeter
+from server.generation.events import UsageMeter
+from server.generation.plan import AnswerPlan
+from server.generation.replays import Call, Said
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
-from server.replay import Call, Said
 
 Remember = Callable[[Said, Replay], None]
 """Is told of an answer with calls, and how it was written."""

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 
 from engine.types import ModelCard, Request, SamplingDefaults, SamplingParams
-from server.answers import AnswerPlan, text_constraint
 from server.errors import ApiError, invalid
+from server.generation.plan import AnswerPlan, text_constraint
 from server.middleware import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.common import NO_LIMIT, GenerationRequest

@@ -17,7 +17,7 @@ from starlette.types import Receive
 from engine.api import Engine, EngineStopped
 from engine.types import FinishReason, OutputEvent, Request, TokenLogprob, Usage
 from server.errors import SERVER, ApiError, ClientLeft
-from server.unsent import Unsent, kept_bytes, queued_bytes
+from server.transport.unsent import Unsent, kept_bytes, queued_bytes
 
 ChoiceEvent = tuple[int, OutputEvent]
 """A choice's index in the whole answer, and its news."""

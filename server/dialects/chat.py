@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.types import FinishReason, OutputEvent, TokenLogprob
-from server.chat_answer import ChatAnswer, WholeAnswer
 from server.errors import SERVER, ApiError
-from server.generation import UsageMeter
+from server.generation.answer import ChatAnswer, WholeAnswer
+from server.generation.events import UsageMeter
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
 from server.schemas.chat import (
     AssistantMessage,

@@ -8,10 +8,10 @@ from anyio import CapacityLimiter, to_thread
 from engine.api import PromptTooLong
 from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
-from server.history import WriteArguments, as_object, as_text, template_messages
+from server.generation.engine_requests import too_long
+from server.generation.history import WriteArguments, as_object, as_text, template_messages
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
-from server.translate import too_long
 
 TOKENIZER_THREADS = 4
 NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})

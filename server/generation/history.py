@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.types import Replay
-from server.replay import Call, Replays, Said
+from server.generation.replays import Call, Replays, Said
 from server.schemas.chat import ChatRequest, Message
 from server.schemas.tools import ToolCall
 

@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 from engine.api import Engine, EngineError
 from engine.types import OutputEvent, Request
 from server.errors import ApiError, ClientLeft, to_api_error
-from server.generation import Events, UsageMeter, client_waiting, generating
+from server.generation.events import Events, UsageMeter, client_waiting, generating
 from server.middleware import request_record
-from server.unsent import Unsent, unsent_of
+from server.transport.unsent import Unsent, unsent_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"

@@ -7,16 +7,16 @@ from statistics import fmean
 from typing import Any
 
 from engine.types import OutputEvent, Tokenizer, TokenLogprob
-from server.generation import Generated, UsageMeter
-from server.logprobs import CompletionLogprobBuilder, joined
-from server.render import Envelope, usage_body, wire_finish_reason
+from server.dialects.chat import Envelope, usage_body, wire_finish_reason
+from server.dialects.logprobs import CompletionLogprobBuilder, joined
+from server.generation.engine_requests import sequences_per_prompt
+from server.generation.events import Generated, UsageMeter
 from server.schemas.completions import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
 )
-from server.translate import sequences_per_prompt
 
 PromptLogprobs = tuple[TokenLogprob | None, ...]
 

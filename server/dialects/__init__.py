@@ -1,0 +1,1 @@
+"""The APIs that are spoken here: how each asks, answers, streams and fails."""

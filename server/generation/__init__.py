@@ -1,0 +1,1 @@
+"""What every dialect comes down to: prompts, engine requests, and answers read from events."""
