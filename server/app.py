@@ -9,7 +9,8 @@ from starlette.middleware import Middleware
 
 from engine.api import Engine, EngineError
 from server import __version__
-from server.errors import ApiError, ClientLeft, handle, handle_client_left
+from server.dialects.errors import handle, handle_client_left
+from server.errors import ApiError, ClientLeft
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import BearerAuth, LoopbackHost, RequestLog, SameOrigin
 from server.openapi import OpenApiDocument

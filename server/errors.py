@@ -1,15 +1,13 @@
-"""Whatever goes wrong, as OpenAI's error object and an HTTP status."""
+"""Whatever goes wrong, as an HTTP status and what a client is told, in OpenAI's terms."""
 
 import re
 from collections.abc import Sequence
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
 from engine.api import EngineError, InvalidRequest, QueueFull
-from server.schemas.errors import UNSUPPORTED, ErrorBody, ErrorResponse
+from server.schemas.errors import UNSUPPORTED
 
 STOPPED_RETRY_AFTER_SECONDS = 5
 CLIENT_LEFT_STATUS = 499  # nginx's number; nobody is there to read it, but the access log is
@@ -23,7 +21,9 @@ SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """An error that a client is told. `headers` go out with it."""
+    """An error that a client is told: `type`, `param` and `code` as OpenAI has them. `headers` go
+    out with it.
+    """
 
     def __init__(
         self,
@@ -37,18 +37,10 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
         self.headers = headers or {}
-        self.content = ErrorResponse(
-            error=ErrorBody(message=message, type=type, param=param, code=code)
-        )
-
-    def response(self) -> Response:
-        return Response(
-            self.content.model_dump_json(),
-            status_code=self.status,
-            headers=self.headers,
-            media_type="application/json",
-        )
 
 
 class ClientLeft(Exception):
@@ -83,16 +75,6 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(
                 500, "The server had an internal error.", type=SERVER, code="internal_error"
             )
-
-
-async def handle(request: Request, error: Exception) -> Response:
-    """Exception handler for all that `to_api_error` tells apart."""
-    return to_api_error(error).response()
-
-
-async def handle_client_left(request: Request, error: Exception) -> Response:
-    """Ends the request for the access log's sake."""
-    return Response(status_code=CLIENT_LEFT_STATUS)
 
 
 def _refusal(error: EngineError) -> ApiError:

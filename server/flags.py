@@ -27,7 +27,7 @@ def with_settings(
 
     def decorate(run: Callable[[Settings], None]) -> Callable[..., None]:
         def command(**flags: object) -> None:
-            given = {name: value for name, value in flags.items() if value is not None}
+            given = {name: value for name, value in flags.items() if value not in (None, [])}
             run(settings_or_exit(given))
 
         options = [
@@ -56,6 +56,7 @@ def value_text(value: object) -> str:
     if isinstance(value, ByteSize):
         unit = next((unit for unit, size in UNITS.items() if value and value % size == 0), "")
         return f"{value // UNITS.get(unit, 1)}{unit}"
+    value = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
 
 
@@ -72,15 +73,18 @@ def _option(name: str, field: FieldInfo) -> Parameter:
         metavar=None if kind is bool else _metavar(field),
         autocompletion=(lambda: list(choices(field))) if choices(field) else None,
     )
-    given_as = kind if kind in {bool, Path} else str
+    given_as = kind if kind in {bool, Path} else list[str] if kind is tuple else str
     annotation = Annotated[given_as | None, option]  # type: ignore[valid-type]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _kind(field: FieldInfo) -> Any:
-    """The field's type without the None that stands for unset."""
-    if get_origin(field.annotation) is Literal:
+    """The field's type without the None that stands for unset; of texts, tuple."""
+    origin = get_origin(field.annotation)
+    if origin is Literal:
         return str
+    if origin is tuple:
+        return tuple
     kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
     return kinds[0] if kinds else field.annotation
 
@@ -92,5 +96,7 @@ def _metavar(field: FieldInfo) -> str:
 
 def _help(field: FieldInfo) -> str:
     described = field.description or ""
-    has_default = field.default not in {None, ""}
+    has_default = field.default not in (None, "", ())
+    if _kind(field) is tuple:
+        described += " May be given more than once."
     return f"{described} Default: {value_text(field.default)}." if has_default else described

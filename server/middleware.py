@@ -14,7 +14,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.types import Usage
-from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
+from server.dialects.errors import error_response
+from server.errors import CLIENT_LEFT_STATUS, ApiError
 from server.metrics import HttpAnswers
 from server.settings import is_loopback
 
@@ -95,7 +96,7 @@ class RequestLog(HttpMiddleware):
         except Exception as error:
             log.exception("request %s failed", record.id)
             if record.status == 0:
-                await to_api_error(error).response()(scope, receive, send_with_id)
+                await error_response(scope, error)(scope, receive, send_with_id)
         finally:
             self._answers.count(_route(scope), scope["method"], record.status)
             log.info("%s", _access_line(scope, record, time.monotonic() - started))
@@ -147,7 +148,7 @@ class BearerAuth(HttpMiddleware):
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
-        await error.response()(scope, receive, send)
+        await error_response(scope, error)(scope, receive, send)
 
 
 def _bearer_token(authorization: bytes) -> bytes:
@@ -169,7 +170,8 @@ class SameOrigin(HttpMiddleware):
             await self.app(scope, receive, send)
             return
         message = "Requests from other web sites are refused."
-        await ApiError(403, message, code="foreign_origin").response()(scope, receive, send)
+        error = ApiError(403, message, code="foreign_origin")
+        await error_response(scope, error)(scope, receive, send)
 
 
 def _is_of(origin: str, host: str) -> bool:
@@ -192,7 +194,8 @@ class LoopbackHost(HttpMiddleware):
             await self.app(scope, receive, send)
             return
         message = "The Host header must be localhost or a loopback address while no API key is set."
-        await ApiError(403, message, code="foreign_host").response()(scope, receive, send)
+        error = ApiError(403, message, code="foreign_host")
+        await error_response(scope, error)(scope, receive, send)
 
 
 def _names_this_machine(scope: Scope) -> bool:

@@ -1,42 +1,46 @@
 """What the routes work with. One per application, reached through dependencies, never a global."""
 
-import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Generic, cast
 
 from fastapi import Depends, Request
 
 from engine.api import Engine
-from server.dialects.chat import Envelope
 from server.errors import ApiError, invalid
-from server.generation.plan import AnswerPlanner
-from server.generation.prompt import PromptEncoder
-from server.generation.replays import Replays
 from server.metrics import Metrics
 from server.middleware import RequestRecord, request_record
+from server.models import ServedModel, served_models
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    engine: Engine
+    models: Mapping[str, ServedModel]  # by name; an alias is an entry of its own
     settings: Settings
     metrics: Metrics
     bodies: BodyReader
-    prompts: PromptEncoder
-    answers: AnswerPlanner
-    replays: Replays
-    model: str  # the name it is served under
     created: int  # seconds since the epoch
 
-    def check_model(self, name: str) -> None:
-        """Raise ApiError (404) for a model that is not served. No name means the one there is."""
-        if name and name != self.model:
-            message = f"The model '{name}' does not exist; this server has '{self.model}'."
+    def resolve(self, name: str) -> ServedModel:
+        """The model of that name; without a name, the first.
+
+        Raises ApiError (404) for one that is not served.
+        """
+        if not name:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            served = ", ".join(f"'{name}'" for name in self.models)
+            message = f"The model '{name}' does not exist; this server has {served}."
             raise ApiError(404, message, param="model", code="model_not_found")
+        return self.models[name]
+
+    @property
+    def engine(self) -> Engine:
+        """Whose cache and requests `/admin` shows, and on which health depends."""
+        return self.resolve("").engine
 
     def check_priority(self, priority: int) -> None:
         """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""
@@ -46,28 +50,15 @@ class Service:
                 "priority",
             )
 
-    def envelope(self, id: str) -> Envelope:
-        return Envelope(id, int(time.time()), self.model, self.engine.card.fingerprint)
-
 
 def create_service(engine: Engine, settings: Settings, metrics: Metrics) -> Service:
     return Service(
-        engine=engine,
+        models=served_models(engine, settings),
         settings=settings,
         metrics=metrics,
         bodies=BodyReader(),
-        prompts=PromptEncoder(engine.tokenizer, engine.card),
-        answers=AnswerPlanner(engine.tokenizer, settings.tool_parser, settings.reasoning_parser),
-        replays=Replays(),
-        model=settings.served_model_name or _public_name(engine.card.name),
         created=int(time.time()),
     )
-
-
-def _public_name(name: str) -> str:
-    """A repository's name as it is; of a directory the last part alone."""
-    path = Path(name).expanduser()
-    return Path(os.path.abspath(path)).name if path.is_dir() else name  # a link keeps its own
 
 
 async def _service(request: Request) -> Service:

@@ -5,13 +5,15 @@ import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
+    BeforeValidator,
     ByteSize,
     Field,
     SecretStr,
+    StringConstraints,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -20,6 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     YamlConfigSettingsSource,
@@ -30,6 +33,21 @@ from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 
 ENVIRONMENT_PREFIX = "ROOTSTOCK_"
 CHAT_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}CHAT_API_KEY"  # not the daemon's: of `rootstock chat`
+
+
+def _as_texts(value: object) -> object:
+    """A text, as variables and YAML may have it, is split at its commas."""
+    if not isinstance(value, str):
+        return value
+    return tuple(filter(None, map(str.strip, value.split(","))))
+
+
+Texts = Annotated[
+    tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
+    NoDecode,
+    BeforeValidator(_as_texts),
+]
+"""A setting that may be given more than once."""
 
 
 class SettingsError(Exception):
@@ -53,11 +71,9 @@ class Settings(BaseSettings):
         description="A directory or a Hugging Face repository; left empty, the embedded "
         "demonstration model.",
     )
-    served_model_name: str | None = Field(
-        None,
-        min_length=1,
-        max_length=256,
-        description="The model's name in the API; unset, its own.",
+    served_model_name: Texts = Field(
+        (),
+        description="The model's name in the API; more than one are aliases. Unset, its own.",
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",

@@ -22,7 +22,8 @@ DOCS_HEAD = """\
 Every setting is a flag of `rootstock serve`, a variable and a name in YAML: `--max-running 8`,
 `ROOTSTOCK_MAX_RUNNING=8` or `max_running: 8` in the file that `--config` names. A flag wins over a
 variable, that over the file. A switch is turned off by `--no-...`. Bytes may have a unit, such as
-`8GiB` or `512MB`. A name that is none of these is refused, also as a variable.
+`8GiB` or `512MB`. Where several values are allowed the flag is repeated, a variable has commas
+between them, and YAML has a list. A name that is none of these is refused, also as a variable.
 
 This table is written by `make settings` from `server/settings.py`.
 
@@ -48,7 +49,7 @@ def _yaml() -> Iterator[str]:
 
 def _rows() -> Iterator[str]:
     for name, field in Settings.model_fields.items():
-        default = "" if field.default in {None, ""} else f"`{value_text(field.default)}`"
+        default = "" if field.default in (None, "", ()) else f"`{value_text(field.default)}`"
         values = ", ".join(choices(field)) or " ".join(_limits(field))
         yield f"| `{name}` | {default} | {values} | {field.description} |\n"
 

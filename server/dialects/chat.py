@@ -1,13 +1,15 @@
-"""Engine output to chat completions and their chunks. No I/O."""
+"""OpenAI's chat completions, whole and streamed."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from engine.types import FinishReason, OutputEvent, TokenLogprob
-from server.errors import SERVER, ApiError
+from engine.types import OutputEvent, TokenLogprob
+from server.dialects.logprobs import chat_logprobs
+from server.dialects.openai import ChunkWriter, Envelope, usage_body, wire_finish_reason
 from server.generation.answer import ChatAnswer, WholeAnswer
-from server.generation.events import UsageMeter
+from server.generation.chat_task import ChatTask
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
 from server.schemas.chat import (
     AssistantMessage,
@@ -22,73 +24,59 @@ from server.schemas.chat import (
     ToolCallBody,
     ToolCallDelta,
 )
-from server.schemas.common import (
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    UsageBody,
-    WireFinishReason,
-)
+from server.schemas.common import WireFinishReason
 
 LogprobRenderer = Callable[[Sequence[TokenLogprob]], ChoiceLogprobs | None]
-
-WIRE_FINISH_REASONS: dict[FinishReason, WireFinishReason] = {
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What an answer and every chunk of it carry."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-
-def usage_body(meter: UsageMeter) -> UsageBody:
-    usage = meter.total
-    return UsageBody(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=meter.reasoning_tokens),
-    )
-
-
-def wire_finish_reason(reason: FinishReason | None) -> WireFinishReason:
-    """Raises ApiError (500) where the engine never said how a sequence ended."""
-    if reason not in WIRE_FINISH_REASONS:
-        raise ApiError(500, "The request did not complete.", type=SERVER, code="internal_error")
-    return WIRE_FINISH_REASONS[reason]
 
 
 def no_logprobs(entries: Sequence[TokenLogprob]) -> None:
     """The LogprobRenderer of requests that asked for none."""
 
 
-def chat_completion(
-    envelope: Envelope, choices: Sequence[WholeAnswer], meter: UsageMeter, logprobs: LogprobRenderer
-) -> ChatCompletion:
-    return ChatCompletion(
-        id=envelope.id,
-        object="chat.completion",
-        created=envelope.created,
-        model=envelope.model,
-        system_fingerprint=envelope.system_fingerprint,
-        choices=[
-            ChatChoice(
-                index=index,
-                message=_message(choice.answer),
-                logprobs=logprobs(choice.logprobs),
-                finish_reason=_finish_reason(choice.answer),
-            )
-            for index, choice in enumerate(choices)
-        ],
-        usage=usage_body(meter),
-    )
+class ChatExchange:
+    """An Exchange of chat completions."""
+
+    def __init__(self, task: ChatTask) -> None:
+        self.engine = task.model.engine
+        self.requests = [task.request]
+        self.meter = task.meter
+        self.is_streamed = task.body.stream
+        self.new_answer = task.new_answer
+        self.with_usage = task.body.include_usage
+        self.envelope = Envelope(
+            id=f"chatcmpl-{task.request.id}",
+            created=int(time.time()),
+            model=task.model.name,
+            system_fingerprint=self.engine.card.fingerprint,
+        )
+        self.logprobs: LogprobRenderer = no_logprobs
+        if task.body.logprobs:
+            self.logprobs = partial(chat_logprobs, self.engine.tokenizer)
+
+    def writer(self) -> "ChatWriter":
+        return ChatWriter(self)
+
+    def new_choice(self) -> WholeAnswer:
+        return WholeAnswer(self.new_answer())
+
+    def whole(self, choices: Sequence[WholeAnswer]) -> ChatCompletion:
+        return ChatCompletion(
+            id=self.envelope.id,
+            object="chat.completion",
+            created=self.envelope.created,
+            model=self.envelope.model,
+            system_fingerprint=self.envelope.system_fingerprint,
+            choices=[
+                ChatChoice(
+                    index=index,
+                    message=_message(choice.answer),
+                    logprobs=self.logprobs(choice.logprobs),
+                    finish_reason=_finish_reason(choice.answer),
+                )
+                for index, choice in enumerate(choices)
+            ],
+            usage=usage_body(self.meter),
+        )
 
 
 def _message(answer: ChatAnswer) -> AssistantMessage:
@@ -114,33 +102,22 @@ def _finish_reason(answer: ChatAnswer) -> WireFinishReason:
     return "tool_calls" if wire == "stop" and answer.calls else wire
 
 
-class ChatChunks:
-    """The chunks of one streamed chat completion. Without `with_usage` none carries usage."""
+class ChatWriter(ChunkWriter):
+    """The chunks of one streamed chat completion."""
 
-    def __init__(
-        self,
-        envelope: Envelope,
-        logprobs: LogprobRenderer,
-        new_answer: Callable[[], ChatAnswer],
-        meter: UsageMeter,
-        with_usage: bool,
-    ) -> None:
-        self._envelope = envelope
-        self._logprobs = logprobs
-        self._new_answer = new_answer
-        self._meter = meter
-        self._with_usage = with_usage
+    def __init__(self, exchange: ChatExchange) -> None:
+        self._exchange = exchange
         self._answers: dict[int, ChatAnswer] = {}
 
     def chunks(self, choice: int, event: OutputEvent) -> Iterable[ChatChunk]:
         if event.admission is not None:
             return  # until there is a token, an error has a status of its own
         if choice not in self._answers:
-            self._answers[choice] = self._new_answer()
+            self._answers[choice] = self._exchange.new_answer()
             yield self._chunk(choice, Delta(role="assistant", content="", refusal=None))
         answer = self._answers[choice]
         deltas = [delta_of(part) for part in answer.add(event)]
-        logprobs = self._logprobs(event.logprobs) if event.logprobs else None
+        logprobs = self._exchange.logprobs(event.logprobs) if event.logprobs else None
         if logprobs is not None and not deltas:
             deltas = [Delta(content="")]
         for delta in deltas:
@@ -150,8 +127,8 @@ class ChatChunks:
             yield self._chunk(choice, Delta(), finish_reason=_finish_reason(answer))
 
     def last_chunks(self) -> Iterable[ChatChunk]:
-        if self._with_usage:
-            yield self._with_choices([], usage=usage_body(self._meter))
+        if self._exchange.with_usage:
+            yield self._with_choices([], usage=usage_body(self._exchange.meter))
 
     def _chunk(
         self,
@@ -163,16 +140,17 @@ class ChatChunks:
         body = ChunkChoice(
             index=choice, delta=delta, logprobs=logprobs, finish_reason=finish_reason
         )
-        usage = {"usage": None} if self._with_usage else {}
+        usage = {"usage": None} if self._exchange.with_usage else {}
         return self._with_choices([body], **usage)
 
     def _with_choices(self, choices: list[ChunkChoice], **usage: Any) -> ChatChunk:
+        envelope = self._exchange.envelope
         return ChatChunk(
-            id=self._envelope.id,
+            id=envelope.id,
             object="chat.completion.chunk",
-            created=self._envelope.created,
-            model=self._envelope.model,
-            system_fingerprint=self._envelope.system_fingerprint,
+            created=envelope.created,
+            model=envelope.model,
+            system_fingerprint=envelope.system_fingerprint,
             choices=choices,
             **usage,
         )

@@ -1,40 +1,70 @@
-"""Engine output to text completions and their chunks. No I/O."""
+"""OpenAI's text completions, whole and streamed."""
 
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 from typing import Any
 
-from engine.types import OutputEvent, Tokenizer, TokenLogprob
-from server.dialects.chat import Envelope, usage_body, wire_finish_reason
+from engine.types import OutputEvent, TokenLogprob
 from server.dialects.logprobs import CompletionLogprobBuilder, joined
+from server.dialects.openai import ChunkWriter, Envelope, usage_body, wire_finish_reason
+from server.generation.completion_task import CompletionTask
 from server.generation.engine_requests import sequences_per_prompt
-from server.generation.events import Generated, UsageMeter
-from server.schemas.completions import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-)
+from server.generation.events import Generated
+from server.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
 
 PromptLogprobs = tuple[TokenLogprob | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionTask:
-    """A validated request with its prompts as tokens and, with `echo`, as text."""
+class CompletionExchange:
+    """An Exchange of text completions."""
 
-    body: CompletionRequest
-    prompts: Sequence[tuple[int, ...]]
-    echoes: Sequence[str]
-    tokenizer: Tokenizer
+    def __init__(self, task: CompletionTask) -> None:
+        self.engine = task.model.engine
+        self.requests = task.requests
+        self.meter = task.meter
+        self.is_streamed = task.body.stream
+        self.task = task
+        self.envelope = Envelope(
+            id=f"cmpl-{task.id}",
+            created=int(time.time()),
+            model=task.model.name,
+            system_fingerprint=self.engine.card.fingerprint,
+        )
 
-    def choice(self, prompt: int) -> "ChoiceText":
+    def writer(self) -> "CompletionWriter":
+        return CompletionWriter(self)
+
+    def new_choice(self) -> Generated:
+        return Generated()
+
+    def whole(self, choices: Sequence[Generated]) -> Completion:
+        """All choices of all prompts, in index order; with `best_of` the most likely n of each."""
+        sequences = sequences_per_prompt(self.task.body)
+        rendered: list[CompletionChoice] = []
+        for prompt in range(len(self.task.prompts)):
+            siblings = choices[prompt * sequences : (prompt + 1) * sequences]
+            prompt_logprobs = next((s.prompt_logprobs for s in siblings if s.prompt_logprobs), None)
+            for sibling in best(siblings, self.task.body.n):
+                text, logprobs = self.text_of(prompt).add(
+                    sibling.text, sibling.logprobs, prompt_logprobs
+                )
+                rendered.append(
+                    CompletionChoice(
+                        index=len(rendered),
+                        text=text,
+                        logprobs=logprobs,
+                        finish_reason=wire_finish_reason(sibling.finish_reason),
+                    )
+                )
+        return _completion(self.envelope, rendered, usage=usage_body(self.meter))
+
+    def text_of(self, prompt: int) -> "ChoiceText":
         """A fresh choice of the prompt with that index."""
-        wanted = self.body.logprobs is not None
-        builder = CompletionLogprobBuilder(self.tokenizer) if wanted else None
-        return ChoiceText(self.echoes[prompt], self.prompts[prompt], builder)
+        wanted = self.task.body.logprobs is not None
+        builder = CompletionLogprobBuilder(self.engine.tokenizer) if wanted else None
+        return ChoiceText(self.task.echoes[prompt], self.task.prompts[prompt], builder)
 
 
 class ChoiceText:
@@ -60,30 +90,6 @@ class ChoiceText:
         return text, joined([*parts, self._builder.output(entries)])
 
 
-def completion(
-    envelope: Envelope, task: CompletionTask, generated: Sequence[Generated], meter: UsageMeter
-) -> Completion:
-    """All choices of all prompts, in index order; with `best_of` the most likely n of each."""
-    sequences = sequences_per_prompt(task.body)
-    choices: list[CompletionChoice] = []
-    for prompt in range(len(task.prompts)):
-        siblings = generated[prompt * sequences : (prompt + 1) * sequences]
-        prompt_logprobs = next((s.prompt_logprobs for s in siblings if s.prompt_logprobs), None)
-        for sibling in best(siblings, task.body.n):
-            text, logprobs = task.choice(prompt).add(
-                sibling.text, sibling.logprobs, prompt_logprobs
-            )
-            choices.append(
-                CompletionChoice(
-                    index=len(choices),
-                    text=text,
-                    logprobs=logprobs,
-                    finish_reason=wire_finish_reason(sibling.finish_reason),
-                )
-            )
-    return _completion(envelope, choices, usage=usage_body(meter))
-
-
 def best(siblings: Sequence[Generated], n: int) -> Sequence[Generated]:
     """All of them if there are n, else the n with the highest mean logprob per token."""
     if len(siblings) == n:
@@ -96,22 +102,21 @@ def _mean_logprob(generated: Generated) -> float:
     return fmean(logprobs) if logprobs else -inf
 
 
-class CompletionChunks:
-    """The chunks of one streamed completion. Without a `usage` meter none carries usage."""
+class CompletionWriter(ChunkWriter):
+    """The chunks of one streamed completion."""
 
-    def __init__(self, envelope: Envelope, task: CompletionTask, usage: UsageMeter | None) -> None:
-        self._envelope = envelope
-        self._task = task
-        self._usage = usage
+    def __init__(self, exchange: CompletionExchange) -> None:
+        self._exchange = exchange
+        self._with_usage = exchange.task.body.include_usage
         self._choices: dict[int, ChoiceText] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
     def chunks(self, choice: int, event: OutputEvent) -> Iterable[Completion]:
-        prompt = choice // self._task.body.n
+        prompt = choice // self._exchange.task.body.n
         if event.prompt_logprobs is not None:
             self._prompt_logprobs[prompt] = event.prompt_logprobs
         if choice not in self._choices:
-            self._choices[choice] = self._task.choice(prompt)
+            self._choices[choice] = self._exchange.text_of(prompt)
         text, logprobs = self._choices[choice].add(
             event.text, event.logprobs, self._prompt_logprobs.get(prompt)
         )
@@ -119,8 +124,8 @@ class CompletionChunks:
             yield self._chunk(choice, text, logprobs, event)
 
     def last_chunks(self) -> Iterable[Completion]:
-        if self._usage is not None:
-            yield _completion(self._envelope, [], usage=usage_body(self._usage))
+        if self._with_usage:
+            yield self._completion([], usage=usage_body(self._exchange.meter))
 
     def _chunk(
         self, choice: int, text: str, logprobs: CompletionLogprobs | None, event: OutputEvent
@@ -132,8 +137,11 @@ class CompletionChunks:
             logprobs=logprobs,
             finish_reason=wire_finish_reason(event.finish_reason) if ended else None,
         )
-        usage = {} if self._usage is None else {"usage": None}
-        return _completion(self._envelope, [body], **usage)
+        usage = {"usage": None} if self._with_usage else {}
+        return self._completion([body], **usage)
+
+    def _completion(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
+        return _completion(self._exchange.envelope, choices, **usage)
 
 
 def _completion(envelope: Envelope, choices: list[CompletionChoice], **usage: Any) -> Completion:

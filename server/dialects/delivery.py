@@ -1,24 +1,26 @@
-"""Server-sent events: framing, keep-alives, and an end of the work when the client leaves."""
+"""Delivers the answer of an exchange, whole or as a stream; knows no dialect.
+
+A client that leaves ends the work.
+"""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
-from anyio import move_on_after
+from anyio import move_on_after, to_thread
 from pydantic import BaseModel
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.api import Engine, EngineError
-from engine.types import OutputEvent, Request
+from engine.api import EngineError
+from server.dialects.dialect import Exchange, StreamWriter
 from server.errors import ApiError, ClientLeft, to_api_error
-from server.generation.events import Events, UsageMeter, client_waiting, generating
+from server.generation.events import ChoiceT, Events, client_waiting, generate_all, generating
 from server.middleware import request_record
+from server.settings import Settings
 from server.transport.unsent import Unsent, unsent_of
 
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
-HEADERS = {
+STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would hold events back
 }
@@ -26,23 +28,30 @@ HEADERS = {
 log = logging.getLogger("rootstock.stream")
 
 
-class ChunkRenderer(Protocol):
-    """Turns a request's events into the chunks of its answer."""
+async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, settings: Settings) -> Response:
+    """Raises what the engine raises, ClientLeft when nobody waits any more, and ApiError when the
+    answer grows too large.
+    """
+    if exchange.is_streamed:
+        return EventStreamResponse(exchange, settings.keepalive_seconds)
+    async with client_waiting(http.receive):
+        choices = await generate_all(
+            exchange.engine,
+            exchange.requests,
+            exchange.new_choice,
+            exchange.meter,
+            unsent_of(http.scope),
+        )
+    request_record(http.scope).usage = exchange.meter.total
+    return await to_thread.run_sync(lambda: json_response(exchange.whole(choices)))
 
-    def chunks(self, choice: int, event: OutputEvent) -> Iterable[BaseModel]: ...
 
-    def last_chunks(self) -> Iterable[BaseModel]:
-        """What follows when every choice has finished."""
-        ...
+def json_response(body: BaseModel) -> Response:
+    """The body as it is: it was built from typed values, so nothing validates it again.
 
-
-def frame(chunk: BaseModel) -> bytes:
-    """One event. Keys that were not set are left out; nulls that were set are sent."""
-    return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
-
-
-def frames(chunks: Iterable[BaseModel]) -> bytes:
-    return b"".join(map(frame, chunks))
+    Keys that were not set are left out; nulls that were set are sent.
+    """
+    return Response(body.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
 class EventStreamResponse(Response):
@@ -54,29 +63,20 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        engine: Engine,
-        requests: Sequence[Request],
-        renderer: ChunkRenderer,
-        meter: UsageMeter,
-        keepalive_seconds: float,
-    ) -> None:
+    def __init__(self, exchange: Exchange[ChoiceT], keepalive_seconds: float) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(HEADERS)
-        self._engine = engine
-        self._requests = requests
-        self._renderer = renderer
-        self._meter = meter
+        self.init_headers(STREAM_HEADERS)
+        self._exchange = exchange
         self._keepalive_seconds = keepalive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = request_record(scope)
         body = _Body(send, {"status": self.status_code, "headers": self.raw_headers})
+        writer = self._exchange.writer()
         try:
-            await self._stream(receive, body, unsent_of(scope))
-            record.usage = self._meter.total
+            await self._stream(writer, receive, body, unsent_of(scope))
+            record.usage = self._exchange.meter.total
         except ClientLeft:
             pass  # RequestLog has seen it leave
         except Exception as error:
@@ -84,25 +84,28 @@ class EventStreamResponse(Response):
                 raise
             expected = isinstance(error, ApiError | EngineError)
             log.warning("request %s: %s", record.id, error, exc_info=not expected)
-            await body.write(frame(to_api_error(error).content))
+            await body.write(writer.failure(to_api_error(error)))
         await body.close()
 
-    async def _stream(self, receive: Receive, body: "_Body", unsent: Unsent) -> None:
+    async def _stream(
+        self, writer: StreamWriter, receive: Receive, body: "_Body", unsent: Unsent
+    ) -> None:
+        engine, requests = self._exchange.engine, self._exchange.requests
         async with client_waiting(receive):
-            async with generating(self._engine, self._requests, unsent) as events:
-                while (data := await self._next(events)) is not None:
+            async with generating(engine, requests, unsent) as events:
+                while (data := await self._next(writer, events)) is not None:
                     await body.write(data)
-            await body.write(frames(self._renderer.last_chunks()) + DONE)
+            await body.write(writer.end())
 
-    async def _next(self, events: Events) -> bytes | None:
-        """The next frames, a comment if there are none in time, None after the last."""
+    async def _next(self, writer: StreamWriter, events: Events) -> bytes | None:
+        """The next bytes, a keep-alive if there are none in time, None after the last."""
         with move_on_after(self._keepalive_seconds):
             async for choice, event in events:
-                self._meter.add(choice, event.usage)
-                if data := frames(self._renderer.chunks(choice, event)):
+                self._exchange.meter.add(choice, event.usage)
+                if data := writer.event(choice, event):
                     return data
             return None
-        return KEEP_ALIVE
+        return writer.keep_alive()
 
 
 class _Body:

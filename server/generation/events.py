@@ -194,14 +194,13 @@ async def generate_all(
     requests: Sequence[Request],
     new_choice: Callable[[], ChoiceT],
     meter: UsageMeter,
-    receive: Receive,
     unsent: Unsent,
 ) -> list[ChoiceT]:
-    """Every sequence complete, in the order of choices. Raises ClientLeft when nobody waits, and
-    ApiError when the answer grows too large.
+    """Every sequence complete, in the order of choices. Raises ApiError when the answer grows too
+    large.
     """
     choices = [new_choice() for request in requests for _ in range(request.n)]
-    async with client_waiting(receive), generating(engine, requests, unsent) as events:
+    async with generating(engine, requests, unsent) as events:
         async for choice, event in events:
             unsent.add(kept_bytes(event))
             choices[choice].add(event)

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from server.generation.engine_requests import check_prompt
+from server.models import ServedModel
 from server.openapi import errors, json_body
 from server.schemas.admin import (
     CacheStatsResponse,
@@ -14,7 +15,7 @@ from server.schemas.admin import (
     ProbeRequest,
     ProbeResponse,
 )
-from server.service import JsonBody, Service, ServiceDependency
+from server.service import JsonBody, ServiceDependency
 
 router = APIRouter(prefix="/admin")
 
@@ -39,9 +40,10 @@ async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
     "/cache/probe", responses=errors(400, 408, 413, 503), openapi_extra=json_body(ProbeRequest)
 )
 async def probe_cache(body: ProbeBody, service: ServiceDependency) -> ProbeResponse:
-    prompt = await _prompt(body, service)
-    check_prompt(prompt, service.engine.card, "prompt" if body.prompt is not None else "messages")
-    probed = await service.engine.probe(prompt, body.cache_salt)
+    model = service.resolve("")
+    prompt = await _prompt(body, model)
+    check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
+    probed = await model.engine.probe(prompt, body.cache_salt)
     return ProbeResponse(
         prompt_tokens=len(prompt),
         cached_tokens=probed.cached_tokens,
@@ -57,7 +59,7 @@ async def live_requests(service: ServiceDependency) -> LiveRequests:
     return LiveRequests(requests=[LiveRequest.model_validate(info) for info in live])
 
 
-async def _prompt(body: ProbeRequest, service: Service) -> tuple[int, ...]:
+async def _prompt(body: ProbeRequest, model: ServedModel) -> tuple[int, ...]:
     if body.prompt is None:
-        return await service.prompts.chat(body.messages)
-    return await service.prompts.text(body.prompt)
+        return await model.prompts.chat(body.messages)
+    return await model.prompts.text(body.prompt)

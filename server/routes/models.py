@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter
 
+from server.models import ServedModel
 from server.openapi import errors
 from server.schemas.models import Model, ModelList
 from server.service import Service, ServiceDependency
@@ -12,21 +13,22 @@ router = APIRouter()
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", responses=errors(503))
 async def list_models(service: ServiceDependency) -> ModelList:
-    return ModelList(object="list", data=[_model(service)])
+    return ModelList(
+        object="list", data=[_model(service, model) for model in service.models.values()]
+    )
 
 
 @router.head("/v1/models/{id:path}", include_in_schema=False)
 @router.get("/v1/models/{id:path}", responses=errors(404, 503))
 async def get_model(id: str, service: ServiceDependency) -> Model:
-    service.check_model(id)
-    return _model(service)
+    return _model(service, service.resolve(id))
 
 
-def _model(service: Service) -> Model:
+def _model(service: Service, model: ServedModel) -> Model:
     return Model(
-        id=service.model,
+        id=model.name,
         object="model",
         created=service.created,
         owned_by="rootstock",
-        sampling_defaults=service.engine.card.sampling,
+        sampling_defaults=model.engine.card.sampling,
     )

@@ -9,7 +9,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import CLIENT_LEFT_STATUS, to_api_error
+from server.dialects.errors import error_response
+from server.errors import CLIENT_LEFT_STATUS
 from server.middleware import HttpMiddleware
 from server.transport.connections import Guard, guard_of
 from server.transport.unsent import UnsentBudget
@@ -144,7 +145,7 @@ class Intake(HttpMiddleware):
         try:
             self._check_head(Headers(scope=scope), body)
         except HTTPException as error:
-            await to_api_error(error).response()(scope, body.receive, send)
+            await error_response(scope, error)(scope, body.receive, send)
         else:
             await self.app(scope, body.receive, send)
 

@@ -69,7 +69,7 @@ def _daemon(model: str) -> Iterator[str]:
     """Its base URL, without /v1."""
     telemetry = EngineTelemetry()
     if model == SCRIPTED:
-        with running(AgentEngine(), Settings(port=0, served_model_name=model)) as url:
+        with running(AgentEngine(), Settings(port=0, served_model_name=(model,))) as url:
             yield url
     else:
         config = EngineConfig(model="", kv_cache_bytes=KV_CACHE_BYTES)

@@ -21,7 +21,7 @@ OUTPUT = {"type": "function", "function": {"name": "final_result"}}
 @pytest.fixture(scope="module")
 def client() -> Iterator[StrictClient]:
     with (
-        running(AgentEngine(), Settings(port=0, served_model_name=SCRIPTED)) as url,
+        running(AgentEngine(), Settings(port=0, served_model_name=(SCRIPTED,))) as url,
         strict_client(url) as client,
     ):
         yield client

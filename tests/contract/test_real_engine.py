@@ -35,7 +35,7 @@ def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     telemetry = EngineTelemetry()
     engine = launch(config, telemetry, lambda line: None)
-    settings = Settings(port=0, model=str(model), served_model_name="tiny")
+    settings = Settings(port=0, model=str(model), served_model_name=("tiny",))
     with running(engine, settings, telemetry) as url:
         yield url
 

@@ -35,7 +35,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     model = write_family(FAMILIES[request.param], tmp_path_factory.mktemp("models"))
     telemetry = EngineTelemetry()
     engine = launch(config_for(model), telemetry, lambda line: None)
-    settings = Settings(port=0, model=str(model), served_model_name="tiny")
+    settings = Settings(port=0, model=str(model), served_model_name=("tiny",))
     with running(engine, settings, telemetry) as daemon_url:
         yield daemon_url
 

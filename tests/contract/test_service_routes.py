@@ -48,11 +48,28 @@ def test_the_api_describes_itself(http: httpx.Client) -> None:
 def test_served_name_and_directory_names(tmp_path: Path) -> None:
     for name, settings, served in [
         (str(tmp_path), Settings(port=0), tmp_path.name),
-        (str(tmp_path), Settings(port=0, served_model_name="mine"), "mine"),
+        (str(tmp_path), Settings(port=0, served_model_name=("mine",)), "mine"),
     ]:
         engine = FakeEngine(card=_named(name))
         with running(engine, settings) as base_url:
             assert httpx.get(f"{base_url}/v1/models").json()["data"][0]["id"] == served
+
+
+def test_a_model_answers_to_each_of_its_names() -> None:
+    with running(FakeEngine(), Settings(port=0, served_model_name=("mine", "gpt-4"))) as base_url:
+        listed = httpx.get(f"{base_url}/v1/models").json()["data"]
+        assert [model["id"] for model in listed] == ["mine", "gpt-4"]
+        assert [_answering(base_url, name) for name in ("", "mine", "gpt-4")] == [
+            *("mine", "mine", "gpt-4")
+        ]
+        refused = httpx.post(f"{base_url}/v1/completions", json={"model": "other", "prompt": "x"})
+        assert "'mine', 'gpt-4'" in refused.json()["error"]["message"]
+
+
+def _answering(base_url: str, name: str) -> str:
+    """The name under which an answer comes."""
+    body = {"model": name, "prompt": "x"}
+    return str(httpx.post(f"{base_url}/v1/completions", json=body).json()["model"])
 
 
 def _named(name: str) -> ModelCard:

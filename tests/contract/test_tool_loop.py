@@ -50,7 +50,7 @@ def client(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[Stric
     model = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
     telemetry = EngineTelemetry()
     engine = launch(EngineConfig(model, kv_cache_bytes=32 << 20), telemetry, lambda line: None)
-    settings = Settings(port=0, served_model_name=request.param)
+    settings = Settings(port=0, served_model_name=(request.param,))
     with running(engine, settings, telemetry) as url, strict_client(url) as client:
         yield client
 

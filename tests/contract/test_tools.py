@@ -184,7 +184,7 @@ def daemon(
     tokenizer: type[RecordingTokenizer] = RecordingTokenizer, **settings: Any
 ) -> Iterator[Daemon]:
     engine = FakeEngine(tokenizer=tokenizer(chat_template=THINK))
-    settings |= {"port": 0, "served_model_name": "bytes"}
+    settings |= {"port": 0, "served_model_name": ("bytes",)}
     with running(engine, Settings(**settings)) as url, strict_client(url) as client:
         yield Daemon(engine, url, client)
 

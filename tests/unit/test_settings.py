@@ -61,6 +61,18 @@ def test_byte_sizes(given: str | int, n_bytes: int) -> None:
     assert load_settings({"kv_cache_bytes": given}).kv_cache_bytes == n_bytes
 
 
+def test_several_values_are_a_list_in_yaml_and_have_commas_in_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "names.yaml"
+    file.write_text("served_model_name: [one, two]\n")
+    assert load_settings({"config": file}).served_model_name == ("one", "two")
+    monkeypatch.setenv("ROOTSTOCK_SERVED_MODEL_NAME", "three, four")
+    assert load_settings({"config": file}).served_model_name == ("three", "four")
+    flags = {"config": file, "served_model_name": ["five", "six"]}
+    assert load_settings(flags).served_model_name == ("five", "six")
+
+
 def test_settings_are_frozen() -> None:
     settings = load_settings({})
     with pytest.raises(ValidationError):

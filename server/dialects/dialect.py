@@ -1,0 +1,60 @@
+"""What a dialect brings: for each request an exchange, which knows what the engine is asked and how
+its events become the answer; and the shape of its errors (errors.py).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pydantic import BaseModel
+
+from engine.api import Engine
+from engine.types import OutputEvent, Request
+from server.errors import ApiError
+from server.generation.events import ChoiceT, UsageMeter
+
+
+class StreamWriter(Protocol):
+    """One streamed answer as bytes. None at all: there is nothing to send yet.
+
+    The status line goes out with the first bytes. Until then an error has a status of its own.
+    """
+
+    def event(self, choice: int, event: OutputEvent) -> bytes: ...
+
+    def keep_alive(self) -> bytes:
+        """What tells a client that waits that it waits for something."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of an answer that went wrong after it had begun."""
+        ...
+
+    def end(self) -> bytes:
+        """What follows when every choice has finished."""
+        ...
+
+
+class Exchange(Protocol[ChoiceT]):
+    """One request of a client, ready for the engine, and what becomes of its events."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    @property
+    def requests(self) -> Sequence[Request]: ...
+
+    @property
+    def meter(self) -> UsageMeter: ...
+
+    @property
+    def is_streamed(self) -> bool: ...
+
+    def writer(self) -> StreamWriter: ...
+
+    def new_choice(self) -> ChoiceT:
+        """Takes in the events of one sequence of an answer that is sent in one piece."""
+        ...
+
+    def whole(self, choices: list[ChoiceT]) -> BaseModel:
+        """The answer in one piece. Called off the event loop: it may be long."""
+        ...

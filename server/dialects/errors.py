@@ -1,0 +1,43 @@
+"""The shape of errors follows the route, wherever they happen: in its handler, in the middleware,
+or in the midst of a stream.
+"""
+
+from collections.abc import Callable
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from server.dialects.openai import openai_error
+from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
+
+ErrorShape = Callable[[ApiError], BaseModel]
+
+SHAPES: tuple[tuple[str, ErrorShape], ...] = ()
+"""By the beginning of the path; all others have OpenAI's."""
+
+
+def error_response(scope: Scope, error: Exception) -> Response:
+    """The error as the client of this path can read it."""
+    told = to_api_error(error)
+    return Response(
+        error_shape(scope["path"])(told).model_dump_json(),
+        status_code=told.status,
+        headers=told.headers,
+        media_type="application/json",
+    )
+
+
+def error_shape(path: str) -> ErrorShape:
+    return next((shape for prefix, shape in SHAPES if path.startswith(prefix)), openai_error)
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    """Exception handler for all that `to_api_error` tells apart."""
+    return error_response(request.scope, error)
+
+
+async def handle_client_left(request: Request, error: Exception) -> Response:
+    """Ends the request for the access log's sake."""
+    return Response(status_code=CLIENT_LEFT_STATUS)

@@ -1,0 +1,43 @@
+"""A conversation that is ready for the engine. Chat completions, Responses and Messages all come
+down to a ChatRequest, and from there on they are the same.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from anyio import to_thread
+
+from engine.types import Request
+from server.generation.answer import ChatAnswer
+from server.generation.engine_requests import chat_request
+from server.generation.events import UsageMeter
+from server.generation.history import found_replays, template_arguments
+from server.generation.plan import AnswerPlan
+from server.middleware import RequestRecord
+from server.models import ServedModel
+from server.schemas.chat import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTask:
+    """What the engine is asked, and how its answers are read."""
+
+    body: ChatRequest
+    model: ServedModel
+    request: Request
+    plan: AnswerPlan
+    meter: UsageMeter
+
+    def new_answer(self) -> ChatAnswer:
+        """Takes in the events of one sequence."""
+        remember = partial(self.model.replays.remember, self.body.cache_salt)
+        return ChatAnswer(self.plan, self.meter, remember)
+
+
+async def chat_task(body: ChatRequest, model: ServedModel, record: RequestRecord) -> ChatTask:
+    """Raises ApiError (400) for what the model cannot serve."""
+    replays = found_replays(model.replays, body)
+    prompt = await model.prompts.chat(body.messages, template_arguments(body), replays)
+    plan = await to_thread.run_sync(model.planner.plan, body, prompt)  # grammars may be long
+    request = chat_request(body, prompt, plan, model.engine.card, record)
+    return ChatTask(body, model, request, plan, UsageMeter(request.n))

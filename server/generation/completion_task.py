@@ -1,0 +1,58 @@
+"""Bare prompts that are ready for the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anyio import to_thread
+
+from engine.types import ModelCard, Request
+from server.generation.engine_requests import (
+    check_prompt,
+    completion_requests,
+    opening_token,
+    sequences_per_prompt,
+)
+from server.generation.events import UsageMeter
+from server.middleware import RequestRecord
+from server.models import ServedModel
+from server.schemas.completions import CompletionRequest, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTask:
+    """A validated request with its prompts as tokens and, with `echo`, as text."""
+
+    id: str
+    body: CompletionRequest
+    model: ServedModel
+    prompts: Sequence[tuple[int, ...]]
+    echoes: Sequence[str]
+    requests: Sequence[Request]
+    meter: UsageMeter
+
+
+async def completion_task(
+    body: CompletionRequest, model: ServedModel, record: RequestRecord
+) -> CompletionTask:
+    """Raises ApiError (400) for what the model cannot serve."""
+    card = model.engine.card
+    wanted = [await _opening(model)] if body.prompt is None else body.prompt
+    prompts = [await model.prompts.text(prompt) for prompt in wanted]
+    await to_thread.run_sync(_check, prompts, card)
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = [await model.prompts.echo(prompt) for prompt in wanted]
+    requests = completion_requests(body, prompts, card, record)
+    meter = UsageMeter(sequences_per_prompt(body))
+    return CompletionTask(record.id, body, model, prompts, echoes, requests, meter)
+
+
+async def _opening(model: ServedModel) -> Prompt:
+    """The default prompt: the beginning of a text, as the tokenizer marks it or else the model."""
+    marked = list(await model.prompts.text(""))
+    return marked or [opening_token(model.engine.card)]
+
+
+def _check(prompts: Sequence[tuple[int, ...]], card: ModelCard) -> None:
+    for prompt in prompts:
+        check_prompt(prompt, card, "prompt")

@@ -1,0 +1,42 @@
+"""The models that are served, by the names that requests call them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.api import Engine
+from server.generation.plan import AnswerPlanner
+from server.generation.prompt import PromptEncoder
+from server.generation.replays import Replays
+from server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model under one of its names, and all that it takes to answer with it."""
+
+    name: str
+    engine: Engine
+    prompts: PromptEncoder
+    planner: AnswerPlanner
+    replays: Replays
+
+
+def served_models(engine: Engine, settings: Settings) -> Mapping[str, ServedModel]:
+    """The engine's model by each of its names, the first of which is its own."""
+    names = settings.served_model_name or (_public_name(engine.card.name),)
+    model = ServedModel(
+        name=names[0],
+        engine=engine,
+        prompts=PromptEncoder(engine.tokenizer, engine.card),
+        planner=AnswerPlanner(engine.tokenizer, settings.tool_parser, settings.reasoning_parser),
+        replays=Replays(),
+    )
+    return {name: replace(model, name=name) for name in names}
+
+
+def _public_name(name: str) -> str:
+    """A repository's name as it is; of a directory the last part alone."""
+    path = Path(name).expanduser()
+    return Path(os.path.abspath(path)).name if path.is_dir() else name  # a link keeps its own
