@@ -26,7 +26,7 @@ install-service: $(VENV)/.runtime  ## run the daemon in the background, from log
 	@$(BIN)/python -m tools.install_service
 
 test: check  ## everything that must pass: style, types, imports, tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile $(ARGS)
 
 check: $(VENV)/.dev  ## style, types and the direction of imports
 	$(BIN)/ruff check $(SOURCES)
