@@ -214,6 +214,11 @@ class SequenceCounts:
     refused: Mapping[RefusalReason, int]
     finished: Mapping[FinishReason, int]
 
+    @property
+    def live(self) -> int:
+        """Asked for and not over yet."""
+        return self.received - sum(self.refused.values()) - sum(self.finished.values())
+
 
 @dataclass(frozen=True, slots=True)
 class LoopStats:

@@ -14,14 +14,23 @@ from server.errors import ApiError, ClientLeft
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import BearerAuth, LoopbackHost, RequestLog, SameOrigin
 from server.openapi import OpenApiDocument
-from server.routes import admin, chat, completions, health, metrics, models
+from server.routes import (
+    admin,
+    chat,
+    completions,
+    metrics,
+    models,
+    render,
+    status,
+    tokens,
+)
 from server.service import create_service
 from server.settings import Settings, is_loopback
 from server.transport.intake import Bodies, Intake
 from server.transport.unsent import UnsentBudget
 from server.vllm_metrics import vllm_families
 
-ROUTERS = (chat, completions, models, health, metrics, admin)
+ROUTERS = (chat, completions, render, models, tokens, status, metrics, admin)
 
 
 def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -> FastAPI:

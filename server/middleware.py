@@ -19,7 +19,7 @@ from server.errors import CLIENT_LEFT_STATUS, ApiError
 from server.metrics import HttpAnswers
 from server.settings import is_loopback
 
-PROTECTED_PREFIXES = ("/v1", "/admin")
+PROTECTED_PREFIXES = ("/v1", "/admin", "/tokenize", "/detokenize")
 
 log = logging.getLogger("rootstock.access")
 
@@ -128,7 +128,7 @@ def _access_line(scope: Scope, record: RequestRecord, seconds: float) -> str:
 
 
 class BearerAuth(HttpMiddleware):
-    """Asks for the API key under /v1 and /admin. Health and metrics stay open."""
+    """Asks for the API key. What watchers and routers need stays open."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         super().__init__(app)

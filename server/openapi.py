@@ -13,10 +13,11 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
 from server.middleware import PROTECTED_PREFIXES
-from server.schemas.admin import ProbeRequest
 from server.schemas.chat import ChatChunk, ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.errors import ErrorResponse
+from server.schemas.prompt import PromptOrChat
+from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
 
 SCHEMAS = "#/components/schemas/{model}"
@@ -93,7 +94,10 @@ def _operations(described: Document) -> Iterator[tuple[str, Document]]:
 
 def _schemas() -> Document:
     """Of the models that FastAPI does not see."""
-    bodies: list[type[BaseModel]] = [ChatRequest, CompletionRequest, ProbeRequest]
+    bodies: list[type[BaseModel]] = [
+        *(ChatRequest, CompletionRequest),
+        *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
+    ]
     _, schemas = models_json_schema(
         [
             *((body, "validation") for body in bodies),

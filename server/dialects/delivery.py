@@ -4,7 +4,7 @@ A client that leaves ends the work.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from anyio import move_on_after, to_thread
 from pydantic import BaseModel
@@ -44,6 +44,23 @@ async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, settings: Sett
         )
     request_record(http.scope).usage = exchange.meter.total
     return await to_thread.run_sync(lambda: json_response(exchange.whole(choices)))
+
+
+async def respond_without_engine(
+    build: Callable[[], BaseModel], n_bytes: int, http: HttpRequest
+) -> Response:
+    """An answer that may be long, and takes about so much memory: built off the event loop.
+
+    Raises ApiError when that is too much.
+    """
+    unsent = unsent_of(http.scope)
+    with unsent.ended_by(_told_at_once):
+        unsent.add(n_bytes)
+    return await to_thread.run_sync(lambda: json_response(build()))
+
+
+def _told_at_once(error: ApiError) -> None:
+    """An Overrun of an answer that has not begun: what was added raises the error."""
 
 
 def json_response(body: BaseModel) -> Response:

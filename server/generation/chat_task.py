@@ -11,8 +11,8 @@ from engine.types import Request
 from server.generation.answer import ChatAnswer
 from server.generation.engine_requests import chat_request
 from server.generation.events import UsageMeter
-from server.generation.history import found_replays, template_arguments
 from server.generation.plan import AnswerPlan
+from server.generation.tokens import chat_tokens
 from server.middleware import RequestRecord
 from server.models import ServedModel
 from server.schemas.chat import ChatRequest
@@ -36,8 +36,7 @@ class ChatTask:
 
 async def chat_task(body: ChatRequest, model: ServedModel, record: RequestRecord) -> ChatTask:
     """Raises ApiError (400) for what the model cannot serve."""
-    replays = found_replays(model.replays, body)
-    prompt = await model.prompts.chat(body.messages, template_arguments(body), replays)
+    prompt = await chat_tokens(body, model)
     plan = await to_thread.run_sync(model.planner.plan, body, prompt)  # grammars may be long
     request = chat_request(body, prompt, plan, model.engine.card, record)
     return ChatTask(body, model, request, plan, UsageMeter(request.n))

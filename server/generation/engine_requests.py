@@ -92,7 +92,12 @@ def check_prompt(prompt: tuple[int, ...], card: ModelCard, param: str) -> None:
     """Raise ApiError (400) unless the prompt has tokens, all of them the model's."""
     if not prompt:
         raise invalid(f"{param}: the prompt is empty", param)
-    if not 0 <= min(prompt) <= max(prompt) < card.vocab_size:
+    check_token_ids(prompt, card, param)
+
+
+def check_token_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
+    """Raise ApiError (400) unless all of them are the model's."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < card.vocab_size:
         raise invalid(f"{param}: token ids must be within 0 and {card.vocab_size - 1}", param)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.types import Replay
 from server.generation.replays import Call, Replays, Said
-from server.schemas.chat import ChatRequest, Message
+from server.schemas.chat import Conversation, Message
 from server.schemas.tools import ToolCall
 
 NO_EFFORT = "none"
@@ -43,7 +43,7 @@ def template_messages(
     return rendered
 
 
-def template_arguments(body: ChatRequest) -> dict[str, Any]:
+def template_arguments(body: Conversation) -> dict[str, Any]:
     """What a request tells the template besides its messages."""
     arguments: dict[str, Any] = {}
     if body.reasoning_effort is not None:
@@ -51,12 +51,14 @@ def template_arguments(body: ChatRequest) -> dict[str, Any]:
         if body.reasoning_effort == NO_EFFORT:
             arguments["enable_thinking"] = False
     arguments |= body.chat_template_kwargs
+    if not body.add_generation_prompt:
+        arguments["add_generation_prompt"] = False
     if tools := _declared(body):
         arguments["tools"] = tools
     return arguments
 
 
-def found_replays(replays: Replays, body: ChatRequest) -> dict[int, Replay]:
+def found_replays(replays: Replays, body: Conversation) -> dict[int, Replay]:
     """How answers of the history were written, by the index of their message, where it is known."""
     found = {}
     for index, message in enumerate(body.messages):
@@ -81,7 +83,7 @@ def _text(message: Message) -> str:
     return "\n".join(part.text for part in message.content or ())
 
 
-def _declared(body: ChatRequest) -> list[dict[str, Any]]:
+def _declared(body: Conversation) -> list[dict[str, Any]]:
     """The tools that the model is told of: with a named choice all, so that the prompt is the same
     from turn to turn; with `none` none."""
     if body.tool_choice == "none":

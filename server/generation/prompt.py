@@ -8,7 +8,7 @@ from anyio import CapacityLimiter, to_thread
 from engine.api import PromptTooLong
 from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
-from server.generation.engine_requests import too_long
+from server.generation.engine_requests import check_token_ids, too_long
 from server.generation.history import WriteArguments, as_object, as_text, template_messages
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
@@ -53,7 +53,7 @@ class PromptEncoder:
 
         return await self._encode(encode, "messages")
 
-    async def text(self, prompt: Prompt) -> tuple[int, ...]:
+    async def text(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A bare prompt; token ids are taken as they are.
 
         Raises ApiError (400) for one of more tokens than a sequence may have.
@@ -61,7 +61,7 @@ class PromptEncoder:
         if not isinstance(prompt, str):
             return self._bounded(prompt, "prompt")
         return await self._encode(
-            lambda: self._tokenizer.encode(prompt, add_special_tokens=True), "prompt"
+            lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens), "prompt"
         )
 
     async def echo(self, prompt: Prompt) -> str:
@@ -69,6 +69,19 @@ class PromptEncoder:
         if isinstance(prompt, str):
             return prompt
         return await to_thread.run_sync(self._tokenizer.decode, prompt, limiter=self._limiter)
+
+    async def decode(self, tokens: Sequence[int], param: str) -> str:
+        """Text of tokens from a client, special tokens included.
+
+        Raises ApiError (400) for more than a sequence may have, and for some that are none.
+        """
+
+        def decode(bounded: Sequence[int]) -> str:
+            check_token_ids(bounded, self._card, param)
+            return self._tokenizer.decode(bounded)
+
+        bounded = self._bounded(tokens, param)
+        return await to_thread.run_sync(decode, bounded, limiter=self._limiter)
 
     async def _encode(self, encode: Callable[[], list[int]], param: str) -> tuple[int, ...]:
         try:

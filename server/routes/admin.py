@@ -5,21 +5,21 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from server.generation.engine_requests import check_prompt
-from server.models import ServedModel
+from server.generation.tokens import prompt_tokens
 from server.openapi import errors, json_body
 from server.schemas.admin import (
     CacheStatsResponse,
     ClearResponse,
     LiveRequest,
     LiveRequests,
-    ProbeRequest,
     ProbeResponse,
 )
+from server.schemas.prompt import PromptOrChat
 from server.service import JsonBody, ServiceDependency
 
 router = APIRouter(prefix="/admin")
 
-ProbeBody = Annotated[ProbeRequest, Depends(JsonBody(ProbeRequest))]
+ProbeBody = Annotated[PromptOrChat, Depends(JsonBody(PromptOrChat))]
 
 
 @router.post("/cache/clear", responses=errors(503))
@@ -37,11 +37,11 @@ async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
 
 
 @router.post(
-    "/cache/probe", responses=errors(400, 408, 413, 503), openapi_extra=json_body(ProbeRequest)
+    "/cache/probe", responses=errors(400, 404, 408, 413, 503), openapi_extra=json_body(PromptOrChat)
 )
 async def probe_cache(body: ProbeBody, service: ServiceDependency) -> ProbeResponse:
-    model = service.resolve("")
-    prompt = await _prompt(body, model)
+    model = service.resolve(body.model)
+    prompt = await prompt_tokens(body, model)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
     probed = await model.engine.probe(prompt, body.cache_salt)
     return ProbeResponse(
@@ -57,9 +57,3 @@ async def live_requests(service: ServiceDependency) -> LiveRequests:
     """Waits for the end of the running step."""
     live = await service.engine.requests()
     return LiveRequests(requests=[LiveRequest.model_validate(info) for info in live])
-
-
-async def _prompt(body: ProbeRequest, model: ServedModel) -> tuple[int, ...]:
-    if body.prompt is None:
-        return await model.prompts.chat(body.messages)
-    return await model.prompts.text(body.prompt)

@@ -30,5 +30,6 @@ def _model(service: Service, model: ServedModel) -> Model:
         object="model",
         created=service.created,
         owned_by="rootstock",
+        max_model_len=model.engine.card.max_sequence_tokens,
         sampling_defaults=model.engine.card.sampling,
     )

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from server.schemas.base import RequestModel
 from server.schemas.common import (
     GenerationRequest,
+    PromptRequest,
     TokenLimit,
     UsageBody,
     WireFinishReason,
@@ -104,20 +105,54 @@ PlainValue = str | int | float | bool | None
 TemplateArguments = Annotated[dict[str, PlainValue], BeforeValidator(_plain)]
 
 
-class ChatRequest(GenerationRequest):
+class Conversation(PromptRequest):
+    """All that a chat's prompt is made of. What vLLM has beyond it is refused, as it would be
+    another prompt.
+    """
+
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    reasoning_effort: str | None = Field(None, max_length=32)
+    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = Field(False, json_schema_extra={"const": False})
+    chat_template: str = Field("", json_schema_extra={"maxLength": 0})
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _choosable(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
+        names = {tool.function.name for tool in info.data.get("tools", ())}
+        if choice == "required" and not names:
+            raise PydanticCustomError("tool_choice", "there are no tools to choose from")
+        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+            message = "tools has no function '{name}'"
+            raise PydanticCustomError("tool_choice", message, {"name": choice.function.name})
+        return choice
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _no_continuation(cls, value: bool) -> bool:
+        if value:
+            raise PydanticCustomError(UNSUPPORTED, "messages cannot be continued")
+        return value
+
+    @field_validator("chat_template")
+    @classmethod
+    def _models_own_template(cls, value: str) -> str:
+        if value:
+            raise PydanticCustomError(UNSUPPORTED, "the model's own is the only one")
+        return value
+
+
+class ChatRequest(Conversation, GenerationRequest):
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
-    tools: Tools = Field(default_factory=list)
-    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    reasoning_effort: str | None = Field(None, max_length=32)
     thinking_budget: int | None = Field(None, ge=0)
-    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
-
     modalities: list[str] = Field(default_factory=list, max_length=MAX_MODALITIES, fail_fast=True)
 
     @field_validator("max_tokens", "max_completion_tokens")
@@ -133,17 +168,6 @@ class ChatRequest(GenerationRequest):
         if value and not info.data.get("logprobs"):
             raise PydanticCustomError("top_logprobs", "only allowed when logprobs is true")
         return value
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _choosable(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
-        names = {tool.function.name for tool in info.data.get("tools", ())}
-        if choice == "required" and not names:
-            raise PydanticCustomError("tool_choice", "there are no tools to choose from")
-        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
-            message = "tools has no function '{name}'"
-            raise PydanticCustomError("tool_choice", message, {"name": choice.function.name})
-        return choice
 
     @field_validator("modalities")
     @classmethod

@@ -70,10 +70,16 @@ class StreamOptions(RequestModel):
     include_usage: bool = False
 
 
-class GenerationRequest(RequestModel):
-    """Fields that both kinds of completion take. Defaults are OpenAI's, or the model's own."""
+class PromptRequest(RequestModel):
+    """Whose tokens a prompt is made of, and with whom it shares what is cached of it."""
 
     model: str = Field("", max_length=256)
+    cache_salt: str = Field("", max_length=256)
+
+
+class GenerationRequest(PromptRequest):
+    """Fields that both kinds of completion take. Defaults are OpenAI's, or the model's own."""
+
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -96,7 +102,6 @@ class GenerationRequest(RequestModel):
     )
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
-    cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-1000, le=1000)
 
     response_format: ResponseFormat | None = None

@@ -12,6 +12,7 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    max_model_len: int  # tokens of prompt and answer that context and KV cache hold; vLLM's name
     sampling_defaults: SamplingDefaults
 
 

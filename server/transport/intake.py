@@ -15,7 +15,7 @@ from server.middleware import HttpMiddleware
 from server.transport.connections import Guard, guard_of
 from server.transport.unsent import UnsentBudget
 
-ALWAYS_ANSWERED = {"/health", "/metrics"}
+ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}
 RETRY_AFTER_SECONDS = 5
 
 

@@ -77,7 +77,8 @@ class ByteTokenizer:
         if any(message["role"] == "function" for message in messages):
             raise ValueError("this template knows no role 'function'")
         text = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
-        return list(f"{text}<assistant>".encode())
+        turn = "<assistant>" if template_arguments.get("add_generation_prompt", True) else ""
+        return list((text + turn).encode())
 
 
 class Gate:

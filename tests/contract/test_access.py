@@ -39,6 +39,10 @@ PROTECTED = [
     ("GET", "/v1/models"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions/render"),
+    ("POST", "/v1/completions/render"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
     ("POST", "/admin/cache/clear"),
     ("GET", "/admin/cache/stats"),
     ("POST", "/admin/cache/probe"),
@@ -90,8 +94,8 @@ def test_the_schemes_case_and_spaces_do_not_matter(guarded_url: str, scheme: str
     assert status_of(guarded_url, *lines) == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/metrics"])
-def test_health_and_metrics_are_open(guarded: httpx.Client, path: str) -> None:
+@pytest.mark.parametrize("path", ["/health", "/load", "/metrics", "/version"])
+def test_what_watchers_and_routers_need_is_open(guarded: httpx.Client, path: str) -> None:
     assert guarded.get(path).status_code == 200
 
 

@@ -59,10 +59,14 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str) -> None
     sent = statuses(document(base_url))
     generation = {"200", "400", "403", "404", "408", "413", "429", "500", "503"}
     assert sent["/v1/chat/completions"] == sent["/v1/completions"] == generation
+    unqueued = generation - {"429"}
+    for path in ("/tokenize", "/detokenize", "/v1/completions/render", "/admin/cache/probe"):
+        assert sent[path] == unqueued
     assert sent["/v1/models/{id}"] == {"200", "403", "404", "500", "503"}
     keyed = statuses(document(keyed_url))
     assert keyed["/v1/completions"] == generation - {"403"} | {"401"}
-    assert keyed["/health"] == {"200", "500", "503"}
+    assert keyed["/tokenize"] == keyed["/detokenize"] == unqueued - {"403"} | {"401"}
+    assert keyed["/health"] == keyed["/load"] == keyed["/version"] == {"200", "500", "503"}
 
 
 def test_a_key_is_asked_for_where_there_is_one(base_url: str, keyed_url: str) -> None:

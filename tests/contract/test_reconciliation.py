@@ -98,6 +98,7 @@ def test_a_long_step_holds_up_nobody_who_watches(watched: Watched) -> None:
     assert watched.value("rootstock_requests_running") == 1
     assert watched.value("rootstock_requests_waiting") == 1
     assert watched.value("vllm:num_requests_waiting") == 1
+    assert watched.get("/load").json() == {"server_load": 2, "running": 1, "waiting": 1}
     assert watched.get("/admin/cache/stats").json()["blocks_held"] > 0
     assert watched.value("rootstock_steps_total") == 0  # it is still the first step
     assert not answer.done()

@@ -12,6 +12,7 @@ from anyio import fail_after, to_thread
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+import server
 from engine.types import ModelCard
 from server.app import create_app
 from server.metrics import EngineTelemetry
@@ -35,9 +36,26 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
     assert client.models.retrieve(model.id) == model
     assert "/" in model.id
     assert set(http.get("/v1/models").json()["data"][0]) == {
-        *("id", "object", "created", "owned_by", "sampling_defaults")
+        *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len")
     }
     assert http.get("/v1/models/no/such").json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("arena_tokens", [100, 4096])
+def test_a_model_is_as_long_as_context_and_cache_allow(arena_tokens: int) -> None:
+    engine = FakeEngine(card=replace(CARD, arena_tokens=arena_tokens))
+    longest = min(arena_tokens, CARD.max_context_tokens)
+    with running(engine, Settings(port=0)) as url, httpx.Client(base_url=url) as http:
+        (model,) = http.get("/v1/models").json()["data"]
+        assert model["max_model_len"] == longest
+        body = {"prompt": [97] * longest, "max_tokens": 0}
+        assert http.post("/v1/completions", json=body).status_code == 200
+        body["prompt"] = [97] * (longest + 1)
+        assert http.post("/v1/completions", json=body).status_code == 400
+
+
+def test_the_version(http: httpx.Client) -> None:
+    assert http.get("/version").json() == {"version": server.__version__}
 
 
 def test_the_api_describes_itself(http: httpx.Client) -> None:
@@ -87,7 +105,8 @@ def test_health_follows_the_engine(http: httpx.Client, engine: FakeEngine) -> No
 @pytest.mark.parametrize(
     "path",
     [
-        *("/health", "/metrics", "/openapi.json", "/v1/models", "/v1/models/test/bytes"),
+        *("/health", "/load", "/metrics", "/openapi.json", "/version"),
+        *("/v1/models", "/v1/models/test/bytes"),
         *("/admin/cache/stats", "/admin/requests"),
     ],
 )
@@ -115,8 +134,8 @@ async def test_who_watches_needs_no_worker_thread() -> None:
         workers.total_tokens = 1
         await workers.acquire_on_behalf_of(app)
         with fail_after(WAIT_SECONDS):
-            assert (await client.get("/health")).status_code == 200
-            assert (await client.get("/metrics")).status_code == 200
+            for path in ("/health", "/load", "/metrics", "/version"):
+                assert (await client.get(path)).status_code == 200
 
 
 def test_http_answers_are_counted_by_route() -> None:
@@ -212,6 +231,22 @@ def test_live_requests_are_listed(
     assert live["request_id"] == request_id
     assert live["prompt_tokens"] == len("<user>Hi\n<assistant>")
     assert http.get("/admin/requests").json() == {"requests": []}
+
+
+def test_load_is_what_has_not_ended(
+    base_url: str, http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    gate = Gate()
+    engine.script = Script(gate=gate)
+    assert http.get("/load").json() == {"server_load": 0, "running": 0, "waiting": 0}
+    with ThreadPoolExecutor(1) as pool:
+        url = f"{base_url}/v1/chat/completions"
+        answer = pool.submit(httpx.post, url, json=chat(n=3), timeout=WAIT_SECONDS)
+        engine.at_gate.get(timeout=WAIT_SECONDS)
+        assert http.get("/load").json()["server_load"] == 3
+        gate.open()
+        assert answer.result(WAIT_SECONDS).status_code == 200
+    assert http.get("/load").json()["server_load"] == 0
 
 
 def test_admin_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> None:

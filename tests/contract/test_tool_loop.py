@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from engine.launch import launch
@@ -82,6 +83,27 @@ def test_each_step_adopts_all_of_the_one_before_but_its_last_token(client: Stric
         assert set(json.loads(call.function.arguments)) == {"place", "depth"}
         messages.append(choice.message.model_dump(exclude_none=True))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": f"nothing, {step}"})
+
+
+def test_a_render_is_what_each_step_computes(client: StrictClient) -> None:
+    """With tools, reasoning and replayed answers: the cache knows nothing but what was computed."""
+    messages: list[Any] = [{"role": "user", "content": "Look everywhere."}]
+    with httpx.Client(base_url=str(client.base_url).removesuffix("/v1/")) as http:
+        for step in range(3):
+            asked = {"messages": messages, **options(client)}
+            asked |= asked.pop("extra_body", {})
+            rendered = http.post("/v1/chat/completions/render", json=asked).json()["token_ids"]
+            tokenized = http.post("/tokenize", json=asked).json()["tokens"]
+            http.post("/admin/cache/clear").raise_for_status()
+            answer = http.post("/v1/chat/completions", json={**asked, "seed": step}).json()
+            assert answer["usage"]["prompt_tokens"] == len(rendered)
+            probe = {"prompt": [*rendered, 0]}  # of a whole prompt the last token is never found
+            probed = http.post("/admin/cache/probe", json=probe).json()
+            assert probed["cached_tokens"] == len(rendered)
+            assert tokenized == rendered
+            (call,) = answer["choices"][0]["message"]["tool_calls"]
+            result = {"role": "tool", "tool_call_id": call["id"], "content": f"nothing, {step}"}
+            messages += [answer["choices"][0]["message"], result]
 
 
 def test_reasoning_is_counted_and_ends_within_its_budget(client: StrictClient) -> None:

@@ -1,0 +1,73 @@
+"""`POST /tokenize`, `/detokenize`."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from server.dialects.delivery import respond_without_engine
+from server.dialects.logprobs import token_text
+from server.generation.engine_requests import check_token_ids
+from server.generation.tokens import prompt_tokens
+from server.models import ServedModel
+from server.openapi import errors, json_body
+from server.schemas.tokens import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from server.service import JsonBody, ServiceDependency
+from server.transport.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
+
+router = APIRouter()
+
+TokenizeBody = Annotated[TokenizeRequest, Depends(JsonBody(TokenizeRequest))]
+DetokenizeBody = Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest))]
+
+
+@router.post(
+    "/tokenize",
+    response_model=TokenizeResponse,
+    responses=errors(400, 404, 408, 413, 503),
+    openapi_extra=json_body(TokenizeRequest),
+)
+async def tokenize(body: TokenizeBody, http: Request, service: ServiceDependency) -> Response:
+    model = service.resolve(body.model)
+    with_special = body.add_special_tokens is not False
+    tokens = await prompt_tokens(body, model, add_special_tokens=with_special)
+    token_bytes = TOKEN_BYTES + (TOKEN_TEXT_BYTES if body.return_token_strs else 0)
+    return await respond_without_engine(
+        lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), http
+    )
+
+
+@router.post(
+    "/detokenize",
+    response_model=DetokenizeResponse,
+    responses=errors(400, 404, 408, 413, 503),
+    openapi_extra=json_body(DetokenizeRequest),
+)
+async def detokenize(body: DetokenizeBody, http: Request, service: ServiceDependency) -> Response:
+    model = service.resolve(body.model)
+    text = await model.prompts.decode(body.tokens, "tokens")
+    return await respond_without_engine(
+        lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), http
+    )
+
+
+def _tokenized(
+    body: TokenizeRequest, model: ServedModel, tokens: Sequence[int]
+) -> TokenizeResponse:
+    card, tokenizer = model.engine.card, model.engine.tokenizer
+    check_token_ids(tokens, card, "prompt")
+    texts = None
+    if body.return_token_strs:
+        texts = [token_text(tokenizer.token_bytes(token)) for token in tokens]
+    return TokenizeResponse(
+        count=len(tokens),
+        max_model_len=card.max_sequence_tokens,
+        tokens=list(tokens),
+        token_strs=texts,
+    )

@@ -1,0 +1,139 @@
+"""What the engine would be asked: just what it is asked when the same body is sent in earnest."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.types import Request
+from server.settings import Settings
+from tests.contract.conftest import ChatBody
+from tests.contract.daemon import running
+from tests.contract.fake_engine import CARD, FakeEngine, Script
+from tests.contract.test_tools import (
+    PING,
+    RECORDED,
+    THINK,
+    TOOLS,
+    USER,
+    OpeningTokenizer,
+    RecordingTokenizer,
+)
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_engine(engine: FakeEngine) -> None:
+    """Every test starts from the default script."""
+
+
+@dataclass(frozen=True)
+class WholeTokenizer(OpeningTokenizer):
+    """Its prompts are made of all that a template is given."""
+
+    def apply_chat_template(self, *given: Any, **template_arguments: Any) -> list[int]:
+        ids = super().apply_chat_template(*given, **template_arguments)
+        return [*json.dumps([*map(str, given), template_arguments]).encode(), *ids]
+
+
+def rendered(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:
+    answer = http.post(f"{path}/render", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def sent(http: httpx.Client, engine: FakeEngine, path: str, body: dict[str, Any]) -> list[Request]:
+    """What the engine is asked by the body."""
+    assert engine.submitted.empty(), "a render reached the engine"
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return [engine.submitted.get_nowait() for _ in range(engine.submitted.qsize())]
+
+
+def test_a_chat_with_everything_in_its_prompt() -> None:
+    """Tools, reasoning, the template's own arguments, and an answer that is replayed."""
+    card = replace(CARD, max_context_tokens=100_000, arena_tokens=100_000)
+    engine = FakeEngine(tokenizer=WholeTokenizer(chat_template=THINK), card=card)
+    settings = Settings(port=0, tool_parser="hermes")
+    with running(engine, settings) as url, httpx.Client(base_url=url) as http:
+        engine.script = Script(answers=(f"Hm.</think>{RECORDED['hermes'][1]}",))
+        body: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "reasoning_effort": "high"}
+        body["chat_template_kwargs"] = {"style": "short"}
+        first = rendered(http, CHAT, body)
+        (request,) = sent(http, engine, CHAT, body)
+        assert first["token_ids"] == list(request.prompt)
+
+        message = http.post(CHAT, json=body).json()["choices"][0]["message"]
+        engine.submitted.get_nowait()
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "pong"}
+        body["messages"] = [USER, message, result]
+        second = rendered(http, CHAT, body)
+        (request,) = sent(http, engine, CHAT, body)
+        assert second["token_ids"] == list(request.prompt)
+        assert "Replay(" in bytes(second["token_ids"]).decode()
+        assert http.post("/tokenize", json=body).json()["tokens"] == second["token_ids"]
+        probed = http.post("/admin/cache/probe", json=body).json()
+        assert probed["prompt_tokens"] == probed["cached_tokens"] + 1 == len(request.prompt)
+
+
+@pytest.mark.parametrize("prompt", ["ab", [97, 98], ["ab", "c"], [[97, 98], [99]], None], ids=str)
+def test_every_prompt_of_a_completion(
+    http: httpx.Client, engine: FakeEngine, prompt: object
+) -> None:
+    body = {"prompt": prompt, "n": 2, "max_tokens": 5}
+    given = rendered(http, COMPLETIONS, body)
+    requests = sent(http, engine, COMPLETIONS, body)
+    assert [entry["token_ids"] for entry in given] == [list(each.prompt) for each in requests]
+    assert len({entry["request_id"] for entry in given}) == len(given)
+
+
+def test_what_else_the_engine_is_asked(
+    http: httpx.Client, chat: ChatBody, model: str, engine: FakeEngine
+) -> None:
+    body = chat(n=2, top_k=7, seed=3, stop="x", logit_bias={"65": -1}, cache_salt="mine")
+    body |= {"logprobs": True, "top_logprobs": 4, "stop_token_ids": [9, 8], "stream": True}
+    given = rendered(http, CHAT, body)
+    (request,) = sent(http, engine, CHAT, body)
+    sampling = given["sampling_params"]
+    assert sampling["max_tokens"] == request.max_tokens
+    assert sampling["temperature"] == request.sampling.temperature
+    assert (sampling["n"], sampling["top_k"], sampling["seed"]) == (2, 7, 3)
+    assert (sampling["stop"], sampling["stop_token_ids"]) == (["x"], [8, 9])
+    assert (sampling["logit_bias"], sampling["logprobs"]) == ({"65": -1.0}, 4)
+    assert (given["model"], given["stream"], given["cache_salt"]) == (model, True, "mine")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "param"),
+    [
+        (CHAT, {"model": "other"}, 404, "model"),
+        (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"),
+        (CHAT, {"tools": [PING]}, 400, "tools"),
+        (CHAT, {"priority": 1}, 400, "priority"),
+        (COMPLETIONS, {"prompt": "x" * 600}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": [257]}, 400, "prompt"),
+        (COMPLETIONS, {"priority": 1}, 400, "priority"),
+    ],
+)
+def test_what_would_be_refused_is_refused(
+    http: httpx.Client, path: str, fields: dict[str, Any], status: int, param: str
+) -> None:
+    body = {"messages": [USER], "prompt": "x"} | fields
+    answer = http.post(f"{path}/render", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert answer.json() == http.post(path, json=body).json()
+
+
+def test_an_answer_that_would_be_too_large_is_refused() -> None:
+    settings = Settings(port=0, max_unsent_bytes=1000)
+    with running(FakeEngine(tokenizer=RecordingTokenizer()), settings) as url:
+        for path in (f"{COMPLETIONS}/render", "/tokenize"):
+            answer = httpx.post(f"{url}{path}", json={"prompt": "x" * 100})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "answer_too_large"
