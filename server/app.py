@@ -9,7 +9,7 @@ from starlette.middleware import Middleware
 
 from engine.api import Engine, EngineError
 from server import __version__
-from server.dialects.errors import handle, handle_client_left
+from server.dialects.errors import handle, handle_client_left, handle_wrong_method
 from server.errors import ApiError, ClientLeft
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import BearerAuth, LoopbackHost, RequestLog, SameOrigin
@@ -55,6 +55,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     )
     for error in (ApiError, EngineError, HTTPException):
         app.add_exception_handler(error, handle)
+    app.add_exception_handler(405, handle_wrong_method)
     app.add_exception_handler(ClientLeft, handle_client_left)
     for module in ROUTERS:
         app.include_router(module.router)

@@ -5,8 +5,10 @@ or in the midst of a stream.
 from collections.abc import Callable
 
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from server.dialects.openai import openai_error
@@ -16,6 +18,8 @@ ErrorShape = Callable[[ApiError], BaseModel]
 
 SHAPES: tuple[tuple[str, ErrorShape], ...] = ()
 """By the beginning of the path; all others have OpenAI's."""
+
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def error_response(scope: Scope, error: Exception) -> Response:
@@ -36,6 +40,20 @@ def error_shape(path: str) -> ErrorShape:
 async def handle(request: Request, error: Exception) -> Response:
     """Exception handler for all that `to_api_error` tells apart."""
     return error_response(request.scope, error)
+
+
+async def handle_wrong_method(request: Request, error: Exception) -> Response:
+    """Exception handler for 405, with all methods of the path.
+
+    The router names those of one route, and each method here is a route of its own.
+    """
+    allowed = [method for method in METHODS if _is_served({**request.scope, "method": method})]
+    headers = {"Allow": ", ".join(allowed)}
+    return error_response(request.scope, HTTPException(405, headers=headers))
+
+
+def _is_served(scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].routes)
 
 
 async def handle_client_left(request: Request, error: Exception) -> Response:

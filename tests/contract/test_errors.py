@@ -309,6 +309,13 @@ def test_unknown_url_and_method(http: httpx.Client) -> None:
     assert answer.headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize("path", ["/health", "/openapi.json", "/v1/models", "/v1/models/a/b"])
+def test_what_may_be_got_may_be_asked_for_its_head(http: httpx.Client, path: str) -> None:
+    answer = http.delete(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert error_of(answer)["message"] == "Method Not Allowed"
+
+
 REFUSALS = [
     (InvalidRequest("too much", "prompt"), 400, None),
     (QueueFull("the queue is full", retry_after_seconds=7), 429, "7"),
