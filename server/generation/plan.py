@@ -30,7 +30,7 @@ from server.parsing.stream import AnswerStream
 from server.schemas.chat import ChatRequest
 from server.schemas.common import GenerationRequest
 from server.schemas.errors import UNSUPPORTED
-from server.schemas.tools import NamedToolChoice
+from server.schemas.tools import chosen_names, must_call
 
 TAIL_TOKENS = 64
 """Of a prompt: enough for what a template writes where the assistant's turn begins."""
@@ -116,17 +116,13 @@ def text_constraint(body: GenerationRequest) -> Constraint | None:
 
 def _functions(body: ChatRequest) -> list[Function]:
     """Those that may be called."""
-    match body.tool_choice:
-        case "none":
-            names: set[str] = set()
-        case NamedToolChoice(function=function):
-            names = {function.name}
-        case _:
-            names = {tool.function.name for tool in body.tools}
+    if body.tool_choice == "none":
+        return []
+    names = chosen_names(body.tool_choice)
     return [
         Function(tool.function.name, tool.function.parameters or {}, tool.function.strict)
         for tool in body.tools
-        if tool.function.name in names
+        if names is None or tool.function.name in names
     ]
 
 
@@ -185,7 +181,7 @@ class _Writer:
         self._thinking = thinking
 
     def constraint(self, body: ChatRequest, functions: Sequence[Function]) -> Constraint | None:
-        if functions and self._tools is not None and body.tool_choice != "auto":
+        if functions and self._tools is not None and must_call(body.tool_choice):
             begin = self._tools.syntax.opens + self._tools.syntax.begin
             grammar = self._calls(self._tools, functions, many=body.parallel_tool_calls)
             return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
@@ -193,18 +189,21 @@ class _Writer:
             param, grammar = body.structure
             return Constraint(grammar, param, thinking=self._thinking.before_content())
         if functions and self._tools is not None:
-            return self._once_begun(self._tools, functions, body.parallel_tool_calls)
+            return self._once_begun(self._tools, body, functions)
         return None
 
     def _once_begun(
-        self, tools: ToolFormat, functions: Sequence[Function], parallel: bool
+        self, tools: ToolFormat, body: ChatRequest, functions: Sequence[Function]
     ) -> Constraint | None:
         """Holds a model that chooses to call to what it may call, where that matters.
 
         Only markers that are tokens of their own can be told from text.
         """
+        parallel = body.parallel_tool_calls
+        matters = not parallel or any(function.strict for function in functions)
+        matters |= len(functions) < len(body.tools)
         marker = next((m for m in tools.begins if m in self._tokenizer.added_tokens), None)
-        if marker is None or (parallel and not any(function.strict for function in functions)):
+        if marker is None or not matters:
             return None
         return Constraint(
             self._calls(tools, functions, many=False, behind=marker),

@@ -23,7 +23,7 @@ from server.schemas.common import (
     WireFinishReason,
 )
 from server.schemas.errors import UNSUPPORTED
-from server.schemas.tools import NamedToolChoice, ToolCalls, ToolChoice, Tools
+from server.schemas.tools import ToolCalls, ToolChoice, Tools, chosen_names
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
@@ -58,16 +58,19 @@ TextParts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True
 Content = Annotated[TextParts, BeforeValidator(_as_parts, json_schema_input_type=str | TextParts)]
 
 
-CONTENT_UNLESS_ASSISTANT: JsonSchemaValue = {
+NEEDS_NO_CONTENT = ("assistant", "tool", "function")
+"""Roles whose content may be null: beside calls, or where a function gave nothing back."""
+
+CONTENT_UNLESS_NEEDLESS: JsonSchemaValue = {
     "anyOf": [
-        {"properties": {"role": {"const": "assistant"}}},
+        {"properties": {"role": {"enum": list(NEEDS_NO_CONTENT)}}},
         {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
     ]
 }
 
 
 class Message(RequestModel):
-    model_config = ConfigDict(json_schema_extra=CONTENT_UNLESS_ASSISTANT)
+    model_config = ConfigDict(json_schema_extra=CONTENT_UNLESS_NEEDLESS)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
@@ -78,8 +81,8 @@ class Message(RequestModel):
     reasoning: str | None = None  # the same, as some clients spell it
 
     @model_validator(mode="after")
-    def _content_unless_assistant(self) -> Self:
-        if self.content is None and self.role != "assistant":
+    def _content_unless_needless(self) -> Self:
+        if self.content is None and self.role not in NEEDS_NO_CONTENT:
             message = "a message of role '{role}' needs content"
             raise PydanticCustomError("content", message, {"role": self.role})
         return self
@@ -125,9 +128,10 @@ class Conversation(PromptRequest):
         names = {tool.function.name for tool in info.data.get("tools", ())}
         if choice == "required" and not names:
             raise PydanticCustomError("tool_choice", "there are no tools to choose from")
-        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
-            message = "tools has no function '{name}'"
-            raise PydanticCustomError("tool_choice", message, {"name": choice.function.name})
+        for name in chosen_names(choice) or ():
+            if name not in names:
+                message = "tools has no function '{name}'"
+                raise PydanticCustomError("tool_choice", message, {"name": name})
         return choice
 
     @field_validator("continue_final_message")

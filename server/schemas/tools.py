@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from server.schemas.base import RequestModel
@@ -59,7 +59,54 @@ class NamedToolChoice(RequestModel):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+
+
+class AllowedToolChoice(RequestModel):
+    """Only these may be called, although the model is told of all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _kind(choice: object) -> str:
+    if isinstance(choice, RequestModel):
+        return type(choice).__name__
+    if not isinstance(choice, dict):
+        return "Mode"
+    is_list = choice.get("type") == "allowed_tools"
+    return AllowedToolChoice.__name__ if is_list else NamedToolChoice.__name__
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("Mode")]
+    | Annotated[NamedToolChoice, Tag(NamedToolChoice.__name__)]
+    | Annotated[AllowedToolChoice, Tag(AllowedToolChoice.__name__)],
+    Discriminator(_kind),
+]
+
+
+def chosen_names(choice: ToolChoice) -> list[str] | None:
+    """The functions that a choice names; None where it names none."""
+    match choice:
+        case NamedToolChoice(function=function):
+            return [function.name]
+        case AllowedToolChoice(allowed_tools=allowed):
+            return [tool.function.name for tool in allowed.tools]
+        case _:
+            return None
+
+
+def must_call(choice: ToolChoice) -> bool:
+    match choice:
+        case NamedToolChoice():
+            return True
+        case AllowedToolChoice(allowed_tools=allowed):
+            return allowed.mode == "required"
+        case _:
+            return choice == "required"
 
 
 class FunctionCall(RequestModel):

@@ -38,11 +38,17 @@ NAMED_G = {"type": "function", "function": {"name": "g"}}
 SCHEMALESS = {"type": "json_schema", "json_schema": {"name": "s"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
+
+def allowed(mode: str, *tools: object) -> dict[str, object]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 BAD_CHAT = [
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": [{"role": "user"}]}, "messages[0]"),
+    ({"messages": [{"role": "system", "content": None}]}, "messages[0]"),
     ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
     ({"messages": user(5)}, "messages[0].content"),
     ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
@@ -107,6 +113,11 @@ BAD_CHAT = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "perhaps"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": NAMED_G}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": [TOOL], "tool_choice": allowed("auto", TOOL, NAMED_G)}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+    ({"tools": [TOOL], "tool_choice": allowed("none", TOOL)}, "tool_choice.allowed_tools.mode"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": SCHEMALESS}, "response_format.json_schema.schema"),

@@ -106,6 +106,18 @@ def test_a_render_is_what_each_step_computes(client: StrictClient) -> None:
             messages += [answer["choices"][0]["message"], result]
 
 
+def test_of_two_tools_the_allowed_one_is_called(client: StrictClient) -> None:
+    touch = {"type": "function", "function": {"name": "touch"}}
+    chosen = {"mode": "required", "tools": [touch]}
+    asked = options(client) | {"tools": [LOOK, touch]}
+    asked["tool_choice"] = {"type": "allowed_tools", "allowed_tools": chosen}
+    messages = [{"role": "user", "content": "Look everywhere."}]
+    for seed in range(3):
+        completion = client.chat.completions.create(messages=messages, seed=seed, **asked)
+        (call,) = completion.choices[0].message.tool_calls
+        assert call.function.name == "touch", f"seed {seed}"
+
+
 def test_reasoning_is_counted_and_ends_within_its_budget(client: StrictClient) -> None:
     asked = options(client)
     messages = [{"role": "user", "content": "Look."}]

@@ -396,6 +396,38 @@ def test_what_is_required_is_a_grammar(hermes: Daemon) -> None:
     assert bytes(structured.thinking.end) == b"</think>"
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_tools_that_are_allowed_are_all_that_is_called(hermes: Daemon) -> None:
+    """The model is told of all, so that the prompt is the same from turn to turn."""
+    hermes.say(RECORDED["hermes"][1])
+    hermes.engine.submitted.queue.clear()
+    (choice,) = hermes.create(tool_choice=allowed("required", "ping")).choices
+    assert calls_of(choice.message) == [NO_ARGUMENTS]
+    assert hermes.given[1]["tools"] == TOOLS
+    constraint = hermes.engine.submitted.get_nowait().constraint
+    assert constraint is not None
+    assert "ping" in constraint.grammar.text
+    assert "get_weather" not in constraint.grammar.text
+    hermes.say("No need.")
+    (choice,) = hermes.create(tool_choice=allowed("auto", "ping", "get_weather")).choices
+    assert choice.message.content == "No need."
+    assert hermes.engine.submitted.get_nowait().constraint is None
+
+
+@pytest.mark.parametrize("fields", [{}, {"content": None}, {"content": []}], ids=str)
+def test_a_function_may_give_nothing_back(hermes: Daemon, fields: dict[str, Any]) -> None:
+    hermes.say("Fine.")
+    call = {"id": "c", "type": "function", "function": {"name": "ping", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "c", **fields}
+    hermes.create(messages=[USER, {"role": "assistant", "tool_calls": [call]}, result])
+    messages, _ = hermes.given
+    assert (messages[2]["content"], messages[2]["name"]) == ("", "ping")
+
+
 def test_the_models_say_what_the_server_knows(hermes: Daemon) -> None:
     """A format of calls that is named and unknown is refused at start."""
     with pytest.raises(ValueError, match="tool_parser"):

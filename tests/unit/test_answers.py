@@ -21,6 +21,24 @@ def planned(reasoning: str, tail: str, **fields: Any) -> AnswerPlan:
     return planner.plan(body, list(tail.encode()))
 
 
+def test_a_model_that_may_not_call_all_it_knows_of_is_held_to_the_others() -> None:
+    """From the marker on, where that is a token of its own: before it may say what it likes."""
+    tools = [TOOL, {"type": "function", "function": {"name": "pong"}}]
+    chosen = {"mode": "auto", "tools": [TOOL]}
+    choice = {"type": "allowed_tools", "allowed_tools": chosen}
+    added = {"<tool_call>": 200}
+    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), "hermes", "none")
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "tools": tools, "tool_choice": choice}
+    constraint = planner.plan(ChatRequest.model_validate(body), []).constraint
+    assert constraint is not None
+    assert (constraint.behind, constraint.repeats) == ((200,), True)
+    assert "ping" in constraint.grammar.text
+    assert "pong" not in constraint.grammar.text
+    free = planner.plan(ChatRequest.model_validate({**body, "tool_choice": "auto"}), [])
+    assert free.constraint is None
+
+
 def text(tokens: Sequence[int]) -> str:
     return bytes(tokens).decode()
 
