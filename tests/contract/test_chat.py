@@ -1,14 +1,16 @@
 """Chat completions as the OpenAI client sees them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from server.schemas.chat import ChatRequest, Message
 from tests.contract.conftest import ChatBody, StrictClient
-from tests.contract.fake_engine import FakeEngine, Script
+from tests.contract.fake_engine import VOCAB_SIZE, FakeEngine, Script
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ANSWER = "Hello, wörld!"
@@ -101,22 +103,85 @@ def test_assistant_with_tool_calls_may_have_null_content(
     assert http.post("/v1/chat/completions", json=chat(messages=messages)).status_code == 200
 
 
-NULLABLE = {
-    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "stop", "stream"),
-    *("stream_options", "seed", "logit_bias", "logprobs", "top_logprobs", "presence_penalty"),
-    *("frequency_penalty", "user", "tools", "tool_choice", "response_format", "modalities"),
-    *("top_k", "min_p", "cache_salt", "priority", "min_tokens", "ignore_eos", "functions"),
+def test_every_optional_field_may_be_null(http: httpx.Client, chat: ChatBody) -> None:
+    fields = dict.fromkeys(ChatRequest.model_fields.keys() - {"messages"})
+    assert http.post("/v1/chat/completions", json={**fields, **chat()}).status_code == 200
+
+
+def test_null_is_absent_at_every_depth(http: httpx.Client, chat: ChatBody) -> None:
+    function = {"name": "f", "description": None, "parameters": None, "strict": None}
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": None}}
+    nulls = dict.fromkeys(Message.model_fields.keys() - {"role", "content"})
+    messages = [
+        {**nulls, "role": "user", "content": "Hi"},
+        {**nulls, "role": "assistant", "content": None, "refusal": None, "tool_calls": [call]},
+        {**nulls, "role": "tool", "content": "x", "tool_call_id": "c"},
+    ]
+    fields = {
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "none",
+        "response_format": {"type": "text", "json_schema": None},
+        "structured_outputs": {"regex": "a", "json": None, "choice": None},
+        "stream": True,
+        "stream_options": {"include_usage": None},
+    }
+    answer = http.post("/v1/chat/completions", json=chat(messages=messages, **fields))
+    assert answer.status_code == 200, answer.text
+
+
+IGNORED = {
+    "store": True,
+    "metadata": {"a": "b"},
+    "user": "me",
+    "service_tier": "flex",
+    "safety_identifier": "x",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "verbosity": "low",
+    "reasoning_effort": "low",
+    "prediction": {"type": "content", "content": "Hi"},
+    "x": [1, {}],
 }
 
 
-def test_every_optional_field_may_be_null(http: httpx.Client, chat: ChatBody) -> None:
-    answer = http.post("/v1/chat/completions", json=chat(**dict.fromkeys(NULLABLE)))
-    assert answer.status_code == 200
+def test_fields_that_mean_nothing_here_are_accepted(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    for fields in ({}, IGNORED):
+        assert http.post("/v1/chat/completions", json=chat(**fields)).status_code == 200
+    plain, ignoring = (engine.submitted.get_nowait() for _ in range(2))
+    assert replace(ignoring, id=plain.id) == plain
 
 
-def test_unknown_fields_are_accepted(http: httpx.Client, chat: ChatBody) -> None:
-    fields = {"store": True, "metadata": {"a": "b"}, "reasoning_effort": "low", "x": [1, {}]}
-    assert http.post("/v1/chat/completions", json=chat(**fields)).status_code == 200
+LARGEST = {
+    "n": 128,
+    "temperature": 2,
+    "top_p": 1,
+    "presence_penalty": 2,
+    "frequency_penalty": 2,
+    "logit_bias": {str(token): 100 for token in range(VOCAB_SIZE)},
+    "logprobs": True,
+    "top_logprobs": 20,
+    "seed": 2**64 - 1,
+    "max_tokens": 1,
+}
+SMALLEST = {
+    "n": 1,
+    "temperature": 0,
+    "presence_penalty": -2,
+    "frequency_penalty": -2,
+    "logit_bias": {"0": -100},
+    "seed": -(2**63),
+    "max_tokens": 1,
+}
+
+
+@pytest.mark.parametrize("fields", [LARGEST, SMALLEST], ids=["largest", "smallest"])
+def test_values_at_their_limits(http: httpx.Client, chat: ChatBody, fields: dict[str, Any]) -> None:
+    answer = http.post("/v1/chat/completions", json=chat(**fields))
+    assert answer.status_code == 200, answer.text
+    choices = answer.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(fields["n"]))
 
 
 def test_sampling_fields_reach_the_engine(
@@ -134,7 +199,8 @@ def test_sampling_fields_reach_the_engine(
         "seed": -1,
         "min_tokens": 2,
     }
-    body = chat(**fields, max_tokens=9, max_completion_tokens=7, stop="x", cache_salt="s")
+    flags = {"ignore_eos": True, "stop_token_ids": [3]}
+    body = chat(**fields, **flags, max_tokens=9, max_completion_tokens=7, stop="x", cache_salt="s")
     assert http.post("/v1/chat/completions", json=body).status_code == 200
     request = engine.submitted.get_nowait()
     assert (request.max_tokens, request.stop, request.cache_salt) == (7, ("x",), "s")
@@ -142,6 +208,7 @@ def test_sampling_fields_reach_the_engine(
         assert getattr(request.sampling, name) == fields[name]
     assert dict(request.sampling.logit_bias) == {65: -100}
     assert request.sampling.seed == 2**64 - 1
+    assert (request.ignore_eos, set(request.stop_token_ids)) == (True, {3})
 
 
 def test_max_tokens_is_what_the_context_leaves(
@@ -201,6 +268,18 @@ def test_stream_usage_only_when_asked_for(http: httpx.Client, chat: ChatBody) ->
     assert '"choices":[]' in asked[-2]
     assert f'"completion_tokens":{len(ANSWER.encode())}' in asked[-2]
     assert asked[-1] == "data: [DONE]"
+
+
+def test_a_stream_and_a_whole_answer_have_the_same_usage(
+    http: httpx.Client, chat: ChatBody
+) -> None:
+    body = chat(messages=[{"role": "user", "content": "twice"}], n=2)
+    http.post("/v1/chat/completions", json=body)
+    whole = http.post("/v1/chat/completions", json=body).json()["usage"]
+    streamed = lines(http, {**body, "stream": True, "stream_options": {"include_usage": True}})
+    last = json.loads(streamed[-2].removeprefix("data: "))
+    assert (last["choices"], last["usage"]) == ([], whole)
+    assert whole["prompt_tokens_details"]["cached_tokens"] == whole["prompt_tokens"] - 1
 
 
 def test_finish_reason_is_a_key_of_every_chunk(http: httpx.Client, chat: ChatBody) -> None:

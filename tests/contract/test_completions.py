@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.schemas.completions import CompletionRequest
 from tests.contract.conftest import StrictClient
 from tests.contract.fake_engine import FakeEngine, Script
 
@@ -75,6 +76,24 @@ def test_cached_tokens_count_each_prompt_once(http: httpx.Client, model: str) ->
     usage = post(http, model, prompt=["count me", "me too"], n=3)["usage"]
     assert usage["prompt_tokens"] == len("count me") + len("me too")
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 2
+
+
+def test_fields_may_be_null_or_unknown(http: httpx.Client, model: str) -> None:
+    nulls = dict.fromkeys(CompletionRequest.model_fields.keys() - {"model"})
+    fields = {**nulls, "prompt": "x", "user": "me", "prompt_cache_key": "k", "x": [1, {}]}
+    assert post(http, model, **fields)["choices"][0]["text"] == ANSWER
+
+
+def test_values_at_their_limits(http: httpx.Client, model: str) -> None:
+    body = post(http, model, prompt="x", best_of=20, n=20, logprobs=5)
+    assert len(body["choices"]) == 20
+    assert all(len(top) >= 5 for top in body["choices"][0]["logprobs"]["top_logprobs"])
+
+
+def test_nothing_at_all_may_be_generated(http: httpx.Client, model: str) -> None:
+    body = post(http, model, prompt="x", max_tokens=0)
+    choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+    assert body["choices"] == [choice]
 
 
 def test_best_of_returns_the_most_likely(

@@ -363,14 +363,16 @@ def test_failure_of_one_sequence_is_readable(
     assert error_of(answer)["message"] == "it broke"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_failure_in_mid_stream_is_an_event(
-    http: httpx.Client, chat: ChatBody, engine: FakeEngine
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine, path: str
 ) -> None:
     engine.script = Script(fails_after_tokens=3)
-    answer = post(http, "/v1/chat/completions", chat(stream=True))
+    answer = post(http, path, chat(stream=True, prompt="Hi"))
     events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert answer.status_code == 200
     error = json.loads(events[-1])["error"]
+    assert set(error) == {"message", "type", "param", "code"}
     assert (error["message"], error["code"]) == ("it broke", "generation_failed")
 
 

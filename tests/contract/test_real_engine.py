@@ -1,10 +1,12 @@
 """The daemon as it is: real model, real engine, real server, real client, few blocks."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
@@ -158,3 +160,99 @@ def test_scores_are_the_same_cold_and_warm(real_client: OpenAI, admin: httpx.Cli
     assert scores[0][0] is None
     assert scores[0][1:] == pytest.approx(scores[1][1:], abs=1e-4)
     assert all(score < 0 for score in scores[0][1:])
+
+
+def cached(client: OpenAI, **options: Any) -> int:
+    usage = client.chat.completions.create(**ask("the dog sat on the log", **options)).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    return usage.prompt_tokens_details.cached_tokens or 0
+
+
+def test_a_salt_keeps_apart_what_a_key_for_routing_does_not(
+    real_client: OpenAI, admin: httpx.Client
+) -> None:
+    assert cached(real_client, prompt_cache_key="one") == 0
+    assert cached(real_client, prompt_cache_key="two") > 0
+    assert cached(real_client, extra_body={"cache_salt": "mine"}) == 0
+    assert cached(real_client, extra_body={"cache_salt": "mine"}) > 0
+
+
+def test_a_seed_says_the_same_again(real_client: OpenAI) -> None:
+    def said(seed: int, stream: bool) -> str:
+        asked = ask("the mat", temperature=1, seed=seed, max_tokens=16, stream=stream)
+        answer = real_client.chat.completions.create(**asked)
+        if not stream:
+            return str(answer.choices[0].message.content)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+
+    assert said(1, stream=False) == said(1, stream=True)
+    assert said(1, stream=False) != said(2, stream=False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_is_never_in_the_text(real_client: OpenAI, stream: bool) -> None:
+    """Wherever in the answer it would have been."""
+    asked = ask("the cat", temperature=1, seed=3, max_tokens=24, extra_body={"ignore_eos": True})
+    text = real_client.chat.completions.create(**asked).choices[0].message.content
+    for start in range(4, 12):
+        stop = text[start : start + 3]
+        body = {**asked, "stop": [stop, "never"], "stream": stream}
+        answer: Any = real_client.chat.completions.create(**body)
+        choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+        news = [choice.delta if stream else choice.message for choice in choices]
+        assert "".join(each.content or "" for each in news) == text[: text.index(stop)]
+        assert choices[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_json_is_an_object_or_cut_by_length(real_client: OpenAI, seed: int) -> None:
+    asked = ask("the cat", temperature=1, seed=seed, max_tokens=200)
+    answer = real_client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    (choice,) = answer.choices
+    content = choice.message.content
+    assert content.lstrip().startswith("{")
+    if choice.finish_reason == "stop":
+        assert isinstance(json.loads(content), dict)
+    else:
+        assert choice.finish_reason == "length"
+        assert answer.usage.completion_tokens == 200
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bonn", "Ulm"]}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def format_of(schema: object) -> dict[str, Any]:
+    wanted = {"name": "city", "strict": True, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
+
+
+def test_an_answer_has_the_form_that_its_schema_gives(real_client: OpenAI) -> None:
+    asked = ask("the cat", temperature=1, max_tokens=60, n=4, seed=1, **format_of(CITY))
+    choices = real_client.chat.completions.create(**asked).choices
+    complete = [choice for choice in choices if choice.finish_reason == "stop"]
+    assert complete
+    for choice in complete:
+        jsonschema.validate(json.loads(choice.message.content), CITY)
+    cut = real_client.chat.completions.create(**{**asked, "n": 1, "max_tokens": 3})
+    assert cut.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("schema", [{"type": "nothing"}, {"not": {}}, {"$ref": "#/nowhere"}])
+def test_a_schema_that_is_refused_harms_nobody(
+    real_url: str, real_client: OpenAI, schema: object
+) -> None:
+    asked = ask("the cat", max_tokens=STREAM_TOKENS, extra_body={"ignore_eos": True})
+    alone = real_client.chat.completions.create(**asked).choices[0].message.content
+    with real_client.chat.completions.create(**asked, stream=True) as stream:
+        chunks = iter(stream)
+        begun = next(chunks).choices[0].delta.content or ""
+        refused = httpx.post(f"{real_url}/v1/chat/completions", json=ask("x", **format_of(schema)))
+        said = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+    assert begun + "".join(said) == alone
