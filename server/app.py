@@ -59,7 +59,9 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     app.add_exception_handler(ClientLeft, handle_client_left)
     for module in ROUTERS:
         app.include_router(module.router)
-    app.add_route("/openapi.json", OpenApiDocument(app, settings).answer)
+    described = OpenApiDocument(app, settings).answer
+    methods = ["GET", "HEAD"]
+    app.add_api_route("/openapi.json", described, methods=methods, include_in_schema=False)
     return app
 
 

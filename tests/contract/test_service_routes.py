@@ -150,6 +150,7 @@ def test_http_answers_are_counted_by_route() -> None:
         http.request("BREW", "/health")
         http.head("/health")
         http.get("/health")
+        http.get("/openapi.json")
         text = http.get("/metrics").text
     counted = {
         (sample.labels["route"], sample.labels["method"], sample.labels["status"]): sample.value
@@ -162,6 +163,7 @@ def test_http_answers_are_counted_by_route() -> None:
         ("/health", "other", "405"): 1,
         ("/health", "HEAD", "200"): 1,
         ("/health", "GET", "200"): 1,
+        ("/openapi.json", "GET", "200"): 1,
     }
 
 
