@@ -39,6 +39,13 @@ def _parse(value: object) -> Prompt:
     )
 
 
+def parse_token_ids(value: object) -> list[int]:
+    """Token ids alone. In Python, which lets other threads run: there may be millions of them."""
+    if _is_token_ids(value):
+        return value
+    raise PydanticCustomError("tokens", "must be a list of token ids")
+
+
 def _is_token_ids(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int for item in value)
 

@@ -2,15 +2,18 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from server.schemas.base import RequestModel
 from server.schemas.common import TokenId
+from server.schemas.completions import parse_token_ids
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.prompt import PromptOrChat
 
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+TokenIds = Annotated[
+    list[int], PlainValidator(parse_token_ids, json_schema_input_type=list[TokenId])
+]
 
 
 class TokenizeRequest(PromptOrChat):
