@@ -18,6 +18,7 @@ from server.routes import (
     admin,
     chat,
     completions,
+    messages,
     metrics,
     models,
     render,
@@ -30,7 +31,7 @@ from server.transport.intake import Bodies, Intake
 from server.transport.unsent import UnsentBudget
 from server.vllm_metrics import vllm_families
 
-ROUTERS = (chat, completions, render, models, tokens, status, metrics, admin)
+ROUTERS = (chat, completions, render, messages, models, tokens, status, metrics, admin)
 
 
 def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -> FastAPI:

@@ -43,6 +43,17 @@ class ApiError(Exception):
         self.headers = headers or {}
 
 
+class ContextTooLong(ApiError):
+    """400: a prompt leaves no room. `tokens` is how many it has, perhaps with "at least" before it;
+    `limit` how many there may be, the answer's included.
+    """
+
+    def __init__(self, message: str, tokens: str, limit: int, param: str) -> None:
+        super().__init__(400, message, param=param, code="context_length_exceeded")
+        self.tokens = tokens
+        self.limit = limit
+
+
 class ClientLeft(Exception):
     """The client closed its connection before the answer was complete."""
 

@@ -34,6 +34,7 @@ class RequestRecord:
     id: str
     client: str  # its address, or what a trusted proxy says that it is
     usage: Usage | None = None
+    cache_marks: int = 0  # how often the client said `cache_control`
     status: int = 0
     client_left: bool = False
 
@@ -88,7 +89,8 @@ class RequestLog(HttpMiddleware):
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.answer(message["status"])
-                MutableHeaders(scope=message)["X-Request-Id"] = record.id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = headers["Request-Id"] = record.id  # Anthropic's name
             await send(message)
 
         try:
@@ -122,6 +124,8 @@ def _access_line(scope: Scope, record: RequestRecord, seconds: float) -> str:
         parts.append(f"prompt={record.usage.prompt_tokens}")
         parts.append(f"cached={record.usage.cached_tokens}")
         parts.append(f"completion={record.usage.completion_tokens}")
+    if record.cache_marks:
+        parts.append(f"cache-control={record.cache_marks}")
     if record.client_left:
         parts.append("client-left")
     return " ".join([*parts, f"id={record.id}"])

@@ -1,7 +1,7 @@
 """What `/openapi.json` says beyond what FastAPI reads off the routes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any
@@ -12,10 +12,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
+from server.dialects.errors import error_shape
 from server.middleware import PROTECTED_PREFIXES
 from server.schemas.chat import ChatChunk, ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.errors import ErrorResponse
+from server.schemas.messages.answer import MESSAGE_EVENTS
+from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.schemas.prompt import PromptOrChat
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
@@ -35,15 +38,26 @@ def errors(*statuses: int) -> Responses:
 
 
 def stream_of(chunk: type[BaseModel]) -> Responses:
-    """The other shape of a 200, with `stream`."""
-    news = {
+    """The other shape of a 200, with `stream`: chunks, and [DONE] behind the last."""
+    return _stream({"data": {"anyOf": [_json_text(chunk, ErrorResponse), {"const": "[DONE]"}]}})
+
+
+def stream_of_events(events: Sequence[type[BaseModel]]) -> Responses:
+    """The same where each event has a name."""
+    return _stream({"event": {"type": "string"}, "data": _json_text(*events)})
+
+
+def _stream(event: Document) -> Responses:
+    schema = {"type": "object", "required": list(event), "properties": event}
+    return {200: {"content": {"text/event-stream": {"itemSchema": schema}}}}
+
+
+def _json_text(*models: type[BaseModel]) -> Document:
+    return {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [_reference(chunk), _reference(ErrorResponse)]},
+        "contentSchema": {"anyOf": [_reference(model) for model in models]},
     }
-    data = {"anyOf": [news, {"const": "[DONE]"}]}
-    event = {"type": "object", "required": ["data"], "properties": {"data": data}}
-    return {200: {"content": {"text/event-stream": {"itemSchema": event}}}}
 
 
 def json_body(model: type[BaseModel]) -> Document:
@@ -83,7 +97,14 @@ def document(app: FastAPI, settings: Settings) -> Document:
         elif path.startswith(PROTECTED_PREFIXES):
             operation["responses"]["401"] = _error(401)
             operation["security"] = [{"ApiKey": []}]
+        _shape_errors(operation, error_shape(path).model)
     return described
+
+
+def _shape_errors(operation: Document, model: type[BaseModel]) -> None:
+    for status, answer in operation["responses"].items():
+        if int(status) >= HTTPStatus.BAD_REQUEST:
+            answer["content"] = _json(model)
 
 
 def _operations(described: Document) -> Iterator[tuple[str, Document]]:
@@ -95,7 +116,7 @@ def _operations(described: Document) -> Iterator[tuple[str, Document]]:
 def _schemas() -> Document:
     """Of the models that FastAPI does not see."""
     bodies: list[type[BaseModel]] = [
-        *(ChatRequest, CompletionRequest),
+        *(ChatRequest, CompletionRequest, MessagesRequest, CountTokensRequest),
         *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
     ]
     _, schemas = models_json_schema(
@@ -103,6 +124,7 @@ def _schemas() -> Document:
             *((body, "validation") for body in bodies),
             (ChatChunk, "serialization"),
             (ErrorResponse, "serialization"),
+            *((event, "serialization") for event in MESSAGE_EVENTS),
         ],
         ref_template=SCHEMAS,
     )

@@ -125,6 +125,12 @@ class Settings(BaseSettings):
         "auto", description="How the model marks its reasoning: likewise."
     )
 
+    strip_billing_header: bool = Field(
+        True,
+        description="Leave out of prompts the x-anthropic-billing-header line with which Claude "
+        "Code begins its system prompt: it differs between sessions, which then share nothing.",
+    )
+
     host: str = Field(
         "127.0.0.1",
         description="Address to listen on; one that other machines can reach needs an api_key.",

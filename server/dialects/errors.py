@@ -3,6 +3,7 @@ or in the midst of a stream.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -11,12 +12,25 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from server.dialects.messages.errors import messages_error
 from server.dialects.openai import openai_error
 from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
+from server.schemas.errors import ErrorResponse
+from server.schemas.messages.answer import MessagesError
 
-ErrorShape = Callable[[ApiError], BaseModel]
 
-SHAPES: tuple[tuple[str, ErrorShape], ...] = ()
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """A dialect's error object, made of an error and the id of the request."""
+
+    model: type[BaseModel]
+    of: Callable[[ApiError, str], BaseModel]
+
+
+OPENAI = ErrorShape(ErrorResponse, lambda error, request_id: openai_error(error))
+ANTHROPIC = ErrorShape(MessagesError, messages_error)
+
+SHAPES = (("/v1/messages", ANTHROPIC),)
 """By the beginning of the path; all others have OpenAI's."""
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
@@ -25,8 +39,9 @@ METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 def error_response(scope: Scope, error: Exception) -> Response:
     """The error as the client of this path can read it."""
     told = to_api_error(error)
+    body = error_shape(scope["path"]).of(told, scope["state"]["record"].id)
     return Response(
-        error_shape(scope["path"])(told).model_dump_json(),
+        body.model_dump_json(),
         status_code=told.status,
         headers=told.headers,
         media_type="application/json",
@@ -34,7 +49,7 @@ def error_response(scope: Scope, error: Exception) -> Response:
 
 
 def error_shape(path: str) -> ErrorShape:
-    return next((shape for prefix, shape in SHAPES if path.startswith(prefix)), openai_error)
+    return next((shape for prefix, shape in SHAPES if path.startswith(prefix)), OPENAI)
 
 
 async def handle(request: Request, error: Exception) -> Response:

@@ -42,6 +42,7 @@ class ChatAnswer:
         self.reasoning = ""
         self.calls: list[WrittenCall] = []
         self.finish_reason = FinishReason.LENGTH
+        self.stopped_by: str | int | None = None
 
     def add(self, event: OutputEvent) -> list[Part]:
         """The parts that the event completes."""
@@ -78,7 +79,7 @@ class ChatAnswer:
                 self.calls[index].arguments += text
 
     def _end(self, reason: FinishReason, stopped_by: str | int | None) -> None:
-        self.finish_reason = reason
+        self.finish_reason, self.stopped_by = reason, stopped_by
         if reason is not FinishReason.STOP or isinstance(stopped_by, str) or not self.calls:
             return
         tokens = self._token_ids if stopped_by is None else self._token_ids[:-1]

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 
 from engine.types import ModelCard, Request, SamplingDefaults, SamplingParams
-from server.errors import ApiError, invalid
+from server.errors import ApiError, ContextTooLong, invalid
 from server.generation.plan import AnswerPlan, text_constraint
 from server.middleware import RequestRecord
 from server.schemas.chat import ChatRequest
@@ -187,4 +187,4 @@ def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
         f"This model's maximum context length is {limit} tokens{whose}, the answer included. "
         f"However, your {param} resulted in {tokens} tokens."
     )
-    return invalid(message, param, "context_length_exceeded")
+    return ContextTooLong(message, tokens, limit, param)

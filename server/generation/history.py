@@ -51,6 +51,8 @@ def template_arguments(body: Conversation) -> dict[str, Any]:
         if body.reasoning_effort == NO_EFFORT:
             arguments["enable_thinking"] = False
     arguments |= body.chat_template_kwargs
+    if body.continue_final_message:
+        arguments |= {"continue_final_message": True, "add_generation_prompt": False}
     if not body.add_generation_prompt:
         arguments["add_generation_prompt"] = False
     if tools := _declared(body):

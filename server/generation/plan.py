@@ -73,6 +73,11 @@ class AnswerPlanner:
         self._tools = tool_format(self._names.tools) if self._names.tools else None
         self._reasoning = reasoning_format(self._names.reasoning) if self._names.reasoning else None
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the model has reasoning that is known."""
+        return self._reasoning is not None
+
     def plan(self, body: ChatRequest, prompt: Sequence[int]) -> AnswerPlan:
         """Raises ApiError (400) for what the model has no format for."""
         functions = _functions(body)

@@ -1,6 +1,7 @@
 """Chat template and tokenization, off the event loop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from anyio import CapacityLimiter, to_thread
@@ -10,6 +11,7 @@ from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
 from server.generation.engine_requests import check_token_ids, too_long
 from server.generation.history import WriteArguments, as_object, as_text, template_messages
+from server.generation.roles import LateSystemRole, late_system_role
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
 
@@ -24,6 +26,11 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._card = card
         self._limiter = CapacityLimiter(TOKENIZER_THREADS)
+
+    @cached_property
+    def late_system_role(self) -> LateSystemRole:
+        """Of the model's template. Renders a conversation when it is first asked for."""
+        return late_system_role(self._tokenizer)
 
     async def chat(
         self,

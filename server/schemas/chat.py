@@ -46,7 +46,8 @@ class TextPart(RequestModel):
         return kind
 
 
-def _as_parts(content: object) -> object:
+def as_parts(content: object) -> object:
+    """A string as one part of text."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -55,7 +56,7 @@ def _as_parts(content: object) -> object:
 
 
 TextParts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-Content = Annotated[TextParts, BeforeValidator(_as_parts, json_schema_input_type=str | TextParts)]
+Content = Annotated[TextParts, BeforeValidator(as_parts, json_schema_input_type=str | TextParts)]
 
 
 NEEDS_NO_CONTENT = ("assistant", "tool", "function")
@@ -86,6 +87,11 @@ class Message(RequestModel):
             message = "a message of role '{role}' needs content"
             raise PydanticCustomError("content", message, {"role": self.role})
         return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is an answer that can be continued."""
+        return self.role == "assistant" and bool(self.content) and not self.tool_calls
 
 
 def _plain(arguments: object) -> object:
@@ -119,7 +125,7 @@ class Conversation(PromptRequest):
     reasoning_effort: str | None = Field(None, max_length=32)
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     add_generation_prompt: bool = True
-    continue_final_message: bool = Field(False, json_schema_extra={"const": False})
+    continue_final_message: bool = False
     chat_template: str = Field("", json_schema_extra={"maxLength": 0})
 
     @field_validator("tool_choice")
@@ -136,9 +142,11 @@ class Conversation(PromptRequest):
 
     @field_validator("continue_final_message")
     @classmethod
-    def _no_continuation(cls, value: bool) -> bool:
-        if value:
-            raise PydanticCustomError(UNSUPPORTED, "messages cannot be continued")
+    def _continuable(cls, value: bool, info: ValidationInfo) -> bool:
+        messages = info.data.get("messages")
+        if value and messages and not messages[-1].is_open:
+            message = "the last message must be the assistant's, with text and without calls"
+            raise PydanticCustomError("continue_final_message", message)
         return value
 
     @field_validator("chat_template")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -44,6 +45,13 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _few_characters(stop: list[str]) -> list[str]:
+    if sum(map(len, stop)) > MAX_STOP_CHARACTERS_IN_ALL:
+        message = "at most {limit} characters in all"
+        raise PydanticCustomError("stop", message, {"limit": MAX_STOP_CHARACTERS_IN_ALL})
+    return stop
+
+
 def _few(biases: object) -> object:
     """A dict has no `fail_fast`: counted first, it cannot make an error of each of its keys."""
     if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIASES:
@@ -53,7 +61,11 @@ def _few(biases: object) -> object:
 
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
+StopTexts = Annotated[
+    list[StopText],
+    Field(max_length=MAX_STOPS, fail_fast=True),
+    AfterValidator(_few_characters),
+]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -122,14 +134,6 @@ class GenerationRequest(PromptRequest):
         if value is not None and not info.data.get("stream"):
             raise PydanticCustomError("stream_options", "only allowed when stream is true")
         return value
-
-    @field_validator("stop")
-    @classmethod
-    def _few_characters(cls, stop: list[str]) -> list[str]:
-        if sum(map(len, stop)) > MAX_STOP_CHARACTERS_IN_ALL:
-            message = "at most {limit} characters in all"
-            raise PydanticCustomError("stop", message, {"limit": MAX_STOP_CHARACTERS_IN_ALL})
-        return stop
 
     @field_validator("functions")
     @classmethod

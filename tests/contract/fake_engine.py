@@ -147,7 +147,7 @@ class FakeEngine:
                     self.aborted.put(request.id)
 
     async def _events(self, request: Request, live: Set[int]) -> AsyncGenerator[OutputEvent, None]:
-        for position, events in enumerate(self._steps(request)):
+        for position, events in enumerate(self._steps(request), start=-1):
             if self.script.gate is not None and position == self.script.gate_after_tokens:
                 self.at_gate.put(request.id)
                 await self._passed_or_stopped(self.script.gate)
@@ -213,8 +213,10 @@ class FakeEngine:
         return max((_common_prefix(prompt, seen) for seen in self._seen), default=0)
 
     def _steps(self, request: Request) -> Iterator[list[OutputEvent]]:
-        """One event of every live sequence, step by step."""
+        """One event of every live sequence, step by step; their admissions first."""
         cached_tokens = self._cached_tokens(request.prompt)
+        admission = Usage(len(request.prompt), cached_tokens, 0)
+        yield [OutputEvent(request.id, index, admission=admission) for index in range(request.n)]
         sequences = [
             _sequence(request, index, self._answer(request, index), cached_tokens, self.script)
             for index in range(request.n)

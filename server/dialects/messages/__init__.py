@@ -1,0 +1,1 @@
+"""Anthropic's Messages: requests read into a ChatRequest, answers as content blocks."""

@@ -1,0 +1,132 @@
+"""An answer's parts as content blocks."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import jiter
+
+from engine.types import OutputEvent
+from server.generation.answer import ChatAnswer
+from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.schemas.messages.answer import (
+    Block,
+    BlockDelta,
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    InputJsonDelta,
+    SignatureDelta,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
+
+SIGNATURE = "cm9vdHN0b2Nr"
+"""Of all reasoning. Clients want one and send it back; the server can do without."""
+
+BlockEvent: TypeAlias = ContentBlockStart | ContentBlockDelta | ContentBlockStop
+
+
+def _continues(part: Part, last: Part | None) -> bool:
+    """Whether a part belongs to the block that the last one belongs to."""
+    match part:
+        case CallBegun():
+            return False
+        case CallArguments():
+            return True
+        case _:
+            return type(part) is type(last)
+
+
+class BlockStream:
+    """The events of one answer's blocks, one block after the other."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._last: Part | None = None
+
+    def events(self, parts: Iterable[Part]) -> Iterator[BlockEvent]:
+        for part in parts:
+            if not _continues(part, self._last):
+                yield from self.close()
+                self._index += 1
+                yield ContentBlockStart(
+                    type="content_block_start", index=self._index, content_block=_begun(part)
+                )
+            self._last = part
+            if (delta := _delta(part)) is not None:
+                yield self._delta(delta)
+
+    def close(self) -> Iterator[BlockEvent]:
+        """The end of the block that has begun, if any has."""
+        if isinstance(self._last, Reasoning):
+            yield self._delta(SignatureDelta(type="signature_delta", signature=SIGNATURE))
+        if self._last is not None:
+            yield ContentBlockStop(type="content_block_stop", index=self._index)
+        self._last = None
+
+    def _delta(self, delta: BlockDelta) -> ContentBlockDelta:
+        return ContentBlockDelta(type="content_block_delta", index=self._index, delta=delta)
+
+
+def _begun(part: Part) -> Block:
+    match part:
+        case CallBegun(_, id, name):
+            return ToolUseBlock(type="tool_use", id=id, name=name, input={})
+        case Reasoning():
+            return ThinkingBlock(type="thinking", thinking="", signature="")
+        case _:
+            return TextBlock(type="text", text="")
+
+
+def _delta(part: Part) -> BlockDelta | None:
+    match part:
+        case Content(text):
+            return TextDelta(type="text_delta", text=text)
+        case Reasoning(text):
+            return ThinkingDelta(type="thinking_delta", thinking=text)
+        case CallArguments(_, text):
+            return InputJsonDelta(type="input_json_delta", partial_json=text)
+        case CallBegun():
+            return None
+
+
+class WholeMessage:
+    """The blocks of an answer that is sent in one piece."""
+
+    def __init__(self, answer: ChatAnswer) -> None:
+        self.answer = answer
+        self._last: Part | None = None
+        self._blocks: list[tuple[Part, list[str]]] = []  # how each began, and its texts
+
+    def add(self, event: OutputEvent) -> None:
+        for part in self.answer.add(event):
+            if not _continues(part, self._last):
+                self._blocks.append((part, []))
+            self._last = part
+            if not isinstance(part, CallBegun):
+                self._blocks[-1][1].append(part.text)
+
+    def blocks(self) -> list[Block]:
+        return [_block(first, "".join(texts)) for first, texts in self._blocks]
+
+
+def _block(first: Part, text: str) -> Block:
+    match first:
+        case CallBegun(_, id, name):
+            return ToolUseBlock(type="tool_use", id=id, name=name, input=_input(text))
+        case Reasoning():
+            return ThinkingBlock(type="thinking", thinking=text, signature=SIGNATURE)
+        case _:
+            return TextBlock(type="text", text=text)
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Of a call that was cut off, what is there of it."""
+    try:
+        value = jiter.from_json(arguments.encode(), partial_mode=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,151 @@
+"""Anthropic's messages as a chat's."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel
+
+from server.errors import invalid
+from server.generation.roles import LateSystemRole
+from server.schemas.chat import Message, TextPart
+from server.schemas.messages.content import (
+    MessageParam,
+    RedactedThinkingBlockParam,
+    TextBlockParam,
+    ThinkingBlockParam,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
+)
+from server.schemas.tools import MAX_TOOLS, FunctionCall, ToolCall
+
+BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
+    "system": (TextBlockParam,),
+    "user": (TextBlockParam, ToolResultBlockParam),
+    "assistant": (
+        TextBlockParam,
+        ThinkingBlockParam,
+        RedactedThinkingBlockParam,
+        ToolUseBlockParam,
+    ),
+}
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Neighbouring messages of one role, which Anthropic takes for one and many templates want to
+    be one.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    answers: str | None = None  # a call's id
+
+    def joins(self, other: "_Turn") -> bool:
+        return self.role == other.role != "tool"
+
+    def add(self, other: "_Turn") -> None:
+        self.texts += other.texts
+        self.thoughts += other.thoughts
+        self.calls += other.calls
+
+    def message(self) -> Message:
+        """What an assistant said is put together as it came, other texts line by line."""
+        text = ("" if self.role == "assistant" else "\n").join(self.texts)
+        said_nothing = self.role == "assistant" and not self.texts
+        return Message(
+            role=self.role,
+            content=None if said_nothing else [TextPart(type="text", text=text)],
+            reasoning_content="".join(self.thoughts) or None,
+            tool_calls=self.calls or None,
+            tool_call_id=self.answers,
+        )
+
+
+def chat_messages(
+    system: Iterable[str], messages: Sequence[MessageParam], late_system: LateSystemRole
+) -> list[Message]:
+    """The conversation, each turn one message and each tool's result one of its own.
+
+    What the system says behind the beginning is under the role `late_system`. Raises ApiError (400)
+    for blocks that are not of their role.
+    """
+    turns: list[_Turn] = []
+    for turn in _turns(system, messages, late_system):
+        if turns and turns[-1].joins(turn):
+            turns[-1].add(turn)
+        else:
+            turns.append(turn)
+    for turn in turns:
+        if len(turn.calls) > MAX_TOOLS:
+            message = f"messages: at most {MAX_TOOLS} tool_use blocks in one turn"
+            raise invalid(message, "messages")
+    return [turn.message() for turn in turns]
+
+
+def _turns(
+    system: Iterable[str], messages: Sequence[MessageParam], late_system: LateSystemRole
+) -> Iterator[_Turn]:
+    if texts := list(system):
+        yield _Turn("system", texts)
+    has_begun = False
+    for index, message in enumerate(messages):
+        _check_blocks(message, f"messages[{index}].content")
+        has_begun = has_begun or message.role != "system"
+        match message.role:
+            case "user":
+                yield from _users(message)
+            case "assistant":
+                yield _assistants(message)
+            case "system" if has_begun and late_system == "user":
+                reminder = "\n".join(_texts(message))
+                yield _Turn("user", [f"<system-reminder>\n{reminder}\n</system-reminder>"])
+            case "system":
+                yield _Turn("system", _texts(message))
+
+
+def _users(message: MessageParam) -> Iterator[_Turn]:
+    """The results of tools, and what the user says between them and behind them."""
+    if not message.content:
+        yield _Turn("user")
+    for block in message.content:
+        match block:
+            case TextBlockParam():
+                yield _Turn("user", [block.text])
+            case ToolResultBlockParam():
+                text = "\n".join(
+                    part.text for part in block.content if isinstance(part, TextBlockParam)
+                )
+                result = f"Error: {text}" if block.is_error else text
+                yield _Turn("tool", [result], answers=block.tool_use_id)
+
+
+def _assistants(message: MessageParam) -> _Turn:
+    turn = _Turn("assistant")
+    for block in message.content:
+        match block:
+            case TextBlockParam():
+                turn.texts.append(block.text)
+            case ThinkingBlockParam():
+                turn.thoughts.append(block.thinking)
+            case ToolUseBlockParam():
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                function = FunctionCall(name=block.name, arguments=arguments)
+                turn.calls.append(ToolCall(id=block.id, function=function))
+    return turn
+
+
+def _texts(message: MessageParam) -> list[str]:
+    return [block.text for block in message.content if isinstance(block, TextBlockParam)]
+
+
+def _check_blocks(message: MessageParam, place: str) -> None:
+    """Raise ApiError (400) for a block that a message of this role cannot have."""
+    for index, block in enumerate(message.content):
+        if not isinstance(block, BLOCKS_OF[message.role]):
+            where = f"{place}[{index}]"
+            text = f"{where}: a message of role '{message.role}' has no {block.type} blocks"
+            raise invalid(text, where)

@@ -1,0 +1,146 @@
+"""Messages, whole and streamed."""
+
+from collections.abc import Sequence
+
+from engine.types import FinishReason, OutputEvent, Usage
+from server.dialects.messages.blocks import BlockStream, WholeMessage
+from server.dialects.messages.errors import messages_error
+from server.errors import ApiError
+from server.generation.answer import ChatAnswer
+from server.generation.chat_task import ChatTask
+from server.schemas.messages.answer import (
+    Block,
+    MessageBody,
+    MessageDelta,
+    MessageEnd,
+    MessageEvent,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    OutputTokensDetails,
+    Ping,
+    StopReason,
+)
+
+PING = Ping(type="ping")
+
+
+class MessagesExchange:
+    """An Exchange of Messages. Of a prompt that `is_marked`, what had to be computed is told as
+    written to the cache.
+    """
+
+    def __init__(self, task: ChatTask, *, is_marked: bool) -> None:
+        self.engine = task.model.engine
+        self.requests = [task.request]
+        self.meter = task.meter
+        self.is_streamed = task.body.stream
+        self.new_answer = task.new_answer
+        self.request_id = task.request.id
+        self._model = task.model.name
+        self._is_marked = is_marked
+        self._has_all_tokens = task.request.max_tokens == task.body.max_tokens
+
+    def writer(self) -> "MessageWriter":
+        return MessageWriter(self)
+
+    def new_choice(self) -> WholeMessage:
+        return WholeMessage(self.new_answer())
+
+    def whole(self, choices: Sequence[WholeMessage]) -> MessageBody:
+        (choice,) = choices
+        end = self.end(choice.answer)
+        return self.message(choice.blocks(), self.total_usage(), end.stop_reason, end.stop_sequence)
+
+    def message(
+        self,
+        content: list[Block],
+        usage: MessageUsage,
+        stop_reason: StopReason | None = None,
+        stop_sequence: str | None = None,
+    ) -> MessageBody:
+        return MessageBody(
+            id=f"msg_{self.request_id}",
+            type="message",
+            role="assistant",
+            model=self._model,
+            content=content,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=usage,
+        )
+
+    def total_usage(self) -> MessageUsage:
+        return self.usage(self.meter.total)
+
+    def usage(self, usage: Usage) -> MessageUsage:
+        computed = usage.prompt_tokens - usage.cached_tokens
+        return MessageUsage(
+            input_tokens=0 if self._is_marked else computed,
+            cache_creation_input_tokens=computed if self._is_marked else 0,
+            cache_read_input_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(thinking_tokens=self.meter.reasoning_tokens),
+        )
+
+    def end(self, answer: ChatAnswer) -> MessageEnd:
+        stopped_by = answer.stopped_by if isinstance(answer.stopped_by, str) else None
+        return MessageEnd(stop_reason=self._stop_reason(answer), stop_sequence=stopped_by)
+
+    def _stop_reason(self, answer: ChatAnswer) -> StopReason:
+        if isinstance(answer.stopped_by, str):
+            return "stop_sequence"
+        if answer.finish_reason is FinishReason.LENGTH:
+            return "max_tokens" if self._has_all_tokens else "model_context_window_exceeded"
+        return "tool_use" if answer.calls else "end_turn"
+
+
+class MessageWriter:
+    """A StreamWriter of one message's events.
+
+    The message begins with its first token, or when a client that waits is told that its prompt
+    is being computed: until then an error has a status of its own.
+    """
+
+    def __init__(self, exchange: MessagesExchange) -> None:
+        self._exchange = exchange
+        self._answer = exchange.new_answer()
+        self._blocks = BlockStream()
+        self._admission: Usage | None = None
+        self._has_begun = False
+
+    def event(self, choice: int, event: OutputEvent) -> bytes:
+        if event.admission is not None:
+            self._admission = event.admission
+            return b""
+        begin = self._begin()
+        blocks = [*self._blocks.events(self._answer.add(event))]
+        if event.finish_reason is not None:
+            blocks += self._blocks.close()
+        return begin + b"".join(map(_frame, blocks))
+
+    def keep_alive(self) -> bytes:
+        return self._begin() + _frame(PING)
+
+    def failure(self, error: ApiError) -> bytes:
+        return _frame(messages_error(error, self._exchange.request_id))
+
+    def end(self) -> bytes:
+        exchange = self._exchange
+        delta = MessageDelta(
+            type="message_delta", delta=exchange.end(self._answer), usage=exchange.total_usage()
+        )
+        return _frame(delta) + _frame(MessageStop(type="message_stop"))
+
+    def _begin(self) -> bytes:
+        """The message's first event, once it is known what of its prompt is cached."""
+        if self._has_begun or self._admission is None:
+            return b""
+        self._has_begun = True
+        message = self._exchange.message([], self._exchange.usage(self._admission))
+        return _frame(MessageStart(type="message_start", message=message))
+
+
+def _frame(event: MessageEvent) -> bytes:
+    data = event.model_dump_json(exclude_unset=True)
+    return f"event: {event.type}\ndata: {data}\n\n".encode()

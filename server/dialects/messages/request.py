@@ -1,0 +1,111 @@
+"""A Messages body as a ChatRequest."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from anyio import to_thread
+from pydantic import BaseModel, ValidationError
+
+from server.dialects.messages.conversation import chat_messages
+from server.errors import invalid_field
+from server.models import ServedModel
+from server.schemas.chat import ChatRequest
+from server.schemas.messages.content import TextBlockParam
+from server.schemas.messages.request import CountTokensRequest, ThinkingParam
+from server.schemas.messages.tools import ToolChoiceParam, ToolParam
+
+BILLING_LINE = "x-anthropic-billing-header:"
+TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+EFFORTS = {"xhigh": "high", "max": "high"}
+"""Of Anthropic's, those that templates do not know, as the most that they do."""
+
+SAME = {"model", "max_tokens", "stream", "temperature", "top_p", "top_k"}
+SAME |= {"cache_salt", "seed", "priority"}
+"""What a ChatRequest calls by the same names."""
+
+log = logging.getLogger("rootstock.messages")
+
+Fields = dict[str, Any]
+
+
+async def as_chat(
+    body: CountTokensRequest, model: ServedModel, *, strip_billing_header: bool
+) -> ChatRequest:
+    """What the model is asked, or as much of it as makes the prompt. Raises ApiError (400)."""
+
+    def read() -> ChatRequest:
+        system = _system(body.system, strip_billing_header=strip_billing_header)
+        messages = chat_messages(system, body.messages, model.prompts.late_system_role)
+        try:
+            return ChatRequest(
+                messages=messages,
+                continue_final_message=messages[-1].role == "assistant",
+                **_tools(body.tools),
+                **_choice(body.tool_choice),
+                **_thinking(body, reasons=model.planner.reasons),
+                **_generation(body),
+            )
+        except ValidationError as error:
+            raise invalid_field(error) from None
+
+    return await to_thread.run_sync(read)  # a conversation may be long
+
+
+def _system(blocks: Iterable[BaseModel], *, strip_billing_header: bool) -> list[str]:
+    texts = [block.text for block in blocks if isinstance(block, TextBlockParam)]
+    if strip_billing_header:
+        texts = [_without_billing_line(text) for text in texts]
+    return [text for text in texts if text]
+
+
+def _without_billing_line(text: str) -> str:
+    """Claude Code begins its system prompt with a line that differs from session to session."""
+    line, _, rest = text.partition("\n")
+    return rest if line.startswith(BILLING_LINE) else text
+
+
+def _tools(tools: Sequence[ToolParam]) -> Fields:
+    for tool in tools:
+        if tool.is_hosted:
+            log.warning("a tool of type %s is left out: it runs at Anthropic alone", tool.type)
+    return {"tools": [_function(tool) for tool in tools if not tool.is_hosted]}
+
+
+def _function(tool: ToolParam) -> Fields:
+    declared: Fields = {"name": tool.name, "description": tool.description}
+    declared |= {"parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": declared}
+
+
+def _choice(choice: ToolChoiceParam | None) -> Fields:
+    if choice is None:
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {
+        "tool_choice": TOOL_CHOICES.get(choice.type, named),
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+    }
+
+
+def _thinking(body: CountTokensRequest, *, reasons: bool) -> Fields:
+    """A model without reasoning is asked for none, whatever a client asks of all models."""
+    effort = body.output_config.effort
+    fields: Fields = {"reasoning_effort": EFFORTS.get(effort, effort) if effort else None}
+    template: Fields = {}
+    match body.thinking:
+        case ThinkingParam(type="enabled", budget_tokens=budget) if reasons:
+            fields["thinking_budget"] = budget
+            template["enable_thinking"] = True
+        case ThinkingParam(type="disabled") if reasons:
+            template["enable_thinking"] = False
+    return fields | {"chat_template_kwargs": template | body.chat_template_kwargs}
+
+
+def _generation(body: CountTokensRequest) -> Fields:
+    fields: Fields = body.model_dump(include=SAME | {"stop_sequences"}, exclude_none=True)
+    fields["stop"] = fields.pop("stop_sequences", [])
+    if format := body.output_config.format or body.output_format:
+        schema = {"name": "answer", "schema": format.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields

@@ -1,0 +1,51 @@
+"""`POST /v1/messages`, `/v1/messages/count_tokens`."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from server.dialects.delivery import respond
+from server.dialects.messages.exchange import MessagesExchange
+from server.dialects.messages.request import as_chat
+from server.generation.chat_task import chat_task
+from server.generation.tokens import chat_tokens
+from server.openapi import errors, json_body, stream_of_events
+from server.schemas.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
+from server.schemas.messages.request import CountTokensRequest, MessagesRequest
+from server.service import JsonBody, RecordDependency, ServiceDependency
+
+router = APIRouter()
+
+MessagesBody = Annotated[MessagesRequest, Depends(JsonBody(MessagesRequest))]
+CountTokensBody = Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequest))]
+
+
+@router.post(
+    "/v1/messages",
+    response_model=MessageBody,
+    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 404, 408, 413, 429, 503),
+    openapi_extra=json_body(MessagesRequest),
+)
+async def create_message(
+    body: MessagesBody, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    model, settings = service.resolve(body.model), service.settings
+    service.check_priority(body.priority)
+    record.cache_marks = body.marks
+    chat = await as_chat(body, model, strip_billing_header=settings.strip_billing_header)
+    task = await chat_task(chat, model, record)
+    is_marked = settings.prefix_cache and record.cache_marks > 0
+    return await respond(MessagesExchange(task, is_marked=is_marked), http, settings)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    responses=errors(400, 404, 408, 413, 503),
+    openapi_extra=json_body(CountTokensRequest),
+)
+async def count_tokens(body: CountTokensBody, service: ServiceDependency) -> TokenCount:
+    """Those of the prompt that the same request to /v1/messages would have."""
+    model, settings = service.resolve(body.model), service.settings
+    chat = await as_chat(body, model, strip_billing_header=settings.strip_billing_header)
+    return TokenCount(input_tokens=len(await chat_tokens(chat, model)))

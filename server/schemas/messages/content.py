@@ -1,0 +1,139 @@
+"""What a conversation consists of: `messages` and `system` of a request."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import PydanticCustomError
+
+from server.schemas.base import RequestModel
+from server.schemas.chat import MAX_MESSAGES, MAX_PARTS, as_parts
+from server.schemas.errors import UNSUPPORTED
+
+
+def _type_of(block: object) -> object:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+BY_TYPE = Discriminator(
+    _type_of,
+    custom_error_type=UNSUPPORTED,
+    custom_error_message="content blocks of this type are not supported",
+)
+
+
+class Markable(RequestModel):
+    """What a client may mark to be cached. Everything is, so a mark is a hint and no more."""
+
+    cache_control: dict[str, Any] | None = None
+
+    @property
+    def marks(self) -> int:
+        return int(self.cache_control is not None)
+
+
+class TextBlockParam(Markable):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlockParam(RequestModel):
+    """Reasoning that comes back. Its signature proves nothing here, so any will do."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+    @property
+    def marks(self) -> int:
+        return 0
+
+
+class RedactedThinkingBlockParam(RequestModel):
+    """Reasoning that only whoever wrote it can read."""
+
+    type: Literal["redacted_thinking"]
+    data: str = ""
+
+    @property
+    def marks(self) -> int:
+        return 0
+
+
+class ToolUseBlockParam(Markable):
+    """A call that an assistant made."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    input: dict[str, Any]
+
+
+class _MediaBlockParam(Markable):
+    """Its type is part of the place that an error names, as in Anthropic's own: by that Claude Code
+    finds the block, takes it out and goes on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_alone(cls, data: Any) -> Any:
+        raise PydanticCustomError(UNSUPPORTED, "not supported; the model reads text alone")
+
+
+class ImageBlockParam(_MediaBlockParam):
+    type: Literal["image"]
+
+
+class DocumentBlockParam(_MediaBlockParam):
+    type: Literal["document"]
+
+
+TaggedText: TypeAlias = Annotated[TextBlockParam, Tag("text")]
+Media: TypeAlias = (
+    Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")]
+    | Annotated[SkipJsonSchema[DocumentBlockParam], Tag("document")]
+)
+
+TextBlocks = Annotated[
+    list[Annotated[TaggedText | Media, BY_TYPE]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+Text = Annotated[TextBlocks, BeforeValidator(as_parts, json_schema_input_type=str | TextBlocks)]
+
+
+class ToolResultBlockParam(Markable):
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1, max_length=256)
+    content: Text = Field(default_factory=list)
+    is_error: bool = False
+
+    @property
+    def marks(self) -> int:
+        return super().marks + sum(block.marks for block in self.content)
+
+
+BlockParam: TypeAlias = (
+    TaggedText
+    | Annotated[ThinkingBlockParam, Tag("thinking")]
+    | Annotated[RedactedThinkingBlockParam, Tag("redacted_thinking")]
+    | Annotated[ToolUseBlockParam, Tag("tool_use")]
+    | Annotated[ToolResultBlockParam, Tag("tool_result")]
+    | Media
+)
+Blocks = Annotated[
+    list[Annotated[BlockParam, BY_TYPE]], Field(max_length=MAX_PARTS, fail_fast=True)
+]
+Content = Annotated[Blocks, BeforeValidator(as_parts, json_schema_input_type=str | Blocks)]
+
+
+class MessageParam(RequestModel):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @property
+    def marks(self) -> int:
+        return sum(block.marks for block in self.content)
+
+
+Messages = Annotated[
+    list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
