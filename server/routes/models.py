@@ -1,5 +1,7 @@
 """`GET /v1/models`, `GET /v1/models/{id}`."""
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter
 
 from server.models import ServedModel
@@ -13,8 +15,13 @@ router = APIRouter()
 @router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models", responses=errors(503))
 async def list_models(service: ServiceDependency) -> ModelList:
+    names = list(service.models)
     return ModelList(
-        object="list", data=[_model(service, model) for model in service.models.values()]
+        object="list",
+        data=[_model(service, model) for model in service.models.values()],
+        has_more=False,
+        first_id=names[0],
+        last_id=names[-1],
     )
 
 
@@ -25,6 +32,7 @@ async def get_model(id: str, service: ServiceDependency) -> Model:
 
 
 def _model(service: Service, model: ServedModel) -> Model:
+    room_tokens = model.engine.card.max_sequence_tokens
     return Model(
         id=model.name,
         object="model",
@@ -32,4 +40,10 @@ def _model(service: Service, model: ServedModel) -> Model:
         owned_by="rootstock",
         max_model_len=model.engine.card.max_sequence_tokens,
         sampling_defaults=model.engine.card.sampling,
+        type="model",
+        display_name=model.name,
+        created_at=datetime.fromtimestamp(service.created, UTC),
+        lifecycle="active",
+        max_input_tokens=room_tokens,
+        max_tokens=room_tokens,
     )

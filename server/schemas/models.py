@@ -1,5 +1,6 @@
-"""`GET /v1/models`."""
+"""`GET /v1/models`: OpenAI's keys, and beside them Anthropic's."""
 
+from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel
@@ -15,7 +16,18 @@ class Model(BaseModel):
     max_model_len: int  # tokens of prompt and answer that context and KV cache hold; vLLM's name
     sampling_defaults: SamplingDefaults
 
+    type: Literal["model"]
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: int
+
 
 class ModelList(BaseModel):
     object: Literal["list"]
     data: list[Model]
+
+    has_more: Literal[False]
+    first_id: str
+    last_id: str

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 
 from server.settings import Settings
@@ -13,6 +14,9 @@ from tests.contract.fake_engine import FakeEngine, Script
 
 StrictClient = Any
 """An OpenAI client. It checks its answers' types as it runs, more strictly than its unions say."""
+
+AnthropicClient = Any
+"""The same of Anthropic's."""
 
 ChatBody = Callable[..., dict[str, Any]]
 
@@ -80,6 +84,17 @@ def strict_client(base_url: str, api_key: str = "none") -> StrictClient:
     """The SDK, with responses checked against its types and no retries to hide errors."""
     return OpenAI(
         base_url=f"{base_url}/v1",
+        api_key=api_key,
+        max_retries=0,
+        timeout=CLIENT_SECONDS,
+        _strict_response_validation=True,
+    )
+
+
+def anthropic_client(base_url: str, api_key: str = "none") -> AnthropicClient:
+    """Anthropic's SDK, likewise."""
+    return Anthropic(
+        base_url=base_url,
         api_key=api_key,
         max_retries=0,
         timeout=CLIENT_SECONDS,

@@ -36,7 +36,8 @@ def test_models(client: StrictClient, http: httpx.Client) -> None:
     assert client.models.retrieve(model.id) == model
     assert "/" in model.id
     assert set(http.get("/v1/models").json()["data"][0]) == {
-        *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len")
+        *("id", "object", "created", "owned_by", "sampling_defaults", "max_model_len"),
+        *("type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens"),
     }
     assert http.get("/v1/models/no/such").json()["error"]["code"] == "model_not_found"
 

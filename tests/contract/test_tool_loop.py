@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,17 @@ from server.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.answering import QWEN3
 from tests.checkpoints import FAMILIES, Family, write_family
-from tests.contract.conftest import StrictClient, strict_client
+from tests.contract.conftest import (
+    AnthropicClient,
+    StrictClient,
+    anthropic_client,
+    strict_client,
+)
 from tests.contract.daemon import running
 
 STEPS = 10
-LOOK = {
+MARK = {"cache_control": {"type": "ephemeral"}}
+LOOK: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look",
@@ -47,12 +54,24 @@ def qwen3_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["demo", "reasoning"])
-def client(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[StrictClient]:
+def url(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[str]:
     model = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
     telemetry = EngineTelemetry()
     engine = launch(EngineConfig(model, kv_cache_bytes=32 << 20), telemetry, lambda line: None)
     settings = Settings(port=0, served_model_name=(request.param,))
-    with running(engine, settings, telemetry) as url, strict_client(url) as client:
+    with running(engine, settings, telemetry) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[StrictClient]:
+    with strict_client(url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def messages_client(url: str) -> Iterator[AnthropicClient]:
+    with anthropic_client(url) as client:
         yield client
 
 
@@ -116,6 +135,52 @@ def test_of_two_tools_the_allowed_one_is_called(client: StrictClient) -> None:
         completion = client.chat.completions.create(messages=messages, seed=seed, **asked)
         (call,) = completion.choices[0].message.tool_calls
         assert call.function.name == "touch", f"seed {seed}"
+
+
+def messages_options(client: AnthropicClient) -> dict[str, Any]:
+    """The same for Anthropic's client."""
+    function = LOOK["function"]
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    model = client.models.list().data[0].id
+    options = {"model": model, "tools": [tool], "tool_choice": choice, "max_tokens": 200}
+    options["extra_body"] = {"temperature": 1}
+    if model == "reasoning":
+        options["thinking"] = {"type": "enabled", "budget_tokens": 6}
+        options["extra_body"] |= {"chat_template_kwargs": {"opens": True}}
+    return options
+
+
+def streamed(client: AnthropicClient, **asked: Any) -> Any:
+    with client.messages.stream(**asked) as stream:
+        return stream.get_final_message()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_step_in_messages_adopts_as_much(
+    messages_client: AnthropicClient, stream: bool
+) -> None:
+    """Its blocks come back as they were sent, and the mark moves on as Claude Code moves it."""
+    options, expected = messages_options(messages_client), 0
+    ask = partial(streamed, messages_client) if stream else messages_client.messages.create
+    messages: list[Any] = []
+    new = {"type": "text", "text": f"Look everywhere, {stream}."}
+    for step in range(STEPS):
+        marked = {"role": "user", "content": [new | MARK]}
+        answer = ask(messages=[*messages, marked], **options)
+        usage = answer.usage
+        assert answer.stop_reason == "tool_use", f"step {step}"
+        assert usage.cache_read_input_tokens >= expected, f"step {step}"
+        assert usage.input_tokens == 0
+        prompt_tokens = usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+        expected = prompt_tokens + usage.output_tokens - 1
+        *thinking, call = (block for block in answer.content if block.type != "text")
+        reasons = options["model"] == "reasoning"
+        assert [block.type for block in thinking] == ["thinking"] * reasons
+        assert set(call.input) == {"place", "depth"}
+        messages.append({"role": "user", "content": [new]})
+        messages.append({"role": "assistant", "content": answer.model_dump()["content"]})
+        new = {"type": "tool_result", "tool_use_id": call.id, "content": f"nothing, {step}"}
 
 
 def test_reasoning_is_counted_and_ends_within_its_budget(client: StrictClient) -> None:

@@ -1,0 +1,61 @@
+"""Messages of the embedded model: what is begun is continued, what has a schema conforms."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from engine.launch import launch
+from engine.types import EngineConfig
+from server.metrics import EngineTelemetry
+from server.settings import Settings
+from tests.contract.conftest import AnthropicClient, anthropic_client
+from tests.contract.daemon import running
+from tools.demo_model.tasks.knowledge import FACTS
+
+USER = {"role": "user", "content": "What is Rootstock?"}
+ANSWER = FACTS["what"]["answer"]
+
+
+@pytest.fixture(scope="module")
+def demo(no_settings_from_outside: None) -> Iterator[AnthropicClient]:
+    telemetry = EngineTelemetry()
+    engine = launch(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry, lambda line: None)
+    with running(engine, Settings(port=0), telemetry) as url, anthropic_client(url) as client:
+        yield client
+
+
+def test_a_question_is_answered(demo: AnthropicClient) -> None:
+    asked = {"model": "", "max_tokens": 200, "messages": [USER], "extra_body": {"temperature": 0}}
+    message = demo.messages.create(**asked)
+    assert message.content[0].text == ANSWER
+    assert message.stop_reason == "end_turn"
+    with demo.messages.stream(**asked) as stream:
+        assert stream.get_final_text() == ANSWER
+        usage = stream.get_final_message().usage
+    assert (usage.input_tokens, usage.output_tokens) == (1, message.usage.output_tokens)
+
+
+def test_an_answer_that_was_begun_is_continued(demo: AnthropicClient) -> None:
+    begun = " ".join(ANSWER.split()[:5])
+    messages = [USER, {"role": "assistant", "content": begun}]
+    message = demo.messages.create(
+        model="", max_tokens=200, messages=messages, extra_body={"temperature": 0}
+    )
+    assert begun + message.content[0].text == ANSWER
+
+
+def test_an_answer_of_a_schema(demo: AnthropicClient) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"title": {"type": "string", "maxLength": 20}},
+        "required": ["title"],
+        "additionalProperties": False,
+    }
+    message = demo.messages.create(
+        model="",
+        max_tokens=200,
+        messages=[USER],
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )
+    assert set(json.loads(message.content[0].text)) == {"title"}

@@ -1,0 +1,311 @@
+"""What becomes of a Messages body: what the template is given, and what the engine is asked."""
+
+import logging
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from engine.types import NO_REPLAYS, GrammarKind
+from tests.contract.fake_engine import ByteTokenizer, Script
+from tests.contract.messages.scripted import INPUT, PING, TOOLS, USER, WEATHER, Daemon, daemon
+from tests.contract.test_tools import THINK, RecordingTokenizer
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=sdk-cli;"
+
+
+def text(words: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words} | fields
+
+
+def given(daemon: Daemon, messages: list[Any], **fields: Any) -> list[dict[str, Any]]:
+    """What the template is given of the messages."""
+    daemon.create(messages=messages, **fields)
+    return [dict(message) for message in daemon.given[0]]
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def call(id: str, input: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": "get_weather", "input": input}
+
+
+def result(id: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": id} | fields
+
+
+def test_a_tool_loop_reaches_the_template_as_templates_want_it(hermes: Daemon) -> None:
+    thinking = {"type": "thinking", "thinking": "Hm.", "signature": "anything"}
+    hidden = {"type": "redacted_thinking", "data": "xyz"}
+    messages = [
+        user(text("How is"), text("the weather?", **MARK)),
+        assistant(thinking, hidden, text("Let me "), text("see."), call("a", INPUT)),
+        assistant(call("b", {})),
+        user(
+            result("a", content="Rain.", is_error=False),
+            result("b", content=[text("No"), text("city.")], is_error=True, **MARK),
+            result("c"),
+            text("Go on."),
+        ),
+        user(text("Please.")),
+    ]
+    *told, last = given(hermes, messages, system=[text("Be"), text("brief.", **MARK)], tools=TOOLS)
+    reasoning = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "Hm.")
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+        for id, arguments in (("a", INPUT), ("b", {}))
+    ]
+    assert told == [
+        {"role": "system", "content": "Be\nbrief."},
+        {"role": "user", "content": "How is\nthe weather?"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": calls} | reasoning,
+        {"role": "tool", "content": "Rain.", "tool_call_id": "a", "name": "get_weather"},
+        {"role": "tool", "content": "Error: No\ncity.", "tool_call_id": "b", "name": "get_weather"},
+        {"role": "tool", "content": "", "tool_call_id": "c"},
+    ]
+    assert last == {"role": "user", "content": "Go on.\nPlease."}
+
+
+def test_marks_change_no_prompt(hermes: Daemon) -> None:
+    marked = given(hermes, [user(text("Hi", **MARK))], tools=[PING | MARK], **MARK)
+    tools = hermes.given[1]["tools"]
+    assert marked == given(hermes, [user(text("Hi"))], tools=[PING])
+    assert tools == hermes.given[1]["tools"]
+
+
+def test_marks_are_counted(hermes: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rootstock")
+    inner = result("a", content=[text("x", **MARK)], **MARK)
+    messages = [user(text("Hi")), assistant(call("a", {}) | MARK), user(inner)]
+    answer = hermes.post(messages=messages, system=[text("x", **MARK)], tools=[PING | MARK], **MARK)
+    hermes.post()
+    (line,) = (line for line in caplog.messages if answer.headers["request-id"] in line)
+    assert " cache-control=6 " in line
+
+
+def test_tools_are_declared_and_chosen(hermes: Daemon) -> None:
+    hermes.create(tools=[WEATHER | {"type": "custom", "strict": True}, PING])
+    weather = {key: WEATHER[key] for key in ("name", "description")}
+    assert hermes.given[1]["tools"] == [
+        {"type": "function", "function": weather | {"parameters": WEATHER["input_schema"]}},
+        {"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}},
+    ]
+    choices: list[tuple[dict[str, Any], set[str]]] = [
+        ({"type": "any"}, {"get_weather", "ping"}),
+        ({"type": "tool", "name": "ping"}, {"ping"}),
+    ]
+    for choice, names in choices:
+        hermes.create(tools=TOOLS, tool_choice=choice)
+        constraint = hermes.asked.constraint
+        assert constraint is not None
+        text = constraint.grammar.text
+        assert {name for name in ("get_weather", "ping") if name in text} == names
+    for choice in ({"type": "auto"}, {"type": "none"}):
+        hermes.create(tools=TOOLS, tool_choice=choice)
+        assert hermes.asked.constraint is None
+        assert ("tools" in hermes.given[1]) == (choice["type"] == "auto")
+
+
+def test_one_call_at_a_time() -> None:
+    tokenizer = RecordingTokenizer(
+        chat_template=THINK, added_tokens={"<|end|>": 256, "<tool_call>": 255}
+    )
+    with daemon(tokenizer) as marked:
+        choice = {"type": "auto", "disable_parallel_tool_use": True}
+        marked.create(tools=TOOLS, tool_choice=choice)
+        assert (constraint := marked.asked.constraint) is not None
+        assert not constraint.repeats
+
+
+def test_tools_that_run_at_anthropic_are_left_out(
+    hermes: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rootstock")
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    hermes.create(tools=[search], tool_choice={"type": "auto"})
+    assert "tools" not in hermes.given[1]
+    assert any("web_search_20250305" in line for line in caplog.messages)
+    hermes.create(tools=[search, PING])
+    assert [tool["function"]["name"] for tool in hermes.given[1]["tools"]] == ["ping"]
+
+
+def test_sampling_and_limits(hermes: Daemon) -> None:
+    fields: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": 3}
+    hermes.post(stop_sequences=["a", "b"], max_tokens=9, **fields)
+    asked = hermes.asked
+    assert (asked.stop, asked.max_tokens) == (("a", "b"), 9)
+    sampling = asked.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (
+        0.5,
+        0.25,
+        7,
+        3,
+    )
+
+
+def test_thinking(hermes: Daemon) -> None:
+    hermes.create(thinking={"type": "enabled", "budget_tokens": 1024})
+    budget = hermes.asked.thinking_budget
+    assert budget is not None
+    assert budget.tokens == 1024
+    assert hermes.given[1] == {"enable_thinking": True}
+    hermes.create(thinking={"type": "disabled"})
+    assert hermes.given[1] == {"enable_thinking": False}
+    hermes.create(thinking={"type": "adaptive"})
+    assert hermes.given[1] == {}
+    assert hermes.asked.thinking_budget is None
+
+
+def test_a_model_without_reasoning_is_asked_for_none(hermes: Daemon) -> None:
+    with daemon(reasoning_parser="none") as plain:
+        plain.create(thinking={"type": "enabled", "budget_tokens": 1024})
+        assert plain.asked.thinking_budget is None
+        assert plain.given[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("effort", "told"), [("low", "low"), ("medium", "medium"), ("high", "high"), ("max", "high")]
+)
+def test_effort(hermes: Daemon, effort: str, told: str) -> None:
+    hermes.create(output_config={"effort": effort})
+    assert hermes.given[1]["reasoning_effort"] == told
+
+
+@pytest.mark.parametrize("field", ["output_config", "output_format"])
+def test_an_answer_of_a_schema(hermes: Daemon, field: str) -> None:
+    format = {"type": "json_schema", "schema": {"type": "object"}}
+    fields = {field: {"format": format} if field == "output_config" else format}
+    assert hermes.post(**fields).status_code == 200
+    constraint = hermes.asked.constraint
+    assert constraint is not None
+    assert constraint.grammar.kind is GrammarKind.JSON_SCHEMA
+
+
+def test_what_only_anthropic_has_is_passed_over(hermes: Daemon) -> None:
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    fields = {"metadata": {"user_id": "x"}, "service_tier": "auto", "inference_geo": "us"}
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "nobody-knows-2031-01-01"}
+    answer = hermes.http.post(
+        "/v1/messages?beta=true",
+        json={
+            "messages": [USER],
+            "max_tokens": 5,
+            "context_management": {"edits": edits},
+            **fields,
+        },
+        headers=headers,
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def test_two_sessions_of_claude_code_share_their_prompt(hermes: Daemon) -> None:
+    """Their system prompts differ in a line at the head, which is no news to a model."""
+    seen = []
+    for session in ("1c0", "7d4"):
+        system: list[Any] = [text(BILLING.format(session)), text("You are an agent.", **MARK)]
+        seen.append(given(hermes, [USER], system=system))
+        one_text = f"{BILLING.format(session)}\nYou are an agent."
+        seen.append(given(hermes, [USER], system=one_text))
+    assert seen == [[{"role": "system", "content": "You are an agent."}, USER]] * 4
+    usage = hermes.create(system=[text(BILLING.format("abc")), text("You are an agent.")]).usage
+    assert usage.input_tokens == 1
+
+
+def test_the_billing_line_can_be_kept() -> None:
+    with daemon(strip_billing_header=False) as keeping:
+        system = [text(BILLING.format("1c0")), text("You are an agent.")]
+        assert given(keeping, [USER], system=system)[0]["content"].startswith("x-anthropic-billing")
+
+
+LATE: list[Any] = [
+    {"role": "system", "content": "First."},
+    USER,
+    {"role": "system", "content": [text("Agents:"), text("none")]},
+    assistant(text("Yes.")),
+    {"role": "system", "content": "Be quick."},
+    {"role": "user", "content": "So?"},
+]
+
+
+def test_system_messages_in_mid_list_stay_where_they_are(hermes: Daemon) -> None:
+    assert given(hermes, LATE, system="Head.") == [
+        {"role": "system", "content": "Head.\nFirst."},
+        USER,
+        {"role": "system", "content": "Agents:\nnone"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "system", "content": "Be quick."},
+        {"role": "user", "content": "So?"},
+    ]
+
+
+class Refusing(RecordingTokenizer):
+    """Its template takes system messages at the head alone, and roles that take turns."""
+
+    def apply_chat_template(
+        self, messages: Any, replays: Any = NO_REPLAYS, /, **arguments: Any
+    ) -> Any:
+        roles = [message["role"] for message in messages]
+        if "system" in roles[1:] or any(one == two for one, two in pairwise(roles)):
+            raise ValueError("the chat template refuses the messages: system in mid-list")
+        return super().apply_chat_template(messages, replays, **arguments)
+
+
+class Dropping(RecordingTokenizer):
+    """Its template leaves out system messages that are not at the head."""
+
+    def apply_chat_template(
+        self, messages: Any, replays: Any = NO_REPLAYS, /, **arguments: Any
+    ) -> Any:
+        kept = [m for index, m in enumerate(messages) if m["role"] != "system" or index == 0]
+        super().apply_chat_template(messages, replays, **arguments)
+        return ByteTokenizer.apply_chat_template(self, kept)
+
+
+@pytest.mark.parametrize("tokenizer", [Refusing, Dropping])
+def test_where_a_template_has_no_place_for_them_the_user_says_them(
+    tokenizer: type[RecordingTokenizer],
+) -> None:
+    with daemon(tokenizer(chat_template=THINK)) as strict:
+        told = given(strict, LATE)
+    reminders = ["<system-reminder>\nAgents:\nnone\n</system-reminder>"]
+    reminders.append("<system-reminder>\nBe quick.\n</system-reminder>")
+    assert told == [
+        {"role": "system", "content": "First."},
+        {"role": "user", "content": f"{USER['content']}\n{reminders[0]}"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": f"{reminders[1]}\nSo?"},
+    ]
+
+
+def test_an_answer_that_was_begun_is_continued(hermes: Daemon) -> None:
+    told = given(hermes, [USER, assistant(text("It is ("))])
+    assert told[-1] == {"role": "assistant", "content": "It is ("}
+    assert hermes.given[1] == {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def test_tokens_are_counted_of_the_very_prompt(hermes: Daemon) -> None:
+    messages = [user(text("Hi")), assistant(call("a", INPUT)), user(result("a", content="x"))]
+    fields: dict[str, Any] = {"model": "bytes", "messages": messages, "system": "Be brief."}
+    count = hermes.client.messages.count_tokens(**fields, tools=TOOLS)
+    hermes.create(**fields, tools=TOOLS)
+    assert count.input_tokens == len(hermes.asked.prompt)
+
+
+def test_models_are_listed_for_anthropics_client_too(hermes: Daemon) -> None:
+    (listed,) = hermes.client.models.list()
+    assert (listed.id, listed.type, listed.display_name) == ("bytes", "model", "bytes")
+    assert listed.max_input_tokens == 512
+    assert hermes.client.models.retrieve("bytes") == listed
+
+
+def test_salted_prompts_are_apart(hermes: Daemon) -> None:
+    hermes.engine.script = Script()
+    hermes.create(extra_body={"cache_salt": "mine"})
+    assert hermes.asked.cache_salt == "mine"
