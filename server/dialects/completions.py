@@ -112,6 +112,8 @@ class CompletionWriter(ChunkWriter):
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
     def chunks(self, choice: int, event: OutputEvent) -> Iterable[Completion]:
+        if event.admission is not None:
+            return  # what it echoes comes with the first token
         prompt = choice // self._exchange.task.body.n
         if event.prompt_logprobs is not None:
             self._prompt_logprobs[prompt] = event.prompt_logprobs
