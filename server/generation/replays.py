@@ -90,9 +90,8 @@ def _says_the_same(known: Said, said: Said) -> bool:
 
 
 def same_json(known: object, other: object) -> bool:
-    """Whether two values are written alike in JSON, but for the order of keys and white space.
-
-    So `1`, `1.0` and `true` are three values.
+    """Whether two values are one in JSON. Neither the order of keys matters nor how a number is
+    written, which clients that parse arguments lose: `1` and `1.0` are the same, `true` is not.
     """
     pairs = [(known, other)]
     while pairs:  # not by recursion: they may be deep
@@ -106,6 +105,6 @@ def same_json(known: object, other: object) -> bool:
                     return False
                 pairs += zip(one, two, strict=True)
             case one, two:
-                if type(one) is not type(two) or one != two:
+                if isinstance(one, bool) is not isinstance(two, bool) or one != two:
                     return False
     return True

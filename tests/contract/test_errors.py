@@ -83,6 +83,7 @@ BAD_CHAT = [
     ({"stop": "x" * 513}, "stop[0]"),
     ({"stop_token_ids": [257]}, "stop_token_ids"),
     ({"max_tokens": 0}, "max_tokens"),
+    ({"continue_final_message": True}, "continue_final_message"),
     ({"max_completion_tokens": -2}, "max_completion_tokens"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"logit_bias": {"257": 1}}, "logit_bias"),

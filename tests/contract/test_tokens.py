@@ -86,7 +86,6 @@ def test_the_assistants_turn_is_left_out_on_request(
 
 UNSUPPORTED = [
     {"add_special_tokens": True},
-    {"continue_final_message": True},
     {"chat_template": "{{ messages }}"},
 ]
 

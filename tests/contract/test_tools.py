@@ -323,6 +323,15 @@ def test_logprobs_stand_beside_calls(hermes: Daemon) -> None:
     assert [entry.token for entry in streamed] == [entry.token for entry in whole]
 
 
+def test_an_answer_that_was_begun_is_continued(hermes: Daemon) -> None:
+    messages = [USER, {"role": "assistant", "content": "It is"}]
+    hermes.create(messages=messages, extra_body={"continue_final_message": True})
+    given, arguments = hermes.given
+    assert given[-1] == messages[-1]
+    assert arguments["continue_final_message"] is True
+    assert arguments["add_generation_prompt"] is False
+
+
 def test_history_reaches_the_template_as_templates_want_it(hermes: Daemon) -> None:
     """Arguments as objects, content as text, results with their functions' names."""
     hermes.say("Fine.")

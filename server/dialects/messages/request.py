@@ -68,7 +68,7 @@ def _without_billing_line(text: str) -> str:
 def _tools(tools: Sequence[ToolParam]) -> Fields:
     for tool in tools:
         if tool.is_hosted:
-            log.warning("a tool of type %s is left out: it runs at Anthropic alone", tool.type)
+            log.info("a tool of type %s is left out: it runs at Anthropic alone", tool.type)
     return {"tools": [_function(tool) for tool in tools if not tool.is_hosted]}
 
 

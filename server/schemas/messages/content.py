@@ -22,7 +22,14 @@ BY_TYPE = Discriminator(
 )
 
 
-class Markable(RequestModel):
+class RequestPart(RequestModel):
+    @property
+    def marks(self) -> int:
+        """How often the client says in it that something is to be cached."""
+        return 0
+
+
+class Markable(RequestPart):
     """What a client may mark to be cached. Everything is, so a mark is a hint and no more."""
 
     cache_control: dict[str, Any] | None = None
@@ -37,27 +44,19 @@ class TextBlockParam(Markable):
     text: str
 
 
-class ThinkingBlockParam(RequestModel):
+class ThinkingBlockParam(RequestPart):
     """Reasoning that comes back. Its signature proves nothing here, so any will do."""
 
     type: Literal["thinking"]
     thinking: str
     signature: str = ""
 
-    @property
-    def marks(self) -> int:
-        return 0
 
-
-class RedactedThinkingBlockParam(RequestModel):
+class RedactedThinkingBlockParam(RequestPart):
     """Reasoning that only whoever wrote it can read."""
 
     type: Literal["redacted_thinking"]
     data: str = ""
-
-    @property
-    def marks(self) -> int:
-        return 0
 
 
 class ToolUseBlockParam(Markable):
@@ -125,7 +124,7 @@ Blocks = Annotated[
 Content = Annotated[Blocks, BeforeValidator(as_parts, json_schema_input_type=str | Blocks)]
 
 
-class MessageParam(RequestModel):
+class MessageParam(RequestPart):
     role: Literal["user", "assistant", "system"]
     content: Content
 

@@ -78,7 +78,6 @@ class CountTokensRequest(Markable):
 
     @property
     def marks(self) -> int:
-        """How often the client says `cache_control`."""
         parts = (*self.system, *self.messages, *self.tools)
         return super().marks + sum(part.marks for part in parts)
 
