@@ -192,7 +192,7 @@ class Settings(BaseSettings):
         10.0,
         gt=0,
         le=3600,
-        description="Silence in a stream after which a comment or a ping keeps the connection open.",
+        description="Silence in a stream after which a comment or a ping keeps it open.",
     )
     drain_timeout_seconds: int = Field(
         30,
