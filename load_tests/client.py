@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from load_tests.workloads import Conversation, Workload
-from server.chat.sse import EventStream
+from server.terminal.client.sse import EventStream
 
 
 class TargetError(Exception):

@@ -7,8 +7,8 @@ from textwrap import fill
 from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
-from server.flags import choices, value_text
 from server.settings import Settings
+from server.terminal.flags import choices, value_text
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100

@@ -2,12 +2,12 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-MODELS = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
+MODELS: Mapping[str, object] = {"object": "list", "data": [{"id": "first"}, {"id": "second"}]}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -16,30 +16,38 @@ class _Handler(BaseHTTPRequestHandler):
     server: "CannedServer"
 
     def do_GET(self) -> None:
-        self._send("application/json", json.dumps(MODELS).encode())
+        self._send("application/json", json.dumps(self.server.models).encode())
 
     def do_POST(self) -> None:
-        size = int(self.headers["Content-Length"])
-        self.server.requests.append(json.loads(self.rfile.read(size)))
+        if size := int(self.headers["Content-Length"] or 0):
+            self.server.requests.append(json.loads(self.rfile.read(size)))
         self._send("text/event-stream", self.server.body)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
     def _send(self, media_type: str, body: bytes) -> None:
+        self.server.keys.append(self.headers["Authorization"])
         self.send_response(self.server.status)
         self.send_header("Content-Type", media_type)
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
 
 class CannedServer(ThreadingHTTPServer):
-    """`requests` has the bodies that were posted."""
+    """`requests` has the bodies that were posted, `keys` what each request was authorized with."""
 
-    def __init__(self, body: bytes, status: int) -> None:
+    def __init__(
+        self, body: bytes, status: int, models: object, headers: Mapping[str, str]
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.body = body
         self.status = status
+        self.models = models
+        self.headers = headers
+        self.keys: list[str | None] = []
         self.requests: list[dict[str, Any]] = []
 
     @property
@@ -48,11 +56,13 @@ class CannedServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def canned(*events: object, status: int = 200) -> Iterator[CannedServer]:
+def canned(
+    *events: object, status: int = 200, models: object = MODELS, **headers: str
+) -> Iterator[CannedServer]:
     """A server whose answers are these events: strings as they are, everything else as JSON."""
     data = [e if isinstance(e, str) else json.dumps(e, ensure_ascii=False) for e in events]
     body = "".join(f"data: {d}\n\n" for d in data).encode()
-    with CannedServer(body, status) as server:
+    with CannedServer(body, status, models, headers) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

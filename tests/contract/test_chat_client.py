@@ -11,12 +11,13 @@ import pytest
 from rich.console import Console
 
 from engine.api import QueueFull
-from server.chat.client import ChatClient, Endpoint, connected
-from server.chat.conversation import Conversation, Turn
-from server.chat.events import ChatError
-from server.chat.screen import Screen
-from server.chat.session import Session
 from server.settings import Settings
+from server.terminal.chat.conversation import Conversation, Turn
+from server.terminal.chat.screen import Screen
+from server.terminal.chat.session import Session
+from server.terminal.client.chat import ChatClient, connected
+from server.terminal.client.http import Endpoint
+from server.terminal.errors import TerminalError
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
@@ -98,7 +99,7 @@ def test_system_and_clear(chat: Chat, engine: FakeEngine) -> None:
 
 def test_commands_and_empty_lines_ask_nothing(chat: Chat, engine: FakeEngine) -> None:
     shown = chat.say("", "   ", "/help", "/nope x", "/exit", "never read")
-    assert "/system TEXT" in shown
+    assert "/system    set the system prompt" in shown
     assert "error: there is no /nope" in shown
     assert engine.submitted.empty()
     assert chat.session.failures == 0
@@ -272,7 +273,7 @@ def _connect(endpoint: Endpoint) -> None:
     "url", ["", "127.0.0.1:8000", "ftp://host/v1", "http://", "http://[::1/v1"]
 )
 def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(ChatError, match="is not a URL"):
+    with pytest.raises(TerminalError, match="is not a URL"):
         _connect(Endpoint(url))
 
 
@@ -284,7 +285,7 @@ def test_a_url_without_a_path_means_v1(base_url: str) -> None:
 def test_a_server_with_a_key() -> None:
     with running(FakeEngine(), Settings(port=0, api_key="secret")) as base_url:
         _connect(Endpoint(base_url, "secret"))
-        with pytest.raises(ChatError, match="HTTP 401"):
+        with pytest.raises(TerminalError, match="HTTP 401"):
             _connect(Endpoint(base_url, "wrong"))
-        with pytest.raises(ChatError, match="printable ASCII"):
+        with pytest.raises(TerminalError, match="printable ASCII"):
             _connect(Endpoint(base_url, "schlüssel"))

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +16,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from engine.api import QueueFull
-from server.chat.daemon import daemon
-from server.chat.events import ChatError
 from server.cli import app
 from server.settings import Settings
+from server.terminal.chat.daemon import daemon
+from server.terminal.errors import TerminalError
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 
 WAIT_SECONDS = 30
+PROMPT = b"\x1b[?2004h"  # turns bracketed paste on, while a line is edited
 ANSWER = "Hello, wörld!"
 
 
@@ -77,13 +79,18 @@ def test_nobody_at_the_url() -> None:
 
 def test_the_key_may_come_from_the_environment() -> None:
     with running(FakeEngine(), Settings(port=0, api_key="secret")) as base_url:
-        assert piped("", "--url", base_url, ROOTSTOCK_API_KEY="secret").exit_code == 0
-        assert piped("", "--url", base_url).exit_code == 1
+        port = base_url.rpartition(":")[2]
+        ours = {"ROOTSTOCK_PORT": port, "ROOTSTOCK_API_KEY": "secret"}
+        assert piped("", "--url", base_url, **ours).exit_code == 0
+        assert piped("", "--url", base_url, ROOTSTOCK_CHAT_API_KEY="secret").exit_code == 0
+        assert piped("", "--url", base_url, ROOTSTOCK_API_KEY="secret").exit_code == 1
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """The command in a terminal of its own, and the terminal's other end."""
+def terminal(state: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """The command in a terminal of its own, and the terminal's other end. Nobody there answers
+    when it is asked where the cursor is.
+    """
     ours, theirs = pty.openpty()
     try:
         with subprocess.Popen(
@@ -91,7 +98,12 @@ def terminal(*arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**os.environ, "TERM": "xterm"},
+            env={
+                **os.environ,
+                "TERM": "xterm",
+                "PROMPT_TOOLKIT_NO_CPR": "1",
+                "XDG_STATE_HOME": str(state),
+            },
         ) as process:
             try:
                 yield process, ours
@@ -112,33 +124,85 @@ def read_until(terminal: int, awaited: bytes) -> bytes:
 
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_ctrl_d_leaves(
-    url: str, engine: FakeEngine
+    url: str, engine: FakeEngine, tmp_path: Path
 ) -> None:
     gate = Gate()
     engine.script = Script(gate=gate, gate_after_tokens=5)
-    with terminal("--url", url) as (process, screen):
-        read_until(screen, b"> ")
-        os.write(screen, b"hi\n")
+    with terminal(tmp_path, "--url", url) as (process, screen):
+        read_until(screen, PROMPT)
+        os.write(screen, b"hi\r")
         read_until(screen, b"Hello")
         process.send_signal(signal.SIGINT)
         assert engine.aborted.get(timeout=WAIT_SECONDS)
         gate.open()
-        assert b"stopped" in read_until(screen, b"> ")
+        assert b"stopped" in read_until(screen, PROMPT)
         os.write(screen, b"\x04")
         assert process.wait(WAIT_SECONDS) == 0
 
 
-def test_sigterm_ends_a_chat_in_the_middle_of_an_answer(url: str, engine: FakeEngine) -> None:
+def test_sigterm_ends_a_chat_in_the_middle_of_an_answer(
+    url: str, engine: FakeEngine, tmp_path: Path
+) -> None:
     gate = Gate()
     engine.script = Script(gate=gate, gate_after_tokens=5)
-    with terminal("--url", url) as (process, screen):
-        read_until(screen, b"> ")
-        os.write(screen, b"hi\n")
+    with terminal(tmp_path, "--url", url) as (process, screen):
+        read_until(screen, PROMPT)
+        os.write(screen, b"hi\r")
         read_until(screen, b"Hello")
         process.terminate()
         assert process.wait(WAIT_SECONDS) == 128 + signal.SIGTERM
     assert engine.aborted.get(timeout=WAIT_SECONDS)
     gate.open()
+
+
+def test_sigterm_at_the_prompt_leaves_the_terminal_as_it_was(url: str, tmp_path: Path) -> None:
+    with terminal(tmp_path, "--url", url) as (process, screen):
+        read_until(screen, PROMPT)
+        os.write(screen, b"half a line")
+        read_until(screen, b"line")
+        assert not termios.tcgetattr(screen)[3] & termios.ECHO
+        process.terminate()
+        assert process.wait(WAIT_SECONDS) == 128 + signal.SIGTERM
+        assert termios.tcgetattr(screen)[3] & termios.ECHO
+
+
+def test_a_paste_of_several_lines_is_one_question(
+    url: str, engine: FakeEngine, tmp_path: Path
+) -> None:
+    with terminal(tmp_path, "--url", url) as (_, screen):
+        read_until(screen, PROMPT)
+        os.write(screen, b"\x1b[200~one\rtwo\x1b[201~\r")
+        read_until(screen, b"tokens/s")
+    asked = engine.submitted.get(timeout=WAIT_SECONDS).prompt
+    assert engine.tokenizer.decode(asked) == "<user>one\ntwo\n<assistant>"
+    assert "+one\n+two\n" in (tmp_path / "rootstock" / "chat_history").read_text()
+
+
+def test_what_was_typed_in_an_earlier_chat_is_found_again(
+    url: str, engine: FakeEngine, tmp_path: Path
+) -> None:
+    with terminal(tmp_path, "--url", url) as (_, screen):
+        for line in (b"the first", b"another"):
+            read_until(screen, PROMPT)
+            os.write(screen, line + b"\r")
+        read_until(screen, PROMPT)
+    with terminal(tmp_path, "--url", url) as (_, screen):
+        read_until(screen, PROMPT)
+        os.write(screen, b"\x12fir")
+        read_until(screen, b"the ")  # the rest of it is in bold
+        os.write(screen, b"\r\r")
+        read_until(screen, PROMPT)
+    asked = [engine.submitted.get(timeout=WAIT_SECONDS).prompt for _ in range(3)]
+    assert engine.tokenizer.decode(asked[2]) == "<user>the first\n<assistant>"
+
+
+def test_commands_are_completed(url: str, tmp_path: Path) -> None:
+    with terminal(tmp_path, "--url", url) as (_, screen):
+        read_until(screen, PROMPT)
+        os.write(screen, b"/sy")
+        read_until(screen, b"/system")  # offered, but not typed yet
+        os.write(screen, b"\t Be brief.\r")
+        assert b"system prompt set" in read_until(screen, PROMPT)
 
 
 def ignore(line: str) -> None:
@@ -159,7 +223,7 @@ def test_a_daemon_of_its_own_is_private_and_ends_with_the_chat() -> None:
 def test_a_daemon_that_does_not_start_says_why() -> None:
     program = "print('one'); print('two'); raise SystemExit(3)"
     with (
-        pytest.raises(ChatError, match=r"^the daemon exited with 3\none\ntwo$"),
+        pytest.raises(TerminalError, match=r"^the daemon exited with 3\none\ntwo$"),
         daemon([sys.executable, "-c", program], ignore),
     ):
         pass
@@ -175,7 +239,7 @@ signal.pause()
 
 def test_a_daemon_that_ends_badly_says_so() -> None:
     with (
-        pytest.raises(ChatError, match="exited with 3"),
+        pytest.raises(TerminalError, match="exited with 3"),
         daemon([sys.executable, "-c", DIES], ignore),
     ):
         pass

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.chat.client import Endpoint
-from server.chat.events import KeyRefused
-from server.chat.running import endpoint_at, running_daemon
 from server.settings import Settings
+from server.terminal.client.http import Endpoint
+from server.terminal.client.models import served_models
+from server.terminal.errors import KeyRefused, TerminalError
+from server.terminal.running import endpoint_at, running_daemon
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
@@ -69,7 +70,7 @@ def test_something_else_there() -> None:
 
 def test_no_other_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be a daemon's own address, and may be another machine's: it would get the key."""
-    monkeypatch.setattr("server.chat.running.served_models", lambda endpoint: ["a model"])
+    monkeypatch.setattr("server.terminal.running.served_models", lambda endpoint: ["a model"])
     settings = Settings(host="192.0.2.1", port=8000, api_key="k")
     assert running_daemon(settings, model=None) is None
 
@@ -78,16 +79,44 @@ def test_no_other_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ("url", "given", "sent"),
     [
         ("http://127.0.0.1:8000/v1", "", "k"),
-        ("http://localhost:8000/v1", "", "k"),
-        ("http://[::1]:8000/v1", "", "k"),
+        ("http://127.0.0.1:8000", "", "k"),
         ("http://127.0.0.1:8000/v1", "other", "other"),
+        ("http://127.0.0.1:8001/v1", "", ""),
+        ("http://127.0.0.1/v1", "", ""),
+        ("https://127.0.0.1:8000/v1", "", ""),
+        ("http://localhost:8000/v1", "", ""),  # which may be [::1]
+        ("http://[::1]:8000/v1", "", ""),
         ("https://example.org/v1", "", ""),
         ("https://example.org/v1", "other", "other"),
-        ("https://127.0.0.1@example.org/v1", "", ""),
+        ("http://127.0.0.1:8000@example.org/v1", "", ""),
         ("https://127.0.0.1.example.org/v1", "", ""),
         ("http://192.0.2.1:8000/v1", "", ""),
         ("http://[", "", ""),
     ],
 )
-def test_the_daemons_own_key_is_for_this_machine(url: str, given: str, sent: str) -> None:
+def test_the_daemons_own_key_is_for_its_own_address(url: str, given: str, sent: str) -> None:
     assert endpoint_at(url, given, Settings(api_key="k")) == Endpoint(url, sent)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "url", "sent"),
+    [
+        ("localhost", 8000, "http://localhost:8000/v1", "k"),
+        ("0.0.0.0", 9000, "http://127.0.0.1:9000/v1", "k"),
+        ("::", 80, "http://[::1]/v1", "k"),
+        ("192.0.2.1", 8000, "http://192.0.2.1:8000/v1", ""),  # may be another machine's
+        ("127.0.0.1", 0, "http://127.0.0.1:8000/v1", ""),
+    ],
+)
+def test_its_own_address_is_what_the_settings_say(
+    host: str, port: int, url: str, sent: str
+) -> None:
+    settings = Settings(host=host, port=port, api_key="k")
+    assert endpoint_at(url, "", settings) == Endpoint(url, sent)
+
+
+def test_a_redirect_takes_the_key_nowhere() -> None:
+    with canned() as elsewhere, canned(status=307, Location=f"{elsewhere.url}/models") as server:
+        with pytest.raises(TerminalError, match=r"^HTTP 307 from "):
+            served_models(Endpoint(server.url, "k"))
+        assert (server.keys, elsewhere.keys) == (["Bearer k"], [])

@@ -1,5 +1,7 @@
 """The `rootstock` command as it answers a user who got something wrong."""
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,9 +17,10 @@ from typer.testing import CliRunner
 from engine.types import MachineReport
 from server import __version__
 from server.cli import app
-from server.doctor import machine_table
-from server.flags import with_settings
 from server.settings import Settings
+from server.terminal.commands.doctor import machine_table
+from server.terminal.commands.on_demand import NAMES
+from server.terminal.flags import with_settings
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,18 @@ def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> Non
 def test_help_names_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert {"serve", "doctor", "chat"} <= set(result.stdout.split())
+    assert {*NAMES} <= set(result.stdout.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_a_module_and_says_what_it_is_for(name: str) -> None:
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0
+    assert f" {name} [OPTIONS]" in result.stdout.splitlines()[0]
+
+
+def test_a_slip_gets_a_suggestion() -> None:
+    assert "Did you mean 'serve'?" in CliRunner().invoke(app, ["sevre"]).stderr
 
 
 def test_the_version() -> None:
@@ -122,7 +136,10 @@ def test_flags_become_settings(
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("rootstock se", ["serve"]), ("rootstock serve --attention ga", ["gather"])],
+    [
+        ("rootstock se", ["serve"]),
+        ("rootstock serve --attention ga", ["gather"]),
+    ],
 )
 def test_a_shell_can_complete_commands_flags_and_choices(words: str, completed: list[str]) -> None:
     environment = {
@@ -132,6 +149,50 @@ def test_a_shell_can_complete_commands_flags_and_choices(words: str, completed: 
     }
     result = CliRunner().invoke(app, [], prog_name="rootstock", env=environment)
     assert result.stdout.split() == completed
+
+
+COMPLETING = """
+set -e
+eval "$(rootstock --show-completion bash)"
+COMP_WORDS=(rootstock doc) COMP_CWORD=1
+"$(complete -p rootstock | sed 's/.*-F \\([^ ]*\\) .*/\\1/')" rootstock doc rootstock
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
+def test_what_show_completion_prints_completes_in_bash(tmp_path: Path) -> None:
+    """The shell's name is given, because a test has no shell that Typer could find."""
+    (command := tmp_path / "rootstock").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m server "$@"'
+    )
+    command.chmod(0o755)
+    ended = subprocess.run(
+        ["bash", "--norc", "-c", COMPLETING],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+            "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+        },
+    )
+    assert (ended.stdout, ended.stderr) == ("doctor\n", "")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["chat", "--help"]])
+def test_a_command_imports_no_other(words: list[str]) -> None:
+    """What serve needs takes longer to import than most commands take."""
+    program = f"""
+import sys
+from server.cli import app
+try:
+    app({words!r}, prog_name="rootstock")
+finally:
+    assert not {{"fastapi", "engine.launch", "server.app"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
 
 
 REPORT = MachineReport(

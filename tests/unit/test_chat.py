@@ -5,12 +5,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.chat.answer import Answer
-from server.chat.conversation import Conversation
-from server.chat.events import ChatError, Event, Finish, Reasoning, Text, Usage
-from server.chat.screen import printable
-from server.chat.sse import EventStream
-from server.chat.wire import MAX_ERROR_CHARACTERS, chunk_events, error_message, model_names
+from server.terminal.chat.conversation import Conversation
+from server.terminal.client.answer import Answer
+from server.terminal.client.events import Event, Finish, Reasoning, Text, Usage
+from server.terminal.client.sse import EventStream
+from server.terminal.client.wire import (
+    MAX_ERROR_CHARACTERS,
+    ServedModel,
+    chunk_events,
+    error_message,
+    listed_models,
+)
+from server.terminal.errors import TerminalError
+from server.terminal.text import printable
 
 
 def in_pieces(stream: bytes, size: int) -> Iterator[bytes]:
@@ -75,7 +82,7 @@ def test_the_news_in_a_chunk(content: object, events: list[Event]) -> None:
     "data", [b"not json", b"[]", b'{"choices": 3}', b"\xff", b'{"choices": [{"delta": "a"}]}']
 )
 def test_what_is_no_chunk(data: bytes) -> None:
-    with pytest.raises(ChatError, match="not a chunk"):
+    with pytest.raises(TerminalError, match="not a chunk"):
         list(chunk_events(data))
 
 
@@ -101,14 +108,15 @@ def test_an_error_that_is_a_page_is_cut() -> None:
 
 
 def test_an_error_in_a_chunk() -> None:
-    with pytest.raises(ChatError, match=r"^it broke$"):
+    with pytest.raises(TerminalError, match=r"^it broke$"):
         list(chunk_events(b'{"error": {"message": "it broke"}, "choices": []}'))
 
 
 def test_the_models_listed() -> None:
-    assert model_names(b'{"object": "list", "data": [{"id": "a/b"}, {"id": "c"}]}') == ["a/b", "c"]
-    with pytest.raises(ChatError, match="not a list of models"):
-        model_names(b'{"data": []}')
+    body = b'{"object": "list", "data": [{"id": "a/b", "max_model_len": 64}, {"id": "c"}]}'
+    assert listed_models(body) == [ServedModel("a/b", 64), ServedModel("c", None)]
+    with pytest.raises(TerminalError, match="not a list of models"):
+        listed_models(b'{"data": []}')
 
 
 def heard(*events: tuple[Event, float]) -> Answer:

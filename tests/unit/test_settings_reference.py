@@ -6,8 +6,8 @@ import pytest
 import yaml
 from pydantic import ByteSize
 
-from server.flags import value_text
 from server.settings import Settings
+from server.terminal.flags import value_text
 from tools.settings_reference import reference
 
 

@@ -16,30 +16,25 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
+from server.terminal.text import printable
+
 SPINNER_CELLS = 3
 PLAIN, DIM, RED = Style.null(), Style(dim=True), Style(color="red")
-# C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
-CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
-
-
-def printable(text: str) -> str:
-    """The text without control characters other than newline and tab."""
-    return text.translate(CONTROL_CHARACTERS)
 
 
 class Screen:
     """Answers go to one console, all that is said about them to the other; both may be one."""
 
-    def __init__(self, read_line: Callable[[], str], answers: Console, notes: Console) -> None:
-        self._read_line = read_line
+    def __init__(self, read: Callable[[], str], answers: Console, notes: Console) -> None:
+        self._read = read
         self._answers = answers
         self._notes = notes
         self._stream = (answers, PLAIN)  # what was written last, and how
         self._at_line_start = True
 
     def read(self) -> str:
-        """The user's next line. Raises EOFError or KeyboardInterrupt when there is none."""
-        return self._read_line().rstrip()
+        """The user's next text. Raises EOFError or KeyboardInterrupt when there is none."""
+        return self._read().rstrip()
 
     def answer(self, text: str) -> None:
         """A piece of an answer, which the next may continue."""
@@ -92,16 +87,14 @@ class Screen:
         self._at_line_start = True
 
 
-def terminal_screen() -> Screen:
-    """Colours, line editing, and a history of this session's lines."""
-    import readline  # noqa: F401, PLC0415  # `input` uses it once it is there; `serve` does not
-
+def terminal_screen(read: Callable[[], str]) -> Screen:
+    """Colours, and whatever `read` offers to somebody who types."""
     console = Console()
-    return Screen(_prompted_line, console, console)
+    return Screen(read, console, console)
 
 
 def pipe_screen() -> Screen:
-    """Plain text: answers alone on standard output, the rest on standard error."""
+    """Plain text, read by lines: answers alone on standard output, the rest on standard error."""
     return Screen(input, _plain_console(sys.stdout), _plain_console(sys.stderr))
 
 
@@ -115,14 +108,6 @@ def replace_bad_text() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-
-
-def _prompted_line() -> str:
-    try:
-        return input("> ")
-    except (EOFError, KeyboardInterrupt):
-        print()  # the shell's own prompt gets a line of its own
-        raise
 
 
 def _plain_console(file: TextIO) -> Console:

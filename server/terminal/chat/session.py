@@ -3,19 +3,28 @@
 import time
 from contextlib import closing
 
-from server.chat.answer import Answer
-from server.chat.client import ChatClient
-from server.chat.conversation import Conversation
-from server.chat.events import ChatError, Event, Reasoning, Text
-from server.chat.screen import Screen
+from server.terminal.chat.conversation import Conversation
+from server.terminal.chat.screen import Screen
+from server.terminal.client.answer import Answer
+from server.terminal.client.chat import ChatClient
+from server.terminal.client.events import Event, Reasoning, Text
+from server.terminal.errors import TerminalError
 
-HELP = """\
-/clear        forget the conversation
-/system TEXT  set the system prompt; without TEXT remove it
-/help         show this
-/exit         leave; so do Ctrl-D and Ctrl-C
-Ctrl-C        while an answer comes: stop it, and keep what came
-A line that begins with a space is never a command."""
+COMMANDS = {
+    "/clear": "forget the conversation",
+    "/system": "set the system prompt to the text behind it; without one remove it",
+    "/help": "show this",
+    "/exit": "leave; so do Ctrl-D and Ctrl-C",
+}
+KEYS = {
+    "Alt-Enter": "break the line; Enter sends",
+    "Ctrl-R": "search what was typed before",
+    "Ctrl-C": "while an answer comes: stop it, and keep what came",
+}
+HELP = "\n".join(
+    [f"{name:11}{about}" for name, about in {**COMMANDS, **KEYS}.items()]
+    + ["A line that begins with a space is never a command."]
+)
 
 
 class Session:
@@ -58,7 +67,7 @@ class Session:
         except KeyboardInterrupt:
             answer.interrupted = True
             self._screen.interrupted()
-        except ChatError as error:
+        except TerminalError as error:
             self.failures += 1
             self._screen.error(str(error))
             return

@@ -1,14 +1,24 @@
-"""JSON of OpenAI-compatible servers, read leniently: only what a chat client needs."""
+"""JSON of OpenAI-compatible servers, read leniently: only what is needed here."""
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from server.chat.events import ChatError, Event, Finish, Reasoning, Text, Usage
+from server.terminal.client.events import Event, Finish, Reasoning, Text, Usage
+from server.terminal.errors import TerminalError
 
 MAX_ERROR_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a server lists. `context_tokens` is None where the server does not say."""
+
+    name: str
+    context_tokens: int | None
 
 
 class _Delta(BaseModel):
@@ -41,6 +51,7 @@ class _Chunk(BaseModel):
 
 class _Model(BaseModel):
     id: str
+    max_model_len: int | None = None  # as vLLM has it
 
 
 class _ModelList(BaseModel):
@@ -48,25 +59,26 @@ class _ModelList(BaseModel):
 
 
 def chunk_events(data: bytes) -> Iterator[Event]:
-    """The news in one chunk of a stream. Raises ChatError where it is an error, or no chunk."""
+    """The news in one chunk of a stream. Raises TerminalError where it is an error, or no chunk."""
     try:
         chunk = _Chunk.model_validate_json(data)
     except ValidationError:
-        raise ChatError(f"not a chunk of a chat completion: {one_line(data)}") from None
+        raise TerminalError(f"not a chunk of a chat completion: {one_line(data)}") from None
     if chunk.error is not None:
-        raise ChatError(error_message(data))
+        raise TerminalError(error_message(data))
     for choice in chunk.choices:
         yield from _choice_events(choice)
     if chunk.usage is not None:
         yield _usage(chunk.usage)
 
 
-def model_names(body: bytes) -> list[str]:
-    """The names, one or more, in an answer of GET /models. Raises ChatError."""
+def listed_models(body: bytes) -> list[ServedModel]:
+    """The models, one or more, in an answer of GET /models. Raises TerminalError."""
     try:
-        return [model.id for model in _ModelList.model_validate_json(body).data]
+        models = _ModelList.model_validate_json(body).data
     except ValidationError:
-        raise ChatError(f"not a list of models: {one_line(body)}") from None
+        raise TerminalError(f"not a list of models: {one_line(body)}") from None
+    return [ServedModel(model.id, model.max_model_len) for model in models]
 
 
 def error_message(body: bytes) -> str:

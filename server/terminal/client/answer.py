@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from server.chat.events import Event, Finish, Reasoning, Text, Usage
+from server.terminal.client.events import Event, Finish, Reasoning, Text, Usage
 
 
 @dataclass(slots=True)
@@ -31,6 +31,21 @@ class Answer:
             case Usage():
                 self.usage = event
 
+    @property
+    def first_seconds(self) -> float | None:
+        """From the question to the first piece; None without any."""
+        return self.first_at - self.asked_at if self.pieces else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """While it was decoded. The first token ends the prompt's time, so one piece with all the
+        text tells no speed.
+        """
+        decode_seconds = self.last_at - self.first_at
+        if self.usage is None or self.pieces < 2 or decode_seconds <= 0:
+            return None
+        return (self.usage.completion_tokens - 1) / decode_seconds
+
     def summary(self) -> str:
         """Tokens, speed and what else is worth knowing; what the server did not say is omitted."""
         return " · ".join([*_counts(self.usage), *self._times(), *self._ending()])
@@ -42,15 +57,11 @@ class Answer:
         self.last_at = now
 
     def _times(self) -> list[str]:
-        if self.pieces == 0:
-            return []
-        first_token = f"first after {self.first_at - self.asked_at:.2f} s"
-        decode_seconds = self.last_at - self.first_at
-        # The first token ends the prompt's time; one piece with all the text tells no speed.
-        if self.usage is None or self.pieces == 1 or decode_seconds <= 0:
-            return [first_token]
-        speed = (self.usage.completion_tokens - 1) / decode_seconds
-        return [f"{speed:.1f} tokens/s", first_token]
+        speed, first = self.tokens_per_second, self.first_seconds
+        return [
+            *([] if speed is None else [f"{speed:.1f} tokens/s"]),
+            *([] if first is None else [f"first after {first:.2f} s"]),
+        ]
 
     def _ending(self) -> list[str]:
         if self.interrupted:

@@ -3,14 +3,6 @@
 from dataclasses import dataclass
 
 
-class ChatError(Exception):
-    """There is no answer, or no more of it. The text says why, in a line for the user."""
-
-
-class KeyRefused(ChatError):
-    """The server answers, but asks for another API key."""
-
-
 @dataclass(frozen=True, slots=True)
 class Text:
     """A piece of the answer."""

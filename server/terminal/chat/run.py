@@ -6,14 +6,23 @@ from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-from server.chat.client import ChatClient, Endpoint, Parameters, connected
-from server.chat.conversation import Conversation
-from server.chat.daemon import daemon, serve_command
-from server.chat.events import ChatError
-from server.chat.running import running_daemon
-from server.chat.screen import Screen, is_terminal, pipe_screen, replace_bad_text, terminal_screen
-from server.chat.session import Session
 from server.settings import Settings
+from server.terminal.chat.conversation import Conversation
+from server.terminal.chat.daemon import daemon, serve_command
+from server.terminal.chat.history import history_file, history_in
+from server.terminal.chat.lines import line_reader
+from server.terminal.chat.screen import (
+    Screen,
+    is_terminal,
+    pipe_screen,
+    replace_bad_text,
+    terminal_screen,
+)
+from server.terminal.chat.session import COMMANDS, Session
+from server.terminal.client.chat import ChatClient, Parameters, connected
+from server.terminal.client.http import Endpoint
+from server.terminal.errors import TerminalError
+from server.terminal.running import running_daemon
 
 TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
 PIPE_ENDS = TERMINAL_ENDS | {signal.SIGINT}  # Ctrl-C ends a script, not only one of its answers
@@ -33,14 +42,15 @@ def chat(
     """
     replace_bad_text()
     if is_terminal():
-        screen, ends = terminal_screen(), TERMINAL_ENDS
+        screen = terminal_screen(line_reader(COMMANDS, history_in(history_file())))
+        ends = TERMINAL_ENDS
     else:
         screen, ends = pipe_screen(), PIPE_ENDS
     with _exiting_on(ends):
         try:
             with _client(endpoint, settings, model, parameters, screen) as client:
                 return _talk(client, screen, Conversation(system))
-        except ChatError as error:
+        except TerminalError as error:
             screen.error(str(error))
             return False
 

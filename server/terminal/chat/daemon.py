@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from server.chat.client import Endpoint
-from server.chat.events import ChatError
 from server.settings import ENVIRONMENT_PREFIX
+from server.terminal.client.http import Endpoint
+from server.terminal.errors import TerminalError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 READY = re.compile(r"ready on (http://\S+)\n")
 POLL_SECONDS = 0.1
 STOP_SECONDS = 10.0
@@ -37,7 +37,7 @@ def serve_command(model: str | None) -> list[str]:
 def daemon(command: Sequence[str], progress: Callable[[str], None]) -> Iterator[Endpoint]:
     """Run a daemon until the context ends. It has a random API key: nobody else may ask it.
 
-    `progress` is told the log's last line while the daemon starts. Raises ChatError with the
+    `progress` is told the log's last line while the daemon starts. Raises TerminalError with the
     log's end when it does not start, and when it has died meanwhile.
     """
     api_key = secrets.token_urlsafe()
@@ -89,9 +89,9 @@ def _ready_url(
     raise _ended(process, log)
 
 
-def _ended(process: "subprocess.Popen[bytes]", log: Path) -> ChatError:
+def _ended(process: "subprocess.Popen[bytes]", log: Path) -> TerminalError:
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-    return ChatError("\n".join([f"the daemon exited with {process.returncode}", *lines]))
+    return TerminalError("\n".join([f"the daemon exited with {process.returncode}", *lines]))
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

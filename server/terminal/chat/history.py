@@ -1,0 +1,39 @@
+"""What the user has typed, kept from one chat to the next."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+
+MOST_BYTES = 2**20
+
+
+def history_file() -> Path:
+    """Where it lies. https://specifications.freedesktop.org/basedir-spec/latest/"""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not state.is_absolute():
+        state = Path.home() / ".local" / "state"
+    return state / "rootstock" / "chat_history"
+
+
+def history_in(file: Path) -> History:
+    """The history in a file that its owner alone can read, or of this chat alone where no file
+    can be written. A file that has become large is put aside, as `.old`.
+    """
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.chmod(0o600)
+        if file.stat().st_size > MOST_BYTES:
+            file.replace(file.with_suffix(".old"))
+            file.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()
+    return _History(file)
+
+
+class _History(FileHistory):
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):  # a disk that is full ends no chat
+            super().store_string(string)

@@ -1,0 +1,90 @@
+"""The connection to a server: where it is, with which key, and what its failures say."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from server.settings import is_loopback
+from server.terminal.client.wire import error_message
+from server.terminal.errors import KeyRefused, TerminalError, Unreachable
+
+PATIENT = httpx.Timeout(None, connect=10.0)  # an answer may take its time: a long prompt, a queue
+BRIEF = httpx.Timeout(2.0)
+KEY_STATUSES = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server is. `base_url` is what OpenAI's clients call so; it ends in /v1 mostly."""
+
+    base_url: str
+    api_key: str = ""
+
+
+def connection(endpoint: Endpoint, timeout: httpx.Timeout) -> httpx.Client:
+    """A client whose paths begin at the base URL. It follows no redirects: the key is for the
+    host that the user has named.
+
+    Raises TerminalError for what is no URL or no key.
+    """
+    url, api_key = parsed(endpoint.base_url), endpoint.api_key
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise TerminalError("the API key must be printable ASCII")
+    return httpx.Client(
+        base_url=url,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=timeout,
+        follow_redirects=False,
+        trust_env=not is_loopback(url.host),  # no proxy reaches this machine's own loopback
+    )
+
+
+def parsed(text: str) -> httpx.URL:
+    """The base URL; one without a path means /v1. Raises TerminalError for what is none."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise TerminalError(f"{text} is not a URL: {error}") from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise TerminalError(f"{text} is not a URL such as http://127.0.0.1:8000/v1")
+    return url if url.path.strip("/") else url.copy_with(path="/v1")
+
+
+def ask(http: httpx.Client, method: str, path: str, body: object = None) -> bytes:
+    """What the server answers. Raises TerminalError."""
+    with answer(http, method, path, body) as response:
+        return response.read()
+
+
+@contextmanager
+def answer(
+    http: httpx.Client, method: str, path: str, body: object = None
+) -> Iterator[httpx.Response]:
+    """An answer with status 200, whose body is still to be read.
+
+    Raises TerminalError, also from within the context, when the connection is lost.
+    """
+    with _failures_told(http), http.stream(method, path, json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            message = error_message(response.read()) or response.reason_phrase
+            kind = KeyRefused if response.status_code in KEY_STATUSES else TerminalError
+            raise kind(f"HTTP {response.status_code} from {shown(response.url)}: {message}")
+        yield response
+
+
+@contextmanager
+def _failures_told(http: httpx.Client) -> Iterator[None]:
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise Unreachable(f"cannot connect to {shown(http.base_url)}: {error}") from error
+    except httpx.RequestError as error:
+        problem = str(error) or type(error).__name__
+        raise TerminalError(f"lost {shown(http.base_url)}: {problem}") from error
+
+
+def shown(url: httpx.URL) -> str:
+    """Without the slash that httpx ends a base URL with, and without a password in it."""
+    return str(url.copy_with(userinfo=b"")).rstrip("/")

@@ -1,0 +1,35 @@
+"""Commands whose modules are imported when they are asked for: `ls` need not wait for a server's
+imports, nor `--version` for any.
+"""
+
+from collections import UserDict
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+NAMES = ("serve", "chat", "doctor")
+
+
+class CommandsOnDemand(TyperGroup):
+    """Help shows the commands in the order of NAMES."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Imported({name: f"{__package__}.{name}" for name in NAMES})
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+
+class _Imported(UserDict[str, Any]):
+    """Made of the modules' names; looked up, a name becomes the command."""
+
+    def __getitem__(self, name: str) -> Any:
+        return typer.main.get_command(import_module(super().__getitem__(name)).app)
+
+
+def command_app() -> typer.Typer:
+    """What a command's module declares its commands on."""
+    return typer.Typer(add_completion=False, no_args_is_help=False, rich_markup_mode=None)

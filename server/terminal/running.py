@@ -1,0 +1,87 @@
+"""The daemon that runs already where the settings say that one listens."""
+
+import ipaddress
+from contextlib import suppress
+
+from server.settings import Settings, base_url, is_loopback
+from server.terminal.client.http import Endpoint, parsed
+from server.terminal.client.models import served_models
+from server.terminal.errors import KeyRefused, TerminalError, Unreachable
+
+
+def running_daemon(settings: Settings, model: str | None) -> Endpoint | None:
+    """The daemon at the configured port of this machine, if it answers and serves the model.
+
+    Raises KeyRefused when it asks for another key than the settings have.
+    """
+    endpoint = _own(settings)
+    if endpoint is None:
+        return None
+    try:
+        served = [served.name for served in served_models(endpoint)]
+    except KeyRefused:
+        raise
+    except TerminalError:
+        return None
+    return endpoint if model is None or model in served else None
+
+
+def endpoint_of(url: str | None, api_key: str, settings: Settings) -> Endpoint:
+    """The server at the URL, or the daemon that runs. Raises TerminalError when none does."""
+    if url is not None:
+        return endpoint_at(url, api_key, settings)
+    endpoint = _own(settings)
+    if endpoint is None:
+        raise TerminalError(
+            f"the settings do not say where a daemon of this machine listens (host "
+            f"{settings.host}, port {settings.port}); name one with --url"
+        )
+    try:
+        served_models(endpoint)
+    except Unreachable:
+        raise Unreachable(
+            f"no daemon runs at {endpoint.base_url}; `rootstock serve` starts one, --url names "
+            "another server"
+        ) from None
+    return endpoint
+
+
+def endpoint_at(url: str, api_key: str, settings: Settings) -> Endpoint:
+    """The URL with the key that was given for it. The daemon's own key is for its own address
+    alone: on another port of this machine somebody else may listen.
+    """
+    own = _own(settings)
+    if not api_key and own is not None and _origin(url) == _origin(own.base_url):
+        return Endpoint(url, own.api_key)
+    return Endpoint(url, api_key)
+
+
+def _own(settings: Settings) -> Endpoint | None:
+    """Where the daemon of the settings is asked, with its key; None where that is not this
+    machine for sure, or nobody knows the port.
+    """
+    host = _reachable(settings.host)
+    if settings.port == 0 or not is_loopback(host):
+        return None
+    key = settings.api_key.get_secret_value() if settings.api_key else ""
+    return Endpoint(base_url(host, settings.port), key)
+
+
+def _reachable(host: str) -> str:
+    """Where one asks a daemon that listens at the host: all addresses include the loopback."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host.strip("[]"))
+        if address.is_unspecified:
+            return "127.0.0.1" if address.version == 4 else "::1"
+    return host
+
+
+def _origin(url: str) -> tuple[str, str, int | None] | None:
+    """Scheme, host and port. None for what is no URL: the connection will say so."""
+    with suppress(TerminalError):
+        parts = parsed(url)
+        return parts.scheme, parts.host, parts.port or _DEFAULT_PORTS[parts.scheme]
+    return None
+
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -1,0 +1,18 @@
+"""Text from outside (a model, a server, a file's name) as a terminal may show it."""
+
+# C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
+CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+
+
+def printable(text: str) -> str:
+    """The text without control characters other than newline and tab."""
+    return text.translate(CONTROL_CHARACTERS)
+
+
+def bytes_text(n_bytes: int) -> str:
+    """A size in the largest unit that it fills, such as `1.50 GiB`."""
+    for unit, size in UNITS.items():
+        if n_bytes >= size:
+            return f"{n_bytes / size:.2f} {unit}"
+    return f"{n_bytes} bytes"
