@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-NAMES = ("serve", "chat", "doctor")
+NAMES = ("serve", "chat", "launch", "doctor")
 
 
 class CommandsOnDemand(TyperGroup):

@@ -1,0 +1,70 @@
+"""`rootstock launch`."""
+
+from typing import Annotated
+
+import typer
+
+from server.terminal.client.http import Endpoint, parsed
+from server.terminal.client.models import served_models
+from server.terminal.commands.on_demand import command_app
+from server.terminal.errors import TerminalError, errors_told
+from server.terminal.flags import settings_or_exit
+from server.terminal.launch.agents import AGENTS, Agent, Target
+from server.terminal.launch.process import become, script
+from server.terminal.options import ApiKey, DaemonUrl
+from server.terminal.running import endpoint_of
+
+NO_KEY = "none"  # agents ask for one, also where the server does not
+
+app = command_app()
+
+
+def _agent(name: str) -> Agent:
+    if name not in AGENTS:
+        raise typer.BadParameter(f"{name} is none of {', '.join(AGENTS)}")
+    return AGENTS[name]
+
+
+@app.command()
+def launch(
+    agent: Annotated[
+        Agent,
+        typer.Argument(
+            parser=_agent,
+            metavar="AGENT",
+            help=f"{', '.join(AGENTS)}.",
+            autocompletion=lambda: list(AGENTS),
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="For the agent, after `--`.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="As the server lists it; without, its first one.")
+    ] = None,
+    url: DaemonUrl = None,
+    api_key: ApiKey = "",
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Show it as lines for a shell, and start nothing.")
+    ] = False,
+) -> None:
+    """Start a coding agent on the daemon that runs.
+
+    It gets its variables and arguments for this one time; its own files are left alone.
+    """
+    with errors_told():
+        setup = agent.setup(_target(endpoint_of(url, api_key, settings_or_exit({})), model))
+        if not print_only:
+            become(agent, setup, arguments or [])
+    typer.echo(script(agent, setup, arguments or []))
+
+
+def _target(endpoint: Endpoint, model: str | None) -> Target:
+    served = {listed.name: listed for listed in served_models(endpoint)}
+    if model is not None and model not in served:
+        raise TerminalError(f"{model} is not served there, but {', '.join(served)}")
+    chosen = served[model or next(iter(served))]
+    if not chosen.name.isprintable():
+        raise TerminalError("the model's name has control characters")
+    base_url = str(parsed(endpoint.base_url)).rstrip("/")
+    return Target(base_url, chosen.name, endpoint.api_key or NO_KEY, chosen.context_tokens)

@@ -1,0 +1,212 @@
+"""`rootstock launch`: what a program on the PATH gets, from a daemon on a real socket."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from server.cli import app
+from server.settings import Settings
+from tests.contract.canned_server import canned
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine
+
+AGENT = f"""\
+#!{sys.executable}
+import json, os, sys
+print(json.dumps([sys.argv[1:], dict(os.environ)]))
+"""
+"""Stands in for an agent: says with what it was started."""
+
+
+@pytest.fixture
+def url(base_url: str) -> str:
+    return f"{base_url}/v1"
+
+
+Started = tuple[list[str], dict[str, str]]
+"""An agent's arguments and environment."""
+
+
+def started(
+    command: list[str], agent: str, directory: Path, variables: Mapping[str, str]
+) -> Started:
+    """With the stand-in as the agent."""
+    program = directory / agent
+    program.write_text(AGENT)
+    program.chmod(0o755)
+    path = f"{directory}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables, "PATH": path},
+    )
+    assert ended.returncode == 0, ended.stderr
+    arguments, environment = json.loads(ended.stdout)
+    return arguments, environment
+
+
+def launched(agent: str, directory: Path, *options: str, **variables: str) -> Started:
+    """By a shell, from what `--print` shows."""
+    script = shown(agent, "--print", *options, **variables).stdout
+    return started(["sh", "-c", script], agent, directory, variables)
+
+
+def shown(*arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(app, ["launch", *arguments], env=variables)
+
+
+def test_claude_code_gets_this_daemon_for_every_model(url: str, model: str, tmp_path: Path) -> None:
+    arguments, environment = launched(
+        "claude",
+        tmp_path,
+        "--url",
+        url,
+        "--",
+        "--continue",
+        "-p",
+        "Say hi",
+        ANTHROPIC_API_KEY="sk-real",
+        CLAUDE_CODE_USE_BEDROCK="1",
+    )
+    assert arguments == ["--continue", "-p", "Say hi"]
+    assert environment["ANTHROPIC_BASE_URL"] == url.removesuffix("/v1")
+    assert environment["ANTHROPIC_AUTH_TOKEN"] == "none"
+    names = {name for name, value in environment.items() if value == model}
+    assert {"ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"} <= names
+    assert {"CLAUDE_CODE_SUBAGENT_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"} <= names
+    assert "ANTHROPIC_API_KEY" not in environment
+    assert "CLAUDE_CODE_USE_BEDROCK" not in environment
+    assert environment["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+
+
+def test_codex_gets_a_provider_in_its_arguments(url: str, model: str, tmp_path: Path) -> None:
+    arguments, environment = launched("codex", tmp_path, "--url", url, "--", "exec", "Say hi")
+    flags, pairs = arguments[:-2:2], arguments[1:-2:2]
+    config = {name: json.loads(value) for name, _, value in (p.partition("=") for p in pairs)}
+    assert set(flags) == {"-c"}
+    assert config == {
+        "model": model,
+        "model_provider": "rootstock",
+        "model_providers.rootstock.name": "Rootstock",
+        "model_providers.rootstock.base_url": url,
+        "model_providers.rootstock.env_key": "OPENAI_API_KEY",
+        "model_providers.rootstock.wire_api": "responses",
+    }
+    assert environment["OPENAI_API_KEY"] == "none"
+    assert arguments[-2:] == ["exec", "Say hi"]
+
+
+def test_opencode_gets_its_configuration_in_a_variable(
+    url: str, model: str, tmp_path: Path
+) -> None:
+    arguments, environment = launched("opencode", tmp_path, "--url", url)
+    config = json.loads(environment["OPENCODE_CONFIG_CONTENT"])
+    assert arguments == []
+    assert config["model"] == f"rootstock/{model}"
+    provider = config["provider"]["rootstock"]
+    assert provider["options"] == {"baseURL": url, "apiKey": "none"}
+    assert list(provider["models"]) == [model]
+
+
+@pytest.mark.parametrize(
+    ("agent", "base_url_in", "arguments"),
+    [
+        ("aider", "OPENAI_API_BASE", ["--model", "openai/MODEL", "--no-show-model-warnings"]),
+        ("qwen", "OPENAI_BASE_URL", ["--auth-type", "openai", "--model", "MODEL"]),
+        ("copilot", "COPILOT_PROVIDER_BASE_URL", []),
+    ],
+)
+def test_agents_that_take_a_base_url(
+    agent: str, base_url_in: str, arguments: list[str], url: str, model: str, tmp_path: Path
+) -> None:
+    given, environment = launched(agent, tmp_path, "--url", url, OPENAI_API_KEY="sk-real")
+    assert given == [argument.replace("MODEL", model) for argument in arguments]
+    assert environment[base_url_in] == url
+    key = "COPILOT_PROVIDER_API_KEY" if agent == "copilot" else "OPENAI_API_KEY"
+    assert environment[key] == "none"
+
+
+def test_goose_gets_host_and_path_apart_and_a_session(url: str, model: str, tmp_path: Path) -> None:
+    arguments, environment = launched("goose", tmp_path, "--url", url)
+    assert arguments == ["session"]
+    assert environment["OPENAI_HOST"] == url.removesuffix("/v1")
+    assert environment["OPENAI_BASE_PATH"] == "v1/chat/completions"
+    assert (environment["GOOSE_PROVIDER"], environment["GOOSE_MODEL"]) == ("openai", model)
+    assert launched("goose", tmp_path, "--url", url, "--", "run", "-t", "hi")[0][0] == "run"
+
+
+def test_the_daemon_that_runs_and_its_key(tmp_path: Path) -> None:
+    with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
+        port = base_url.rpartition(":")[2]
+        _, environment = launched("claude", tmp_path, ROOTSTOCK_PORT=port, ROOTSTOCK_API_KEY="k")
+    assert environment["ANTHROPIC_BASE_URL"] == base_url
+    assert environment["ANTHROPIC_AUTH_TOKEN"] == "k"
+
+
+def test_launch_does_what_a_shell_does_with_what_is_printed(url: str, tmp_path: Path) -> None:
+    options = ("--url", url, "--", "a b", "$HOME'")
+    theirs = {"ANTHROPIC_API_KEY": "sk-real", "ROOTSTOCK_PORT": "8000"}
+    command = [sys.executable, "-m", "server", "launch", "claude", *options]
+    direct = started(command, "claude", tmp_path, theirs)
+    shell = launched("claude", tmp_path, *options, **theirs)
+    assert direct[0] == shell[0] == ["a b", "$HOME'"]
+    assert drop(direct[1], OF_THE_SHELL) == drop(shell[1], OF_THE_SHELL)
+
+
+OF_THE_SHELL = {"_", "PWD", "OLDPWD", "SHLVL"}
+
+
+def drop(variables: dict[str, str], names: set[str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in names}
+
+
+def test_a_context_is_passed_on_where_the_server_tells_it() -> None:
+    models = {"data": [{"id": "m", "max_model_len": 40_000}]}
+    with canned(models=models) as server:
+        claude = shown("claude", "--url", server.url, "--print").stdout
+        codex = shown("codex", "--url", server.url, "--print").stdout
+    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS=40000\n" in claude
+    assert "CLAUDE_CODE_MAX_OUTPUT_TOKENS=10000\n" in claude
+    assert "-c model_context_window=40000" in codex
+
+
+def test_a_model_that_is_not_served(url: str, model: str) -> None:
+    result = shown("claude", "--url", url, "--model", "other", "--print")
+    assert result.exit_code == 1
+    assert result.stderr == f"error: other is not served there, but {model}\n"
+
+
+def test_a_models_name_is_data_to_the_shell() -> None:
+    with canned(models={"data": [{"id": "$(touch x); m'"}]}) as server:
+        lines = shown("claude", "--url", server.url, "--print").stdout.splitlines()
+    assert """export ANTHROPIC_MODEL='$(touch x); m'"'"''""" in lines
+    with canned(models={"data": [{"id": "a\nb"}]}) as server:
+        assert "control characters" in shown("claude", "--url", server.url, "--print").stderr
+
+
+def test_no_daemon_runs() -> None:
+    with running(FakeEngine(), Settings(port=0)) as gone:
+        pass
+    result = shown("claude", ROOTSTOCK_PORT=gone.rpartition(":")[2])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: no daemon runs at {gone}/v1; `rootstock serve` ")
+
+
+def test_an_agent_that_is_not_installed(url: str) -> None:
+    result = shown("codex", "--url", url, PATH="/no/such")
+    assert result.exit_code == 1
+    assert "no codex on the PATH; npm install -g @openai/codex" in result.stderr
+
+
+def test_an_agent_that_nobody_knows() -> None:
+    result = shown("nobody")
+    assert result.exit_code == 2
+    assert "nobody is none of claude, codex, " in result.stderr
