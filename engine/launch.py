@@ -14,6 +14,8 @@ from engine.groups import build_groups
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.mlx_backend.backend import describe_machine, load_backend
+from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.source import find_checkpoint
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sharing import NoSharing, WaitForTwins
@@ -26,7 +28,7 @@ from kvstore.prefix_index import NoIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 
-__all__ = ["describe_machine", "launch"]
+__all__ = ["ModelError", "describe_machine", "find_checkpoint", "launch"]
 
 Report = Callable[[str], None]
 """Takes a line on how loading goes."""

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-NAMES = ("serve", "chat", "launch", "doctor")
+NAMES = ("serve", "chat", "launch", "pull", "ls", "rm", "doctor")
 
 
 class CommandsOnDemand(TyperGroup):

@@ -1,0 +1,33 @@
+"""`rootstock rm`."""
+
+from typing import Annotated
+
+import typer
+
+from server.terminal.commands.on_demand import command_app
+from server.terminal.errors import errors_told
+from server.terminal.model_cache import cached_models, deletion
+from server.terminal.text import bytes_text
+
+app = command_app()
+
+
+def _names() -> list[str]:
+    return [repo.repo_id for repo in cached_models()]
+
+
+@app.command()
+def rm(
+    models: Annotated[
+        list[str], typer.Argument(help="As `rootstock ls` has them.", autocompletion=_names)
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+) -> None:
+    """Delete models from the Hugging Face cache, every revision of them."""
+    with errors_told():
+        strategy = deletion(models)
+    size = bytes_text(strategy.expected_freed_size)
+    if not yes:
+        typer.confirm(f"Delete {', '.join(models)} ({size})?", abort=True)
+    strategy.execute()
+    typer.echo(f"{size} freed")

@@ -1,0 +1,42 @@
+"""The models in the Hugging Face cache, which this machine's other tools share."""
+
+from collections.abc import Sequence
+
+from huggingface_hub import (
+    CachedRepoInfo,
+    DeleteCacheStrategy,
+    HFCacheInfo,
+    constants,
+    scan_cache_dir,
+)
+from huggingface_hub.errors import CacheNotFound
+
+from server.terminal.errors import TerminalError
+
+
+def cached_models() -> list[CachedRepoInfo]:
+    """What was used last comes first. Data sets and spaces are left out."""
+    try:
+        repos = _scanned().repos
+    except CacheNotFound:  # nothing has ever been fetched
+        return []
+    models = [repo for repo in repos if repo.repo_type == "model"]
+    return sorted(models, key=lambda repo: repo.last_accessed, reverse=True)
+
+
+def deletion(names: Sequence[str]) -> DeleteCacheStrategy:
+    """How the models are deleted, every revision of them, and what that frees.
+
+    Raises TerminalError when one of them is not there.
+    """
+    models = {repo.repo_id: repo for repo in cached_models()}
+    if missing := [name for name in names if name not in models]:
+        raise TerminalError(
+            f"{', '.join(missing)}: not in the Hugging Face cache; `rootstock ls` lists what is"
+        )
+    revisions = [revision for name in names for revision in models[name].revisions]
+    return _scanned().delete_revisions(*(revision.commit_hash for revision in revisions))
+
+
+def _scanned() -> HFCacheInfo:
+    return scan_cache_dir(constants.HF_HUB_CACHE)
