@@ -139,6 +139,9 @@ def test_flags_become_settings(
     [
         ("rootstock se", ["serve"]),
         ("rootstock serve --attention ga", ["gather"]),
+        ("rootstock cache st", ["stats"]),
+        ("rootstock launch co", ["codex", "copilot"]),
+        ("rootstock bench --se", ["--seed"]),
     ],
 )
 def test_a_shell_can_complete_commands_flags_and_choices(words: str, completed: list[str]) -> None:
@@ -154,8 +157,8 @@ def test_a_shell_can_complete_commands_flags_and_choices(words: str, completed: 
 COMPLETING = """
 set -e
 eval "$(rootstock --show-completion bash)"
-COMP_WORDS=(rootstock doc) COMP_CWORD=1
-"$(complete -p rootstock | sed 's/.*-F \\([^ ]*\\) .*/\\1/')" rootstock doc rootstock
+COMP_WORDS=(rootstock cac) COMP_CWORD=1
+"$(complete -p rootstock | sed 's/.*-F \\([^ ]*\\) .*/\\1/')" rootstock cac rootstock
 echo "${COMPREPLY[@]}"
 """
 
@@ -178,10 +181,10 @@ def test_what_show_completion_prints_completes_in_bash(tmp_path: Path) -> None:
             "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
         },
     )
-    assert (ended.stdout, ended.stderr) == ("doctor\n", "")
+    assert (ended.stdout, ended.stderr) == ("cache\n", "")
 
 
-@pytest.mark.parametrize("words", [["--version"], ["chat", "--help"]])
+@pytest.mark.parametrize("words", [["--version"], ["ls", "--help"], ["chat", "--help"]])
 def test_a_command_imports_no_other(words: list[str]) -> None:
     """What serve needs takes longer to import than most commands take."""
     program = f"""

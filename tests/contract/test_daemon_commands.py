@@ -1,0 +1,182 @@
+"""`rootstock ps`, `cache` and `bench` against a daemon on a real socket."""
+
+import random
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from openai import OpenAI
+from typer.testing import CliRunner, Result
+
+from engine.api import QueueFull
+from server.cli import app
+from server.settings import Settings
+from server.terminal.bench import loads, play
+from server.terminal.client.chat import connected
+from server.terminal.client.http import Endpoint
+from tests.contract.canned_server import canned
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine, Gate, Script
+
+WAIT_SECONDS = 20
+
+
+@pytest.fixture
+def url(base_url: str, engine: FakeEngine) -> str:
+    return f"{base_url}/v1"
+
+
+@pytest.fixture
+def keyed_url() -> Iterator[str]:
+    """Of a daemon that asks for the key `k`."""
+    with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
+        yield f"{base_url}/v1"
+
+
+def run(*arguments: str, typed: str = "", **variables: str) -> Result:
+    return CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "100", **variables})
+
+
+def lines_of(result: Result) -> list[list[str]]:
+    """The words of each line."""
+    assert result.exit_code == 0, result.stderr
+    return [line.split() for line in result.stdout.splitlines()]
+
+
+def test_ps_shows_what_runs(url: str, model: str, client: OpenAI, engine: FakeEngine) -> None:
+    engine.script = Script(gate=(gate := Gate()))
+    message = {"role": "user", "content": "Hi"}
+    asking = threading.Thread(
+        target=client.chat.completions.create, kwargs={"model": model, "messages": [message]}
+    )
+    asking.start()
+    request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
+    try:
+        lines = lines_of(run("ps", "--url", url))
+    finally:
+        gate.open()
+        asking.join()
+    assert [" ".join(words) for words in lines[:4]] == [
+        f"daemon {url}",
+        f"model {model}",
+        "requests 1 running, 0 waiting",
+        "cache 6% in use, 16% kept for later, of 4.00 MiB",
+    ]
+    assert lines[5][:3] == [request_id, "running", "20"]
+
+
+def test_ps_of_an_idle_daemon_lists_no_requests(url: str) -> None:
+    assert len(lines_of(run("ps", "--url", url))) == 4
+
+
+def test_the_daemon_that_runs_gets_its_key_and_another_port_does_not(keyed_url: str) -> None:
+    port = keyed_url.removesuffix("/v1").rpartition(":")[2]
+    ours = {"ROOTSTOCK_PORT": port, "ROOTSTOCK_API_KEY": "k"}
+    assert run("ps", **ours).exit_code == 0
+    assert run("ps", "--url", keyed_url, **ours).exit_code == 0
+    assert run("ps", "--url", keyed_url, ROOTSTOCK_CHAT_API_KEY="k").exit_code == 0
+    with canned() as elsewhere:
+        run("ps", "--url", elsewhere.url, **ours)
+    assert elsewhere.keys
+    assert set(elsewhere.keys) == {None}
+
+
+@pytest.mark.parametrize("command", [["ps"], ["cache", "stats"], ["cache", "clear"]])
+def test_what_is_no_rootstock(command: list[str]) -> None:
+    with canned() as server:
+        result = run(*command, "--url", server.url)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: not what a Rootstock daemon says")
+    assert "Traceback" not in result.stderr
+
+
+def test_nobody_there() -> None:
+    with running(FakeEngine(), Settings(port=0)) as gone:
+        pass
+    result = run("cache", "stats", ROOTSTOCK_PORT=gone.rpartition(":")[2])
+    assert result.stderr.startswith(f"error: no daemon runs at {gone}/v1; `rootstock serve` ")
+    assert run("cache", "stats", ROOTSTOCK_PORT="0").stderr.startswith("error: the settings do not")
+
+
+def test_cache_stats(url: str) -> None:
+    facts = {
+        words[0]: " ".join(words[1:]) for words in lines_of(run("cache", "stats", "--url", url))
+    }
+    assert facts["arena"] == "4.00 MiB, 128 blocks"
+    assert facts["held"] == "8 blocks, 4 by several requests"
+    assert facts["hits"] == "20 of 120 tokens, 16.7%"
+
+
+def test_cache_clear_says_what_it_freed(url: str) -> None:
+    assert run("cache", "clear", "--url", url).stdout == "20 blocks freed, 640.00 KiB\n"
+
+
+def test_cache_probe_asks_as_a_chat_would(url: str) -> None:
+    question = "What is kept?"
+    run("cache", "clear", "--url", url)
+    assert run("cache", "probe", question, "--url", url).stdout == "0 of 31 tokens are cached\n"
+    run("chat", "--url", url, "--system", "Be brief.", typed=f"{question}\n")
+    asked = ("cache", "probe", "--system", "Be brief.", "--url", url)
+    assert run(*asked, question).stdout == "48 of 49 tokens are cached\n"
+    assert run(*asked, typed=question).stdout == "48 of 49 tokens are cached\n"
+    assert run("cache", "probe", "--raw", "<system>Be", "--url", url).stdout.startswith("9 of 10 ")
+
+
+def test_cache_probe_of_too_much(url: str) -> None:
+    result = run("cache", "probe", "x" * 600, "--url", url)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: HTTP 400 from ")
+
+
+def test_bench_is_a_table_of_loads(url: str) -> None:
+    result = run("bench", url, "--prompt-words", "20", "--max-tokens", "8")
+    head, *rows = result.stdout.splitlines()
+    assert head.split() == ["load", "prompt", "cached", "first", "token", "tokens/s", "in", "all"]
+    assert [row[:24].strip() for row in rows] == [
+        "short, 1 at a time",
+        "short, 8 at a time",
+        "long, cold",
+        "long, warm, 1 at a time",
+        "long, warm, 8 at a time",
+    ]
+    cold, warm = (list(map(float, re.findall(r"[\d.]+", row[24:]))) for row in rows[2:4])
+    assert cold[0] > 200  # prompt
+    assert cold[1] < 40  # cached
+    assert warm[1] > 120
+
+
+def test_loads_have_as_many_under_way_as_they_say(url: str, engine: FakeEngine) -> None:
+    engine.script = Script(gate=(gate := Gate()))
+    load = list(loads(3, random.Random(1)))[1]
+    with connected(Endpoint(url), None, {}) as client, ThreadPoolExecutor(1) as thread:
+        measured = thread.submit(play, load, client)
+        for _ in range(load.at_once):
+            engine.at_gate.get(timeout=WAIT_SECONDS)
+        gate.open()
+        assert measured.result().prompt_tokens is not None
+    assert (load.at_once, engine.submitted.qsize()) == (8, len(load.prompts))
+
+
+def test_the_same_seed_asks_the_same() -> None:
+    once, again, other = (list(loads(3, random.Random(seed))) for seed in (1, 1, 2))
+    assert once == again
+    asked = [prompt for load in (*once, *other) for prompt in load.prompts]
+    assert len(set(asked)) == len(asked) == 2 * 41
+
+
+def test_bench_of_a_server_that_reports_nothing() -> None:
+    text = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}
+    with canned(text) as server:
+        rows = lines_of(run("bench", server.url))[1:]
+    assert rows[2][:4] == ["long,", "cold", "-", "-"]
+    assert rows[2][-2:] == ["-", "-"]
+
+
+def test_bench_ends_with_the_first_failure(url: str, engine: FakeEngine) -> None:
+    engine.script = Script(refusal=QueueFull("no room", 3))
+    result = run("bench", url)
+    assert result.exit_code == 1
+    assert "no room" in result.stderr
+    assert result.stdout == ""
