@@ -3,19 +3,22 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer.main
 from typer.core import TyperGroup
 
 from server.cli import app
 from server.settings import CHAT_KEY_VARIABLE, ENVIRONMENT_PREFIX, Settings
+from server.terminal.commands.on_demand import NAMES
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("*.md", "docs/**/*.md", "engine/**/*.md", "configs/**/*.*", "Dockerfile*")
 TEXTS = {path: path.read_text("utf-8") for place in PLACES for path in ROOT.glob(place)}
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-COMMAND = re.compile(r"(?:rootstock|make) (serve|chat|doctor)\b([^`#\n]*)")
+COMMANDS = "|".join(NAMES)
+COMMAND = re.compile(rf"(?:rootstock (?:{COMMANDS})|make (?:serve|chat|doctor))\b[^`#\n]*")
 FLAG = re.compile(r"[\s\"](--[a-z][a-z-]*)")
 FLAG_ALONE = re.compile(r"`(--[a-z][a-z-]*)(?=[` =])")
 TARGET = re.compile(r"(?:^|`|RUN |\s\s)make ([a-z][a-z-]*)", re.MULTILINE)
@@ -29,12 +32,9 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def test_flags_are_those_of_the_command() -> None:
-    commands = typer.main.get_command(app)
-    assert isinstance(commands, TyperGroup)
-    flags = {name: options(commands, name) for name in commands.commands}
-    said = [
-        (path, name, flag) for path, (name, rest) in found(COMMAND) for flag in FLAG.findall(rest)
-    ]
+    flags = flags_below(typer.main.get_command(app))
+    lines = [(path, words.partition(" -- ")[0]) for path, (words,) in found(COMMAND)]
+    said = [(path, line.split()[1], flag) for path, line in lines for flag in FLAG.findall(line)]
     alone = [(path, flag) for path, (flag,) in found(FLAG_ALONE)]
     assert said
     assert alone
@@ -60,7 +60,7 @@ def test_make_has_the_targets() -> None:
 def found(pattern: re.Pattern[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
     for path, text in TEXTS.items():
         for match in pattern.finditer(text):
-            yield path, match.groups(default="")
+            yield path, match.groups(default="") or (match[0],)
 
 
 def leads_somewhere(document: Path, link: str, heading: str) -> bool:
@@ -74,6 +74,12 @@ def anchors(document: Path) -> Iterator[str]:
         yield re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def options(commands: TyperGroup, name: str) -> set[str]:
-    parameters = commands.commands[name].params
-    return {"--help"}.union(*({*p.opts, *p.secondary_opts} for p in parameters))
+def flags_below(commands: object) -> dict[str, set[str]]:
+    """Of each command, with those of its own commands."""
+    assert isinstance(commands, TyperGroup)
+    return {name: flags_of(command) for name, command in commands.commands.items()}
+
+
+def flags_of(command: Any) -> set[str]:
+    own = {"--help"}.union(*({*p.opts, *p.secondary_opts} for p in command.params))
+    return own.union(*flags_below(command).values()) if isinstance(command, TyperGroup) else own
