@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
+from threading import Event
 
 from server.terminal.client.answer import Answer
 from server.terminal.client.chat import ChatClient
@@ -62,10 +63,15 @@ def loads(prompt_words: int, draw: random.Random) -> Iterator[Load]:
 
 
 def play(load: Load, client: ChatClient) -> Measured:
-    """Raises TerminalError with the first request that fails."""
-    start = time.perf_counter()
+    """Raises TerminalError with the first request that fails; it and Ctrl-C end the others."""
+    start, stopped = time.perf_counter(), Event()
     with ThreadPoolExecutor(load.at_once) as threads:
-        answers = list(threads.map(lambda prompt: _answered(client, prompt), load.prompts))
+        try:
+            asking = threads.map(lambda prompt: _answered(client, prompt, stopped), load.prompts)
+            answers = list(asking)
+        except BaseException:
+            stopped.set()
+            raise
     seconds = time.perf_counter() - start
     usages = [answer.usage for answer in answers if answer.usage is not None]
     generated = sum(usage.completion_tokens for usage in usages)
@@ -79,11 +85,13 @@ def play(load: Load, client: ChatClient) -> Measured:
     )
 
 
-def _answered(client: ChatClient, prompt: str) -> Answer:
+def _answered(client: ChatClient, prompt: str, stopped: Event) -> Answer:
     answer = Answer(time.perf_counter())
     with closing(client.answer([{"role": "user", "content": prompt}])) as events:
         for event in events:
             answer.hear(event, time.perf_counter())
+            if stopped.is_set():
+                break
     return answer
 
 

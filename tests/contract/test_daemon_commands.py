@@ -3,9 +3,11 @@
 import random
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from openai import OpenAI
 from typer.testing import CliRunner, Result
@@ -13,9 +15,11 @@ from typer.testing import CliRunner, Result
 from engine.api import QueueFull
 from server.cli import app
 from server.settings import Settings
-from server.terminal.bench import loads, play
-from server.terminal.client.chat import connected
+from server.terminal.bench import Load, loads, play
+from server.terminal.client.chat import ChatClient, Message, connected
+from server.terminal.client.events import Event, Text
 from server.terminal.client.http import Endpoint
+from server.terminal.errors import TerminalError
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
@@ -180,3 +184,29 @@ def test_bench_ends_with_the_first_failure(url: str, engine: FakeEngine) -> None
     assert result.exit_code == 1
     assert "no room" in result.stderr
     assert result.stdout == ""
+
+
+LONG = 3_000
+
+
+def test_a_failure_ends_the_answers_that_are_under_way() -> None:
+    pieces: list[Event] = []
+    begun = threading.Event()
+
+    class Uneven(ChatClient):
+        """A server that refuses one prompt and answers the other for long."""
+
+        def answer(self, messages: Sequence[Message]) -> Generator[Event, None, None]:
+            if messages[0]["content"] == "refused":
+                assert begun.wait(WAIT_SECONDS)
+                raise TerminalError("no room")
+            while len(pieces) < LONG:
+                pieces.append(Text("a"))
+                yield pieces[-1]
+                begun.set()
+                time.sleep(0.001)
+
+    load = Load("uneven", ("refused", "answered"), at_once=2)
+    with httpx.Client() as http, pytest.raises(TerminalError, match="no room"):
+        play(load, Uneven(http, "m", {}))
+    assert len(pieces) < LONG
