@@ -117,21 +117,47 @@ def test_opencode_gets_its_configuration_in_a_variable(
 
 
 @pytest.mark.parametrize(
-    ("agent", "base_url_in", "arguments"),
+    ("agent", "variables", "arguments"),
     [
-        ("aider", "OPENAI_API_BASE", ["--model", "openai/MODEL", "--no-show-model-warnings"]),
-        ("qwen", "OPENAI_BASE_URL", ["--auth-type", "openai", "--model", "MODEL"]),
-        ("copilot", "COPILOT_PROVIDER_BASE_URL", []),
+        (
+            "aider",
+            {"AIDER_OPENAI_API_BASE": "{url}", "AIDER_OPENAI_API_KEY": "none"},
+            [
+                *("--set-env", "OPENAI_BASE_URL={url}"),
+                *("--model", "openai/{model}", "--no-show-model-warnings"),
+            ],
+        ),
+        (
+            "qwen",
+            {"OPENAI_BASE_URL": "{url}", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "{model}"},
+            ["--auth-type", "openai", "--model", "{model}"],
+        ),
+        (
+            "copilot",
+            {
+                "COPILOT_PROVIDER_BASE_URL": "{url}",
+                "COPILOT_PROVIDER_API_KEY": "none",
+                "COPILOT_MODEL": "{model}",
+            },
+            [],
+        ),
     ],
 )
 def test_agents_that_take_a_base_url(
-    agent: str, base_url_in: str, arguments: list[str], url: str, model: str, tmp_path: Path
+    agent: str,
+    variables: dict[str, str],
+    arguments: list[str],
+    url: str,
+    model: str,
+    tmp_path: Path,
 ) -> None:
-    given, environment = launched(agent, tmp_path, "--url", url, OPENAI_API_KEY="sk-real")
-    assert given == [argument.replace("MODEL", model) for argument in arguments]
-    assert environment[base_url_in] == url
-    key = "COPILOT_PROVIDER_API_KEY" if agent == "copilot" else "OPENAI_API_KEY"
-    assert environment[key] == "none"
+    theirs = {"OPENAI_API_KEY": "sk-real", "OPENAI_ORGANIZATION": "org"}
+    given, environment = launched(agent, tmp_path, "--url", url, **theirs)
+    names = {"url": url, "model": model}
+    assert given == [argument.format(**names) for argument in arguments]
+    expected = {name: value.format(**names) for name, value in variables.items()}
+    assert expected.items() <= environment.items()
+    assert agent == "copilot" or "OPENAI_ORGANIZATION" not in environment
 
 
 def test_goose_gets_host_and_path_apart_and_a_session(url: str, model: str, tmp_path: Path) -> None:

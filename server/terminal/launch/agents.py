@@ -13,6 +13,17 @@ from types import MappingProxyType
 import httpx
 
 MOST_ANSWER_TOKENS = 32_000  # what Claude Code and OpenCode allow an answer at most
+NO_OPENAI_ACCOUNT: Mapping[str, None] = MappingProxyType(
+    dict.fromkeys(
+        (
+            "OPENAI_CUSTOM_HEADERS",
+            "OPENAI_ORGANIZATION",
+            "OPENAI_ORG_ID",
+            "OPENAI_PROJECT",
+            "OPENAI_PROJECT_ID",
+        )
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,8 @@ def claude_code(target: Target) -> Setup:
     others = (
         "ANTHROPIC_API_KEY",
         "ANTHROPIC_CUSTOM_HEADERS",
+        "ANTHROPIC_SMALL_FAST_MODEL",
+        "CLAUDE_CODE_OAUTH_TOKEN",
         "CLAUDE_CODE_USE_BEDROCK",
         "CLAUDE_CODE_USE_FOUNDRY",
         "CLAUDE_CODE_USE_VERTEX",
@@ -95,7 +108,7 @@ def codex(target: Target) -> Setup:
         config["model_context_window"] = target.context_tokens
     pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in config.items()]
     return Setup(
-        {"OPENAI_API_KEY": target.api_key},
+        {**NO_OPENAI_ACCOUNT, "OPENAI_API_KEY": target.api_key},
         tuple(argument for pair in pairs for argument in ("-c", pair)),
     )
 
@@ -124,10 +137,21 @@ def opencode(target: Target) -> Setup:
 
 
 def aider(target: Target) -> Setup:
-    """https://aider.chat/docs/llms/openai-compat.html"""
+    """https://aider.chat/docs/config/options.html
+
+    A project's .env replaces variables; what aider sets itself comes later. litellm, below it,
+    asks for OPENAI_BASE_URL before OPENAI_API_BASE.
+    """
     return Setup(
-        {"OPENAI_API_BASE": target.base_url, "OPENAI_API_KEY": target.api_key},
-        ("--model", f"openai/{target.model}", "--no-show-model-warnings"),
+        {
+            **NO_OPENAI_ACCOUNT,
+            "AIDER_OPENAI_API_BASE": target.base_url,
+            "AIDER_OPENAI_API_KEY": target.api_key,
+        },
+        (
+            *("--set-env", f"OPENAI_BASE_URL={target.base_url}"),
+            *("--model", f"openai/{target.model}", "--no-show-model-warnings"),
+        ),
     )
 
 
@@ -135,6 +159,7 @@ def qwen_code(target: Target) -> Setup:
     """https://qwenlm.github.io/qwen-code-docs/en/users/configuration/auth/"""
     return Setup(
         {
+            **NO_OPENAI_ACCOUNT,
             "OPENAI_BASE_URL": target.base_url,
             "OPENAI_API_KEY": target.api_key,
             "OPENAI_MODEL": target.model,
@@ -172,10 +197,9 @@ def goose(target: Target) -> Setup:
         "OPENAI_BASE_PATH": f"{url.path.strip('/')}/chat/completions",
         "OPENAI_API_KEY": target.api_key,
     }
-    others = ("OPENAI_CUSTOM_HEADERS", "OPENAI_ORGANIZATION", "OPENAI_PROJECT")
     if target.context_tokens is not None:
         ours["GOOSE_CONTEXT_LIMIT"] = str(target.context_tokens)
-    return Setup({**dict.fromkeys(others), **ours})
+    return Setup({**NO_OPENAI_ACCOUNT, **ours})
 
 
 AGENTS: Mapping[str, Agent] = MappingProxyType(
