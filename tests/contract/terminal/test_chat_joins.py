@@ -13,7 +13,7 @@ from server.terminal.running import endpoint_at, running_daemon
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
-from tests.contract.test_chat_command import ANSWER, piped
+from tests.contract.terminal.test_chat_command import ANSWER, piped
 
 
 def port_of(base_url: str) -> int:
