@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from anyio import create_task_group
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
@@ -22,6 +24,7 @@ from server.routes import (
     metrics,
     models,
     render,
+    responses,
     status,
     tokens,
 )
@@ -31,7 +34,10 @@ from server.transport.intake import Bodies, Intake
 from server.transport.unsent import UnsentBudget
 from server.vllm_metrics import vllm_families
 
-ROUTERS = (chat, completions, render, messages, models, tokens, status, metrics, admin)
+ROUTERS = (
+    *(chat, completions, responses, render, messages, models, tokens),
+    *(status, metrics, admin),
+)
 
 
 def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -> FastAPI:
@@ -43,8 +49,9 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = create_service(engine, settings, metrics_page)
-        yield
+        async with create_task_group() as tasks:  # which end with the engine
+            app.state.service = create_service(engine, settings, metrics_page, unsent, tasks)
+            yield
 
     app = FastAPI(
         title="Rootstock",
@@ -54,7 +61,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         middleware=_middleware(settings, answers, unsent),
         redirect_slashes=False,
     )
-    for error in (ApiError, EngineError, HTTPException):
+    for error in (ApiError, EngineError, HTTPException, RequestValidationError):
         app.add_exception_handler(error, handle)
     app.add_exception_handler(405, handle_wrong_method)
     app.add_exception_handler(ClientLeft, handle_client_left)

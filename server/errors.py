@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -82,10 +83,19 @@ def to_api_error(error: Exception) -> ApiError:
             return _refusal(error)
         case HTTPException():
             return _http_error(error)
+        case RequestValidationError():
+            return _invalid_query(error)
         case _:
             return ApiError(
                 500, "The server had an internal error.", type=SERVER, code="internal_error"
             )
+
+
+def _invalid_query(error: RequestValidationError) -> ApiError:
+    """400: what FastAPI found in the path or the query, whose place begins with which."""
+    first = error.errors()[0]
+    param = _param(first["loc"][1:])
+    return invalid(f"{param}: {first['msg']}", param)
 
 
 def _refusal(error: EngineError) -> ApiError:

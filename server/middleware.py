@@ -33,6 +33,7 @@ class RequestRecord:
 
     id: str
     client: str  # its address, or what a trusted proxy says that it is
+    key: str = ""  # the name of its API key; what is stored under one is not seen under another
     usage: Usage | None = None
     cache_marks: int = 0  # how often the client said `cache_control`
     status: int = 0

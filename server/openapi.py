@@ -20,6 +20,8 @@ from server.schemas.errors import ErrorResponse
 from server.schemas.messages.answer import MESSAGE_EVENTS
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.schemas.prompt import PromptOrChat
+from server.schemas.responses.events import RESPONSE_EVENTS
+from server.schemas.responses.request import ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
 
@@ -116,7 +118,8 @@ def _operations(described: Document) -> Iterator[tuple[str, Document]]:
 def _schemas() -> Document:
     """Of the models that FastAPI does not see."""
     bodies: list[type[BaseModel]] = [
-        *(ChatRequest, CompletionRequest, MessagesRequest, CountTokensRequest),
+        *(ChatRequest, CompletionRequest, ResponsesRequest),
+        *(MessagesRequest, CountTokensRequest),
         *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
     ]
     _, schemas = models_json_schema(
@@ -124,7 +127,7 @@ def _schemas() -> Document:
             *((body, "validation") for body in bodies),
             (ChatChunk, "serialization"),
             (ErrorResponse, "serialization"),
-            *((event, "serialization") for event in MESSAGE_EVENTS),
+            *((event, "serialization") for event in (*MESSAGE_EVENTS, *RESPONSE_EVENTS)),
         ],
         ref_template=SCHEMAS,
     )

@@ -5,15 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Generic, cast
 
+from anyio.abc import TaskGroup
 from fastapi import Depends, Request
 
 from engine.api import Engine
+from server.dialects.responses.background import BackgroundResponses
+from server.dialects.responses.store import ResponseStore
 from server.errors import ApiError, invalid
 from server.metrics import Metrics
 from server.middleware import RequestRecord, request_record
 from server.models import ServedModel, served_models
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
+from server.transport.unsent import UnsentBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class Service:
     settings: Settings
     metrics: Metrics
     bodies: BodyReader
+    responses: ResponseStore
+    background: BackgroundResponses
     created: int  # seconds since the epoch
 
     def resolve(self, name: str) -> ServedModel:
@@ -51,12 +57,17 @@ class Service:
             )
 
 
-def create_service(engine: Engine, settings: Settings, metrics: Metrics) -> Service:
+def create_service(
+    engine: Engine, settings: Settings, metrics: Metrics, unsent: UnsentBudget, tasks: TaskGroup
+) -> Service:
+    """`tasks` are those that outlive the request that begins them."""
     return Service(
         models=served_models(engine, settings),
         settings=settings,
         metrics=metrics,
         bodies=BodyReader(),
+        responses=ResponseStore(settings.max_stored_responses, settings.max_stored_bytes),
+        background=BackgroundResponses(tasks, unsent, settings.max_background_responses),
         created=int(time.time()),
     )
 

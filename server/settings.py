@@ -167,6 +167,21 @@ class Settings(BaseSettings):
         gt=0,
         description="The same of all answers together; beyond it the largest is ended.",
     )
+    max_stored_responses: int = Field(
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Answers of /v1/responses kept in memory for when they are asked for again.",
+    )
+    max_stored_bytes: ByteSize = Field(
+        ByteSize(256 * 1024**2), ge=0, description="All of them together, with what they answer."
+    )
+    max_background_responses: int = Field(
+        64,
+        ge=0,
+        le=100_000,
+        description="Answers of /v1/responses that are made at once while nobody waits.",
+    )
     max_connections: int = Field(
         2048,
         ge=2,
@@ -192,7 +207,7 @@ class Settings(BaseSettings):
         10.0,
         gt=0,
         le=3600,
-        description="Silence in a stream after which a comment or a ping keeps it open.",
+        description="Silence in a stream after which a comment or an event keeps it open.",
     )
     drain_timeout_seconds: int = Field(
         30,

@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from server.dialects.messages.errors import messages_error
 from server.dialects.openai import openai_error
+from server.dialects.responses.errors import responses_error
 from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
 from server.schemas.errors import ErrorResponse
 from server.schemas.messages.answer import MessagesError
@@ -28,9 +29,10 @@ class ErrorShape:
 
 
 OPENAI = ErrorShape(ErrorResponse, lambda error, request_id: openai_error(error))
+RESPONSES = ErrorShape(ErrorResponse, lambda error, request_id: responses_error(error))
 ANTHROPIC = ErrorShape(MessagesError, messages_error)
 
-SHAPES = (("/v1/messages", ANTHROPIC),)
+SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES))
 """By the beginning of the path; all others have OpenAI's."""
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")

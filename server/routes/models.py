@@ -1,8 +1,9 @@
 """`GET /v1/models`, `GET /v1/models/{id}`."""
 
 from datetime import UTC, datetime
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from server.models import ServedModel
 from server.openapi import errors
@@ -13,8 +14,15 @@ router = APIRouter()
 
 
 @router.head("/v1/models", include_in_schema=False)
-@router.get("/v1/models", responses=errors(503))
-async def list_models(service: ServiceDependency) -> ModelList:
+@router.get("/v1/models", response_model_exclude_unset=True, responses=errors(400, 503))
+async def list_models(
+    service: ServiceDependency,
+    client_version: Annotated[str | None, Query(max_length=256)] = None,
+) -> ModelList:
+    """Codex says its version, and wants a list of its own kind beside this one: an empty one, as
+    its entries would have to bring Codex's own instructions.
+    """
+    for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
     names = list(service.models)
     return ModelList(
         object="list",
@@ -22,6 +30,7 @@ async def list_models(service: ServiceDependency) -> ModelList:
         has_more=False,
         first_id=names[0],
         last_id=names[-1],
+        **for_codex,
     )
 
 

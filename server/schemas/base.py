@@ -38,6 +38,15 @@ class RequestModel(BaseModel):
         return schema
 
 
+def type_of(value: object) -> str:
+    """The `type` of an object, from a client or read already; empty where there is none."""
+    match vars(value) if isinstance(value, RequestModel) else value:
+        case {"type": str(kind)}:
+            return kind
+        case _:
+            return ""
+
+
 def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
     if NULL in schema.get("anyOf", ()):
         return schema

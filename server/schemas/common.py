@@ -89,12 +89,10 @@ class PromptRequest(RequestModel):
     cache_salt: str = Field("", max_length=256)
 
 
-class GenerationRequest(PromptRequest):
-    """Fields that both kinds of completion take. Defaults are OpenAI's, or the model's own."""
+class SampledRequest(PromptRequest):
+    """How any answer is sampled, and where it stops. Defaults are OpenAI's, or the model's own."""
 
-    n: int = Field(1, ge=1, le=128)
     stream: bool = False
-    stream_options: StreamOptions | None = None
 
     temperature: Temperature | None = Field(None, description=MODELS_OWN)
     top_p: TopP | None = Field(None, description=MODELS_OWN)
@@ -115,6 +113,21 @@ class GenerationRequest(PromptRequest):
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
     priority: int = Field(0, ge=-1000, le=1000)
+
+    @field_validator("stop")
+    @classmethod
+    def _few_characters(cls, stop: list[str]) -> list[str]:
+        if sum(map(len, stop)) > MAX_STOP_CHARACTERS_IN_ALL:
+            message = "at most {limit} characters in all"
+            raise PydanticCustomError("stop", message, {"limit": MAX_STOP_CHARACTERS_IN_ALL})
+        return stop
+
+
+class GenerationRequest(SampledRequest):
+    """Fields that both kinds of completion take."""
+
+    n: int = Field(1, ge=1, le=128)
+    stream_options: StreamOptions | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -1,7 +1,7 @@
 """`GET /v1/models`: OpenAI's keys, and beside them Anthropic's."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -27,7 +27,7 @@ class Model(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"]
     data: list[Model]
-
     has_more: Literal[False]
     first_id: str
     last_id: str
+    models: list[Any] | None = None  # set for Codex alone, which reads no list without it

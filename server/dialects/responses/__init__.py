@@ -1,0 +1,1 @@
+"""OpenAI's Responses: a request becomes a chat request, its answer a list of items."""

@@ -1,0 +1,47 @@
+"""One answer of the engine as a response's output."""
+
+from engine.types import FinishReason, OutputEvent, Tokenizer, TokenLogprob
+from server.dialects.logprobs import chat_logprobs
+from server.dialects.responses.open_items import Logprobs, News
+from server.dialects.responses.output import Output
+from server.generation.answer import ChatAnswer
+from server.parsing.parts import Content
+
+
+class ResponseAnswer:
+    """Takes in the events of the one sequence that a response has."""
+
+    def __init__(self, answer: ChatAnswer, output: Output, tokenizer: Tokenizer) -> None:
+        self._answer = answer
+        self._tokenizer = tokenizer
+        self._untold: list[TokenLogprob] = []  # of tokens since the last part
+        self.output = output
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self._answer.finish_reason
+
+    def add(self, event: OutputEvent) -> None:
+        for _ in self.news(event):
+            pass
+
+    def news(self, event: OutputEvent) -> News:
+        """Where logprobs were asked for, text has those of its tokens."""
+        self._untold += event.logprobs
+        for part in self._answer.add(event):
+            logprobs = self._logprobs(part.text) if isinstance(part, Content) else []
+            yield from self.output.add(part, logprobs)
+            self._untold = []
+        if event.finish_reason is not None:
+            is_cut_off = event.finish_reason is FinishReason.LENGTH
+            yield from self.output.close("incomplete" if is_cut_off else "completed")
+
+    def _logprobs(self, text: str) -> Logprobs:
+        """Of the tokens at the end that hold the text: what markers were made of is not told."""
+        if not self._untold:
+            return []
+        first, n_bytes = len(self._untold), len(text.encode())
+        while first and n_bytes > 0:
+            first -= 1
+            n_bytes -= len(self._tokenizer.token_bytes(self._untold[first].token_id))
+        return chat_logprobs(self._tokenizer, self._untold[first:]).content

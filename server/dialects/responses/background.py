@@ -1,0 +1,95 @@
+"""Responses that are made while nobody waits for them."""
+
+import logging
+from collections.abc import Callable
+
+from anyio import CancelScope, Event, to_thread
+from anyio.abc import TaskGroup
+
+from engine.api import EngineError
+from server.dialects.responses.envelope import response_news
+from server.dialects.responses.exchange import ResponsesExchange
+from server.errors import ApiError, to_api_error
+from server.generation.events import generate_all
+from server.schemas.responses.response import ResponseStatus
+from server.transport.unsent import UnsentBudget
+
+RETRY_AFTER_SECONDS = 5
+
+log = logging.getLogger("rootstock.responses")
+
+
+class BackgroundResponses:
+    """Those that are being made. They end with the engine, which whoever stops it drains."""
+
+    def __init__(self, tasks: TaskGroup, unsent: UnsentBudget, most: int) -> None:
+        self._tasks = tasks
+        self._unsent = unsent
+        self._most = most
+        self._running: dict[tuple[str, str], _Running] = {}
+
+    def start(self, exchange: ResponsesExchange) -> bytes:
+        """The response as it is at its beginning, as JSON.
+
+        Raises ApiError (429) where too many are being made.
+        """
+        if len(self._running) >= self._most:
+            raise ApiError(
+                429,
+                f"{self._most} background responses are being made, which is all that may be "
+                "(max_background_responses).",
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        key = exchange.task.owner, exchange.task.id
+        self._running[key] = running = _Running(exchange, self._unsent)
+        self._tasks.start_soon(running.run, lambda: self._running.pop(key))
+        return running.json("queued")
+
+    def json(self, owner: str, id: str) -> bytes | None:
+        """The response as it is, if it is being made."""
+        running = self._running.get((owner, id))
+        return None if running is None else running.json("in_progress")
+
+    async def cancel(self, owner: str, id: str) -> bool:
+        """Whether it was being made. It is stored as cancelled, unless it was just complete."""
+        running = self._running.get((owner, id))
+        if running is None:
+            return False
+        running.scope.cancel()
+        await running.ended.wait()
+        return True
+
+
+class _Running:
+    def __init__(self, exchange: ResponsesExchange, unsent: UnsentBudget) -> None:
+        self._exchange = exchange
+        self._unsent = unsent
+        self.scope = CancelScope()
+        self.ended = Event()
+
+    def json(self, status: ResponseStatus) -> bytes:
+        return self._exchange.task.envelope.json(response_news(status))
+
+    async def run(self, ended: Callable[[], object]) -> None:
+        try:
+            with self.scope:
+                await self._generate()
+            if self.scope.cancelled_caught:
+                self._exchange.task.keep(response_news("cancelled"))
+        except Exception as error:
+            expected = isinstance(error, ApiError | EngineError)
+            log.warning("response %s: %s", self._exchange.task.id, error, exc_info=not expected)
+            self._exchange.task.keep(response_news("failed", error=to_api_error(error)))
+        finally:
+            ended()
+            self.ended.set()
+
+    async def _generate(self) -> None:
+        exchange = self._exchange
+        with self._unsent.answer(lambda error: None) as unsent:
+            choices = await generate_all(
+                exchange.engine, exchange.requests, exchange.new_choice, exchange.meter, unsent
+            )
+            await to_thread.run_sync(exchange.whole, choices)

@@ -1,0 +1,102 @@
+"""An Exchange of Responses, whole and streamed."""
+
+from collections.abc import Sequence
+from itertools import count
+
+from pydantic import BaseModel
+
+from engine.types import FinishReason, OutputEvent
+from server.dialects.openai import wire_finish_reason
+from server.dialects.responses.answer import ResponseAnswer
+from server.dialects.responses.envelope import response_news, response_usage
+from server.dialects.responses.output import Output
+from server.dialects.responses.task import ResponsesTask
+from server.errors import ApiError
+from server.schemas.responses.response import ResponseBody, ResponseNews
+
+
+class ResponsesExchange:
+    """An Exchange of one response, which has one sequence."""
+
+    def __init__(self, task: ResponsesTask) -> None:
+        self.task = task
+        self.engine = task.chat.model.engine
+        self.requests = [task.chat.request]
+        self.meter = task.chat.meter
+        self.is_streamed = task.body.stream
+        self.numbers = count()
+
+    def writer(self) -> "ResponsesWriter":
+        return ResponsesWriter(self)
+
+    def new_choice(self) -> ResponseAnswer:
+        output = Output(self.task.shape, self.task.suffix, lambda: next(self.numbers))
+        return ResponseAnswer(self.task.chat.new_answer(), output, self.engine.tokenizer)
+
+    def whole(self, choices: Sequence[ResponseAnswer]) -> ResponseBody:
+        """The response, which is kept."""
+        (answer,) = choices
+        news = self.news(answer)
+        self.task.keep(news)
+        return self.task.envelope.body(news)
+
+    def news(self, answer: ResponseAnswer) -> ResponseNews:
+        """What an answer came to."""
+        wire_finish_reason(answer.finish_reason)  # or it has none
+        is_cut_off = answer.finish_reason is FinishReason.LENGTH
+        return response_news(
+            "incomplete" if is_cut_off else "completed",
+            answer.output.items,
+            usage=response_usage(self.meter),
+        )
+
+
+class ResponsesWriter:
+    """A StreamWriter of typed events.
+
+    Comments do not keep every client waiting (Codex counts events alone), so a keep-alive says
+    again that the response is in progress.
+    """
+
+    def __init__(self, exchange: ResponsesExchange) -> None:
+        self._exchange = exchange
+        self._envelope = exchange.task.envelope
+        self._answer = exchange.new_choice()
+        self._has_begun = False
+
+    def event(self, choice: int, event: OutputEvent) -> bytes:
+        if event.admission is not None:
+            return b""  # until there is a token, an error has a status of its own
+        return self._opening() + b"".join(map(_frame, self._answer.news(event)))
+
+    def keep_alive(self) -> bytes:
+        return self._opening() or self._status("response.in_progress", self._in_progress())
+
+    def failure(self, error: ApiError) -> bytes:
+        news = response_news("failed", self._answer.output.items, error=error)
+        return self._opening() + self._status("response.failed", self._exchange.task.keep(news))
+
+    def end(self) -> bytes:
+        news = self._exchange.news(self._answer)
+        return self._status(f"response.{news.status}", self._exchange.task.keep(news))
+
+    def _opening(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        begun = self._in_progress()
+        return self._status("response.created", begun) + self._status("response.in_progress", begun)
+
+    def _in_progress(self) -> bytes:
+        return self._envelope.json(response_news("in_progress"))
+
+    def _status(self, type: str, response: bytes) -> bytes:
+        number = next(self._exchange.numbers)
+        head = f'event: {type}\ndata: {{"type":"{type}","sequence_number":{number},"response":'
+        return head.encode() + response + b"}\n\n"
+
+
+def _frame(event: BaseModel) -> bytes:
+    """Keys that were not set are left out; nulls that were set are sent."""
+    json = event.model_dump_json(exclude_unset=True)
+    return f"event: {event.type}\ndata: {json}\n\n".encode()  # type: ignore[attr-defined]

@@ -1,0 +1,129 @@
+"""`/v1/responses`: create, get, delete, cancel, and the items that a response was made from."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from server.dialects.delivery import respond
+from server.dialects.responses.exchange import ResponsesExchange
+from server.dialects.responses.store import StoredItem, StoredResponse
+from server.dialects.responses.task import responses_task
+from server.errors import ApiError, invalid
+from server.openapi import errors, json_body, stream_of_events
+from server.schemas.errors import UNSUPPORTED
+from server.schemas.responses.events import RESPONSE_EVENTS
+from server.schemas.responses.request import ResponsesRequest
+from server.schemas.responses.response import DeletedResponse, InputItemList, ResponseBody
+from server.service import JsonBody, RecordDependency, Service, ServiceDependency
+
+router = APIRouter(prefix="/v1/responses")
+
+ResponsesBody = Annotated[ResponsesRequest, Depends(JsonBody(ResponsesRequest))]
+
+
+@router.post(
+    "",
+    response_model=ResponseBody,
+    responses=stream_of_events(RESPONSE_EVENTS) | errors(400, 404, 408, 413, 429, 503),
+    openapi_extra=json_body(ResponsesRequest),
+)
+async def create_response(
+    body: ResponsesBody, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    model = service.resolve(body.model)
+    service.check_priority(body.priority)
+    exchange = ResponsesExchange(await responses_task(body, model, record, service.responses))
+    if body.background:
+        return _json(service.background.start(exchange))
+    return await respond(exchange, http, service.settings)
+
+
+@router.head("/{id}", include_in_schema=False)
+@router.get("/{id}", response_model=ResponseBody, responses=errors(400, 404, 503))
+async def get_response(
+    id: str,
+    service: ServiceDependency,
+    record: RecordDependency,
+    stream: Annotated[bool, Query()] = False,
+) -> Response:
+    if stream:
+        message = "stream: a response is streamed where it is made, and not again"
+        raise invalid(message, "stream", UNSUPPORTED)
+    running = service.background.json(record.key, id)
+    return _json(running or _stored(service, record.key, id).json)
+
+
+@router.delete("/{id}", responses=errors(404, 503))
+async def delete_response(
+    id: str, service: ServiceDependency, record: RecordDependency
+) -> DeletedResponse:
+    """One that is being made is cancelled."""
+    await service.background.cancel(record.key, id)
+    if not service.responses.delete(record.key, id):
+        raise _not_found(id)
+    return DeletedResponse(id=id, object="response", deleted=True)
+
+
+@router.post("/{id}/cancel", response_model=ResponseBody, responses=errors(400, 404, 503))
+async def cancel_response(
+    id: str, service: ServiceDependency, record: RecordDependency
+) -> Response:
+    """One that is complete, or cancelled already, stays as it is."""
+    await service.background.cancel(record.key, id)
+    stored = _stored(service, record.key, id)
+    if not stored.is_background:
+        raise invalid("Only responses made with background can be cancelled.", "response_id")
+    return _json(stored.json)
+
+
+@router.head("/{id}/input_items", include_in_schema=False)
+@router.get("/{id}/input_items", response_model=InputItemList, responses=errors(400, 404, 503))
+async def list_input_items(
+    id: str,
+    service: ServiceDependency,
+    record: RecordDependency,
+    after: Annotated[str, Query(max_length=256)] = "",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Annotated[Literal["asc", "desc"], Query()] = "desc",
+) -> Response:
+    """All that the model was given but instructions, with what came before a response that this
+    one continues.
+    """
+    items = _stored(service, record.key, id).input
+    ordered = items if order == "asc" else items[::-1]
+    return _json(await to_thread.run_sync(_page, ordered, after, limit))
+
+
+def _page(items: Sequence[StoredItem], after: str, limit: int) -> bytes:
+    """Raises ApiError (400) for an `after` that is none of them."""
+    first = 0
+    if after:
+        first = next((index + 1 for index, item in enumerate(items) if item.id == after), -1)
+        if first < 0:
+            raise invalid("after: there is no such item", "after")
+    page = items[first : first + limit]
+    ends = [page[0].id, page[-1].id] if page else [None, None]
+    rest = {"first_id": ends[0], "last_id": ends[1], "has_more": first + limit < len(items)}
+    data = b",".join(item.json for item in page)
+    return b'{"object":"list","data":[' + data + b"]," + json.dumps(rest).encode()[1:]
+
+
+def _stored(service: Service, owner: str, id: str) -> StoredResponse:
+    """Raises ApiError (404)."""
+    stored = service.responses.get(owner, id)
+    if stored is None:
+        raise _not_found(id)
+    return stored
+
+
+def _not_found(id: str) -> ApiError:
+    message = f"Response with id '{id[:64]}' not found."
+    return ApiError(404, message, param="response_id", code="response_not_found")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

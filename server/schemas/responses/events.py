@@ -1,0 +1,127 @@
+"""Events of a streamed response. `sequence_number` counts all of a stream from 0."""
+
+from typing import Literal, TypeAlias, get_args
+
+from pydantic import BaseModel
+
+from server.schemas.chat import TokenLogprobBody
+from server.schemas.responses.output import OutputItem, OutputText, ReasoningText, SummaryText
+from server.schemas.responses.response import ResponseBody
+
+
+class StatusEvent(BaseModel):
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: int
+    response: ResponseBody
+
+
+class ItemEvent(BaseModel):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int
+    output_index: int
+    item: OutputItem
+
+
+class NewsOfItem(BaseModel):
+    """What events within an item have in common."""
+
+    sequence_number: int
+    item_id: str
+    output_index: int
+
+
+class PartEvent(NewsOfItem):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class TextDelta(NewsOfItem):
+    type: Literal["response.output_text.delta"]
+    content_index: int
+    delta: str
+    logprobs: list[TokenLogprobBody]
+
+
+class TextDone(NewsOfItem):
+    type: Literal["response.output_text.done"]
+    content_index: int
+    text: str
+    logprobs: list[TokenLogprobBody]
+
+
+class ReasoningTextDelta(NewsOfItem):
+    type: Literal["response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(NewsOfItem):
+    type: Literal["response.reasoning_text.done"]
+    content_index: int
+    text: str
+
+
+class SummaryPartEvent(NewsOfItem):
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    summary_index: int
+    part: SummaryText
+
+
+class SummaryTextDelta(NewsOfItem):
+    type: Literal["response.reasoning_summary_text.delta"]
+    summary_index: int
+    delta: str
+
+
+class SummaryTextDone(NewsOfItem):
+    type: Literal["response.reasoning_summary_text.done"]
+    summary_index: int
+    text: str
+
+
+class ArgumentsDelta(NewsOfItem):
+    type: Literal["response.function_call_arguments.delta"]
+    delta: str
+
+
+class ArgumentsDone(NewsOfItem):
+    type: Literal["response.function_call_arguments.done"]
+    name: str
+    arguments: str
+
+
+class CustomInputDelta(NewsOfItem):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CustomInputDone(NewsOfItem):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
+ItemNews: TypeAlias = (
+    ItemEvent
+    | PartEvent
+    | TextDelta
+    | TextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
+    | SummaryPartEvent
+    | SummaryTextDelta
+    | SummaryTextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
+)
+"""News of a response's output."""
+
+RESPONSE_EVENTS = (StatusEvent, *get_args(ItemNews))

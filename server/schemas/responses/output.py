@@ -1,0 +1,68 @@
+"""Items that an answer consists of."""
+
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel
+
+from server.schemas.chat import TokenLogprobBody
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenLogprobBody]
+
+
+class ReasoningText(BaseModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(BaseModel):
+    type: Literal["summary_text"]
+    text: str
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningOutput(BaseModel):
+    """Keys that are not set are not sent."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[SummaryText]
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionCallOutput(BaseModel):
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: str  # JSON
+
+
+class CustomToolCallOutput(BaseModel):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+OutputItem: TypeAlias = OutputMessage | ReasoningOutput | FunctionCallOutput | CustomToolCallOutput

@@ -1,0 +1,127 @@
+"""`background`: an answer is made while nobody waits, and asked for later."""
+
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from openai import BadRequestError, RateLimitError
+
+from engine.api import QueueFull
+from tests.contract.fake_engine import Gate, Script
+from tests.contract.responses.conftest import Created
+from tests.contract.test_disconnect import WAIT_SECONDS
+from tests.contract.test_tools import Daemon, daemon
+
+Polled = Callable[[str], Any]
+
+
+@pytest.fixture
+def gate(hermes: Daemon) -> Iterator[Gate]:
+    """Closed at the third token; opened at the end, so that nothing hangs in the daemon."""
+    gate = Gate()
+    hermes.engine.script = Script(answers=("Fine.",), gate=gate, gate_after_tokens=2)
+    yield gate
+    if not gate.is_open:
+        gate.open()
+
+
+@pytest.fixture
+def ended(hermes: Daemon) -> Polled:
+    """The response when it is no longer being made."""
+
+    def wait(id: str) -> Any:
+        deadline = monotonic() + WAIT_SECONDS
+        while monotonic() < deadline:
+            response = hermes.client.responses.retrieve(id)
+            if response.status not in {"queued", "in_progress"}:
+                return response
+            sleep(0.01)
+        raise AssertionError(f"{id} is still being made")
+
+    return wait
+
+
+def test_it_is_made_after_the_answer(
+    hermes: Daemon, create: Created, gate: Gate, ended: Polled
+) -> None:
+    made = create(background=True)
+    assert (made.status, made.output, made.background) == ("queued", [], True)
+    hermes.engine.at_gate.get(timeout=WAIT_SECONDS)
+    assert hermes.client.responses.retrieve(made.id).status == "in_progress"
+    gate.open()
+    response = ended(made.id)
+    assert (response.status, response.output_text) == ("completed", "Fine.")
+    create(previous_response_id=made.id)
+    assert [message["content"] for message in hermes.given[0]] == ["Hi", "Fine.", "Hi"]
+
+
+def test_cancelling_aborts(hermes: Daemon, create: Created, gate: Gate) -> None:
+    made = create(background=True)
+    request_id = hermes.engine.at_gate.get(timeout=WAIT_SECONDS)
+    cancelled = hermes.client.responses.cancel(made.id)
+    assert (cancelled.id, cancelled.status) == (made.id, "cancelled")
+    assert hermes.engine.aborted.get(timeout=WAIT_SECONDS) == request_id
+    assert hermes.client.responses.retrieve(made.id).status == "cancelled"
+    assert hermes.client.responses.cancel(made.id).status == "cancelled"
+
+
+def test_deleting_aborts(hermes: Daemon, create: Created, gate: Gate) -> None:
+    made = create(background=True)
+    request_id = hermes.engine.at_gate.get(timeout=WAIT_SECONDS)
+    hermes.client.responses.delete(made.id)
+    assert hermes.engine.aborted.get(timeout=WAIT_SECONDS) == request_id
+
+
+def test_a_complete_one_stays_as_it_is(hermes: Daemon, create: Created, ended: Polled) -> None:
+    made = create(background=True)
+    assert ended(made.id).status == "completed"
+    assert hermes.client.responses.cancel(made.id).status == "completed"
+
+
+def test_others_cannot_be_cancelled(hermes: Daemon, create: Created) -> None:
+    with pytest.raises(BadRequestError):
+        hermes.client.responses.cancel(create().id)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        (Script(fails_after_tokens=2), "server_error"),
+        (Script(refusal=QueueFull("full", retry_after_seconds=1)), "rate_limit_exceeded"),
+    ],
+)
+def test_a_failure_is_told_later(
+    hermes: Daemon, create: Created, ended: Polled, script: Script, code: str
+) -> None:
+    hermes.engine.script = script
+    response = ended(create(background=True).id)
+    assert (response.status, response.error.code) == ("failed", code)
+
+
+def test_a_request_that_cannot_be_served_is_refused_at_once(create: Created) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        create(background=True, input="x" * 600)
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_there_are_only_so_many() -> None:
+    with daemon(max_background_responses=1) as small:
+        gate = Gate()
+        small.engine.script = Script(gate=gate)
+        create = small.client.responses.create
+        first = create(model="bytes", input="Hi", background=True)
+        with pytest.raises(RateLimitError) as refused:
+            create(model="bytes", input="Hi", background=True)
+        assert "max_background_responses" in refused.value.message
+        small.client.responses.cancel(first.id)
+        gate.open()
+        assert create(model="bytes", input="Hi", background=True).status == "queued"
+
+
+def test_they_end_when_the_daemon_drains() -> None:
+    """Leaving the block waits for the daemon's end."""
+    with daemon(drain_timeout_seconds=0) as stopping:
+        stopping.engine.script = Script(gate=Gate())
+        stopping.client.responses.create(model="bytes", input="Hi", background=True)
+        stopping.engine.at_gate.get(timeout=WAIT_SECONDS)

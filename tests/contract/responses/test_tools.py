@@ -1,0 +1,183 @@
+"""Functions, custom tools and namespaces: what the model is told, and what a client gets back."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from engine.types import GrammarKind
+from tests.contract.responses.conftest import Created
+from tests.contract.test_tools import CALL, RECORDED, WEATHER, Daemon
+
+WEATHER_TOOL = {"type": "function", "strict": False, **WEATHER["function"]}  # type: ignore[dict-item]
+PATCH_TOOL = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Change files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "begin"'},
+}
+CLOSE = {"type": "function", "name": "close", "strict": False, "parameters": {"type": "object"}}
+AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [CLOSE]}
+PATCH = "*** Begin Patch\n+ë\n"
+
+
+def call(name: str, arguments: object) -> str:
+    """A call as the model writes it."""
+    said = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{said}\n</tool_call>"
+
+
+def told(hermes: Daemon) -> dict[str, dict[str, Any]]:
+    """The functions that the template was given, by name."""
+    _, arguments = hermes.given
+    return {tool["function"]["name"]: tool["function"] for tool in arguments.get("tools", [])}
+
+
+def test_a_function_is_called(hermes: Daemon, create: Created) -> None:
+    hermes.say("Let me see." + "".join(RECORDED["hermes"]))
+    response = create(tools=[WEATHER_TOOL])
+    message, weather, ping = response.output
+    assert message.content[0].text == response.output_text == "Let me see."
+    assert (weather.type, weather.name, weather.status) == (
+        "function_call", "get_weather", "completed",
+    )  # fmt: skip
+    assert json.loads(weather.arguments) == CALL[1]
+    assert ping.name == "ping", "which the model made up"
+    assert weather.call_id != ping.call_id
+    assert told(hermes) == {"get_weather": WEATHER["function"]}
+    assert [tool.name for tool in response.tools] == ["get_weather"]
+
+
+def test_history_is_one_message_with_all_calls(hermes: Daemon, create: Created) -> None:
+    """The items of one answer, in a row; two answers are two messages."""
+    create(
+        input=[
+            {"role": "user", "content": "Hi"},
+            {"type": "reasoning", "id": "rs_1", "summary": [],
+             "content": [{"type": "reasoning_text", "text": "Well."}]},
+            {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+             "content": [{"type": "output_text", "text": "I look.", "annotations": []}]},
+            {"type": "function_call", "call_id": "a", "name": "look", "arguments": '{"x": 1}'},
+            {"type": "function_call", "call_id": "b", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "one"},
+            {"type": "function_call_output", "call_id": "b",
+             "output": [{"type": "input_text", "text": "two"}]},
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "three"},
+        ]
+    )  # fmt: skip
+    _, answer, first, second, again, third = hermes.given[0]
+    assert (answer["content"], answer["reasoning_content"]) == ("I look.", "Well.")
+    assert [made["id"] for made in answer["tool_calls"]] == ["a", "b"]
+    assert answer["tool_calls"][0]["function"] == {"name": "look", "arguments": {"x": 1}}
+    assert [(result["role"], result["tool_call_id"], result["content"]) for result in
+            (first, second, third)] == [("tool", "a", "one"), ("tool", "b", "two"),
+                                        ("tool", "c", "three")]  # fmt: skip
+    assert [made["id"] for made in again["tool_calls"]] == ["c"]
+
+
+def test_a_tool_may_show_what_the_model_cannot_see(hermes: Daemon, create: Created) -> None:
+    """An agent goes on where its tool has brought a picture."""
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
+    create(
+        input=[
+            {"role": "user", "content": "Hi"},
+            {"type": "function_call", "call_id": "a", "name": "view", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": [picture]},
+        ]
+    )
+    assert "reads text alone" in hermes.given[0][-1]["content"]
+
+
+def test_a_custom_tool_takes_text(hermes: Daemon, create: Created) -> None:
+    hermes.say(call("apply_patch", {"input": PATCH}))
+    response = create(tools=[PATCH_TOOL])
+    (made,) = response.output
+    assert (made.type, made.name, made.input) == ("custom_tool_call", "apply_patch", PATCH)
+    function = told(hermes)["apply_patch"]
+    assert function["description"].startswith("Change files.")
+    assert 'start: "begin"' in function["description"]
+    assert list(function["parameters"]["properties"]) == ["input"]
+    assert response.tools[0].format.syntax == "lark"
+
+
+def test_a_custom_call_is_streamed(hermes: Daemon, create: Created) -> None:
+    hermes.say(call("apply_patch", {"input": PATCH}))
+    events = list(create(tools=[PATCH_TOOL], stream=True))
+    of_input = [event for event in events if "custom_tool_call_input" in event.type]
+    assert [event.type.rpartition(".")[2] for event in of_input] == ["delta", "done"]
+    assert of_input[0].delta == of_input[1].input == PATCH
+    added = next(event.item for event in events if event.type == "response.output_item.added")
+    assert (added.type, added.input) == ("custom_tool_call", "")
+    assert events[-1].response.output[0].input == PATCH
+
+
+def test_a_custom_call_comes_back(hermes: Daemon, create: Created) -> None:
+    hermes.say(call("apply_patch", {"input": PATCH}))
+    first = create(tools=[PATCH_TOOL])
+    output = {"type": "custom_tool_call_output", "call_id": first.output[0].call_id}
+    create(previous_response_id=first.id, input=[output | {"output": "Done."}], tools=[PATCH_TOOL])
+    _, answer, result = hermes.given[0]
+    function = answer["tool_calls"][0]["function"]
+    assert function == {"name": "apply_patch", "arguments": {"input": PATCH}}
+    assert (result["role"], result["content"]) == ("tool", "Done.")
+
+
+def test_tools_of_a_namespace(hermes: Daemon, create: Created) -> None:
+    """The model has one name for each; the client its own two, there and back."""
+    hermes.say(call("agents__close", {"target": 1}))
+    first = create(tools=[AGENTS, CLOSE])
+    assert set(told(hermes)) == {"agents__close", "close"}
+    (made,) = first.output
+    assert (made.name, made.namespace) == ("close", "agents")
+    output = {"type": "function_call_output", "call_id": made.call_id, "output": "Closed."}
+    sent = [{"role": "user", "content": "Hi"}, made.model_dump(exclude_none=True), output]
+    create(input=sent, tools=[AGENTS, CLOSE])
+    assert hermes.given[0][1]["tool_calls"][0]["function"]["name"] == "agents__close"
+
+
+def test_hosted_tools_are_dropped_with_a_note(
+    hermes: Daemon, create: Created, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "rootstock.responses"):
+        response = create(tools=[{"type": "web_search"}, WEATHER_TOOL])
+    assert set(told(hermes)) == {"get_weather"}
+    assert [tool.type for tool in response.tools] == ["function"]
+    assert "web_search" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("choice", "functions"),
+    [
+        ("required", ["get_weather", "apply_patch", "agents__close"]),
+        ({"type": "function", "name": "get_weather"}, ["get_weather"]),
+        ({"type": "custom", "name": "apply_patch"}, ["apply_patch"]),
+        ({"type": "function", "name": "close", "namespace": "agents"}, ["agents__close"]),
+        (
+            {"type": "allowed_tools", "mode": "required",
+             "tools": [{"type": "function", "name": "get_weather"},
+                       {"type": "custom", "name": "apply_patch"}]},
+            ["get_weather", "apply_patch"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_choice_is_enforced(
+    hermes: Daemon, create: Created, choice: Any, functions: list[str]
+) -> None:
+    tools = [WEATHER_TOOL, PATCH_TOOL, AGENTS]
+    create(tools=tools, tool_choice=choice)
+    constraint = hermes.engine.submitted.get_nowait().constraint
+    assert constraint is not None
+    grammar = constraint.grammar
+    assert grammar.kind is GrammarKind.LARK
+    names = ["get_weather", "apply_patch", "agents__close"]
+    assert [name for name in names if name in grammar.text] == functions
+    assert set(told(hermes)) == set(names), "so that the prompt is the same from turn to turn"
+
+
+def test_none_and_auto_enforce_nothing(hermes: Daemon, create: Created) -> None:
+    for choice in ("none", "auto"):
+        create(tools=[WEATHER_TOOL], tool_choice=choice)
+        assert hermes.engine.submitted.get_nowait().constraint is None
+    assert set(told(hermes)) == {"get_weather"}

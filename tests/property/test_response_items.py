@@ -1,0 +1,135 @@
+"""What a model says, as items and back: the history is what was said, whatever was said."""
+
+import json
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from server.dialects.responses.history import chat_messages
+from server.dialects.responses.output import Output, OutputShape
+from server.dialects.responses.sealed import seal, unseal
+from server.dialects.responses.toolbox import Toolbox
+from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.schemas.responses.items import ConversationItem
+from server.schemas.responses.tools import CustomTool, FunctionTool, NamespaceTool
+
+ITEMS: TypeAdapter[list[ConversationItem]] = TypeAdapter(list[ConversationItem])
+LOOK = FunctionTool(type="function", name="look")
+PATCH = CustomTool(type="custom", name="patch")
+AGENTS = NamespaceTool(type="namespace", name="agents", tools=[LOOK, PATCH])
+TOOLBOX = Toolbox([LOOK, PATCH, AGENTS])
+FUNCTIONS = ["look", "agents__look", "made_up"]
+CUSTOM = ["patch", "agents__patch"]
+
+TEXT = st.text(min_size=1, max_size=20)
+SAID = st.builds(Content, TEXT) | st.builds(Reasoning, TEXT)
+OBJECTS = st.dictionaries(st.text(max_size=3), st.integers() | TEXT, max_size=2)
+CALLS = st.tuples(st.sampled_from(FUNCTIONS), OBJECTS) | st.tuples(
+    st.sampled_from(CUSTOM), st.builds(lambda text: {"input": text}, st.text(max_size=20))
+)
+ANSWERS = st.lists(SAID | CALLS, min_size=1, max_size=8)
+
+
+def parts(answer: list[Part | tuple[str, object]], slice_length: int) -> list[Part]:
+    """The answer as a stream has it: arguments in slices."""
+    made: list[Part] = []
+    indices = count()
+    for said in answer:
+        if not isinstance(said, tuple):
+            made.append(said)
+            continue
+        name, arguments = said
+        index, text = next(indices), json.dumps(arguments, ensure_ascii=False)
+        made.append(CallBegun(index, f"call_{index}", name))
+        made += [
+            CallArguments(index, text[at : at + slice_length])
+            for at in range(0, len(text), slice_length)
+        ]
+    return made
+
+
+@given(ANSWERS, st.integers(1, 20), st.booleans(), st.booleans())
+def test_an_answer_comes_back_as_it_was(
+    answer: list[Part | tuple[str, object]], slice_length: int, summary: bool, sealed: bool
+) -> None:
+    numbers = count()
+    output = Output(OutputShape(TOOLBOX, summary, sealed), "id", lambda: next(numbers))
+    events = [event for part in parts(answer, slice_length) for event in output.add(part)]
+    events += output.close("completed")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+    text = "[" + ",".join(item.model_dump_json(exclude_unset=True) for item in output.items) + "]"
+    messages = chat_messages(None, ITEMS.validate_json(text), "user")
+    content = "".join(said.text for said in answer if isinstance(said, Content))
+    reasoning = "".join(said.text for said in answer if isinstance(said, Reasoning))
+    calls = [said for said in answer if isinstance(said, tuple)]
+    if not content and not calls:
+        assert not messages, "reasoning alone is nothing that was said"
+        return
+    (message,) = messages
+    assert message.get("content", "") == content
+    assert message.get("reasoning_content", "") == reasoning
+    made = [call["function"] for call in message.get("tool_calls", [])]
+    assert [(call["name"], json.loads(call["arguments"])) for call in made] == calls
+    ids = [item.id for item in output.items]
+    assert len(set(ids)) == len(ids)
+
+
+MESSAGES = st.builds(
+    lambda role, text: {"type": "message", "role": role, "content": text},
+    st.sampled_from(["system", "developer", "user", "assistant"]),
+    TEXT,
+)
+CALL_ITEMS = st.builds(
+    lambda id: {"type": "function_call", "call_id": id, "name": "look", "arguments": "{}"},
+    st.sampled_from("abc"),
+)
+OUTPUT_ITEMS = st.builds(
+    lambda id: {"type": "function_call_output", "call_id": id, "output": "x"},
+    st.sampled_from("abc"),
+)
+REASONING = st.builds(
+    lambda text: {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}, TEXT
+)
+
+
+@given(st.none() | TEXT, st.lists(MESSAGES | CALL_ITEMS | OUTPUT_ITEMS | REASONING, max_size=12))
+def test_nothing_is_lost_and_the_system_speaks_first_or_not_at_all(
+    instructions: str | None, items: list[dict[str, object]]
+) -> None:
+    messages = chat_messages(instructions, ITEMS.validate_python(items), "user")
+    roles = [message["role"] for message in messages]
+    assert "developer" not in roles
+    assert "system" not in roles[1:]
+    assert ("system" in roles) == (
+        instructions is not None
+        or (bool(items) and items[0].get("role") in {"system", "developer"})
+    )  # fmt: skip
+    calls = [call["id"] for message in messages for call in message.get("tool_calls", [])]
+    assert calls == [item["call_id"] for item in items if item["type"] == "function_call"]
+    results = [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+    assert results == [item["call_id"] for item in items if item["type"] == "function_call_output"]
+    spoken = "".join(str(item["content"]) for item in items if item["type"] == "message")
+    assert sum(map(len, map(written, messages))) >= len(spoken)
+
+
+def written(message: dict[str, object]) -> str:
+    match message.get("content", ""):
+        case str(text):
+            return text
+        case list(found):
+            return "".join(part["text"] for part in found)
+        case _:
+            return ""
+
+
+@given(st.text())
+def test_seals_are_opened(text: str) -> None:
+    assert unseal(seal(text)) == text
+
+
+@given(st.text() | st.text().map("rootstock1:".__add__))
+def test_what_is_no_seal_opens_to_nothing_and_harms_nobody(text: str) -> None:
+    assert isinstance(unseal(text), str)

@@ -1,0 +1,89 @@
+"""The responses that are kept: whose they are, and which are forgotten."""
+
+from server.dialects.responses.store import ResponseStore, StoredItem, StoredResponse
+
+MANY = 1 << 30
+
+
+def response(id: str, n_bytes: int = 10, *items: str) -> StoredResponse:
+    stored = tuple(StoredItem(item, b"{}") for item in items)
+    return StoredResponse(b"x" * n_bytes, (), stored)
+
+
+def kept(store: ResponseStore, *ids: str) -> list[bool]:
+    """In an order that leaves the first of them the oldest."""
+    return [store.get("", id) is not None for id in ids]
+
+
+def test_it_is_found_by_its_owner_alone() -> None:
+    store = ResponseStore(10, MANY)
+    own = response("a", 10, "item")
+    store.put("one", "a", own)
+    assert store.get("one", "a") is own
+    assert store.get("two", "a") is None
+    assert store.item("two", "item") is None
+    assert not store.delete("two", "a")
+    assert store.item("one", "item") == own.output[0]
+
+
+def test_the_one_that_was_not_asked_for_longest_makes_room() -> None:
+    store = ResponseStore(2, MANY)
+    for id in ("a", "b"):
+        store.put("", id, response(id))
+    store.get("", "a")
+    store.put("", "c", response("c"))
+    assert kept(store, "a", "b", "c") == [True, False, True]
+
+
+def test_asking_for_an_item_is_asking_for_its_response() -> None:
+    store = ResponseStore(2, MANY)
+    store.put("", "a", response("a", 10, "item"))
+    store.put("", "b", response("b"))
+    assert store.item("", "item") is not None
+    store.put("", "c", response("c"))
+    assert kept(store, "a", "b", "c") == [True, False, True]
+
+
+def test_bytes_are_counted_with_all_items() -> None:
+    one = response("a", 1000)
+    store = ResponseStore(10, 2 * one.n_bytes)
+    for id in ("a", "b", "c"):
+        store.put("", id, response(id, 1000))
+    assert kept(store, "a", "b", "c") == [False, True, True]
+    store.put("", "d", response("d", 1000, "item"))
+    assert kept(store, "b", "c", "d") == [False, False, True]
+    assert one.n_bytes > 1000
+
+
+def test_what_is_too_large_alone_is_not_kept() -> None:
+    store = ResponseStore(10, 1000)
+    store.put("", "a", response("a", 2000))
+    assert kept(store, "a") == [False]
+    store.put("", "b", response("b"))
+    assert kept(store, "b") == [True], "what was forgotten is not counted any more"
+
+
+def test_putting_again_replaces() -> None:
+    store = ResponseStore(2, MANY)
+    store.put("", "a", response("a", 10, "old"))
+    again = response("a", 20, "new")
+    store.put("", "a", again)
+    assert store.get("", "a") is again
+    assert store.item("", "old") is None
+    assert store.item("", "new") is not None
+
+
+def test_an_item_that_two_have_stays_with_the_one_that_is_left() -> None:
+    store = ResponseStore(10, MANY)
+    for id in ("a", "b"):
+        store.put("", id, response(id, 10, "item"))
+    store.delete("", "a")
+    assert store.item("", "item") is not None
+    store.delete("", "b")
+    assert store.item("", "item") is None
+
+
+def test_nothing_is_kept_where_nothing_may_be() -> None:
+    store = ResponseStore(0, MANY)
+    store.put("", "a", response("a"))
+    assert kept(store, "a") == [False]
