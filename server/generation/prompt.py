@@ -11,7 +11,7 @@ from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
 from server.generation.engine_requests import check_token_ids, too_long
 from server.generation.history import WriteArguments, as_object, as_text, template_messages
-from server.generation.roles import LateSystemRole, late_system_role
+from server.generation.roles import Roles, roles_of
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
 
@@ -28,9 +28,9 @@ class PromptEncoder:
         self._limiter = CapacityLimiter(TOKENIZER_THREADS)
 
     @cached_property
-    def late_system_role(self) -> LateSystemRole:
-        """Of the model's template. Renders a conversation when it is first asked for."""
-        return late_system_role(self._tokenizer)
+    def roles(self) -> Roles:
+        """Of the model's template, which is tried when they are first asked for."""
+        return roles_of(self._tokenizer)
 
     async def chat(
         self,

@@ -1,25 +1,56 @@
 """What a chat template makes of roles, told by trying."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.types import Tokenizer
 
-LateSystemRole = Literal["system", "user"]
-
-_WORD = "latesystemword"
-_CONVERSATION = (
+_WORD = "somethingthatissaid"
+_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+_RESULT: Sequence[Mapping[str, object]] = (
+    {"role": "user", "content": "A"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": _WORD},
+)
+_BEHIND_RESULT = (
+    *_RESULT[:-1],
+    {**_RESULT[-1], "content": "B"},
+    {"role": "user", "content": _WORD},
+)
+_LATE_SYSTEM = (
     {"role": "system", "content": "A"},
     {"role": "user", "content": "B"},
     {"role": "system", "content": _WORD},
+    {"role": "assistant", "content": "C"},
+    {"role": "user", "content": "D"},
 )
 
 
-def late_system_role(tokenizer: Tokenizer) -> LateSystemRole:
-    """The role for what the system says behind the conversation's beginning: the user's where the
-    template refuses system messages there, or leaves them out.
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Who says what a template may have no place for.
+
+    `late_system`: what the system says behind the conversation's beginning. `behind_results`: what
+    the user says right behind the results of tools.
     """
+
+    late_system: Literal["system", "user"]
+    behind_results: Literal["user", "tool"]
+
+
+def roles_of(tokenizer: Tokenizer) -> Roles:
+    """The roles that the model's template refuses nowhere, and says nothing less with."""
+    has_late_system = _says(tokenizer, _LATE_SYSTEM)
+    needs_an_answer = _says(tokenizer, _RESULT) and not _says(tokenizer, _BEHIND_RESULT)
+    return Roles(
+        late_system="system" if has_late_system else "user",
+        behind_results="tool" if needs_an_answer else "user",
+    )
+
+
+def _says(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]]) -> bool:
     try:
-        prompt = tokenizer.apply_chat_template(_CONVERSATION)
+        return _WORD in tokenizer.decode(tokenizer.apply_chat_template(messages))
     except ValueError:
-        return "user"
-    return "system" if _WORD in tokenizer.decode(prompt) else "user"
+        return False

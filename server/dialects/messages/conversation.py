@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from server.errors import invalid
-from server.generation.roles import LateSystemRole
+from server.generation.roles import Roles
 from server.schemas.chat import Message, TextPart
 from server.schemas.messages.content import (
     MessageParam,
@@ -44,8 +44,11 @@ class _Turn:
     calls: list[ToolCall] = field(default_factory=list)
     answers: str | None = None  # a call's id
 
-    def joins(self, other: "_Turn") -> bool:
-        return self.role == other.role != "tool"
+    def takes(self, other: "_Turn", roles: Roles) -> bool:
+        """Whether the next turn is part of this one."""
+        if self.role == "tool":
+            return other.role == "user" and roles.behind_results == "tool"
+        return self.role == other.role
 
     def add(self, other: "_Turn") -> None:
         self.texts += other.texts
@@ -66,16 +69,15 @@ class _Turn:
 
 
 def chat_messages(
-    system: Iterable[str], messages: Sequence[MessageParam], late_system: LateSystemRole
+    system: Iterable[str], messages: Sequence[MessageParam], roles: Roles
 ) -> list[Message]:
     """The conversation, each turn one message and each tool's result one of its own.
 
-    What the system says behind the beginning is under the role `late_system`. Raises ApiError (400)
-    for blocks that are not of their role.
+    Raises ApiError (400) for blocks that are not of their role.
     """
     turns: list[_Turn] = []
-    for turn in _turns(system, messages, late_system):
-        if turns and turns[-1].joins(turn):
+    for turn in _turns(system, messages, roles):
+        if turns and turns[-1].takes(turn, roles):
             turns[-1].add(turn)
         else:
             turns.append(turn)
@@ -87,7 +89,7 @@ def chat_messages(
 
 
 def _turns(
-    system: Iterable[str], messages: Sequence[MessageParam], late_system: LateSystemRole
+    system: Iterable[str], messages: Sequence[MessageParam], roles: Roles
 ) -> Iterator[_Turn]:
     if texts := list(system):
         yield _Turn("system", texts)
@@ -100,7 +102,7 @@ def _turns(
                 yield from _users(message)
             case "assistant":
                 yield _assistants(message)
-            case "system" if has_begun and late_system == "user":
+            case "system" if has_begun and roles.late_system == "user":
                 reminder = "\n".join(_texts(message))
                 yield _Turn("user", [f"<system-reminder>\n{reminder}\n</system-reminder>"])
             case "system":

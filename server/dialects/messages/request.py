@@ -36,7 +36,7 @@ async def as_chat(
 
     def read() -> ChatRequest:
         system = _system(body.system, strip_billing_header=strip_billing_header)
-        messages = chat_messages(system, body.messages, model.prompts.late_system_role)
+        messages = chat_messages(system, body.messages, model.prompts.roles)
         try:
             return ChatRequest(
                 messages=messages,

@@ -284,6 +284,25 @@ def test_where_a_template_has_no_place_for_them_the_user_says_them(
     ]
 
 
+class Answering(RecordingTokenizer):
+    """Its template takes nothing but an answer behind the result of a tool, as Mistral's."""
+
+    def apply_chat_template(
+        self, messages: Any, replays: Any = NO_REPLAYS, /, **arguments: Any
+    ) -> Any:
+        pairs = pairwise(message["role"] for message in messages)
+        if any(pair == ("tool", "user") for pair in pairs):
+            raise ValueError("the chat template refuses the messages: roles must alternate")
+        return super().apply_chat_template(messages, replays, **arguments)
+
+
+def test_where_a_result_wants_an_answer_the_user_speaks_with_it() -> None:
+    messages = [USER, assistant(call("a", {})), user(result("a", content="Rain."), text("Go on."))]
+    with daemon(Answering(chat_template=THINK)) as strict:
+        *_, last = given(strict, messages, tools=TOOLS)
+    assert (last["role"], last["content"]) == ("tool", "Rain.\nGo on.")
+
+
 def test_an_answer_that_was_begun_is_continued(hermes: Daemon) -> None:
     told = given(hermes, [USER, assistant(text("It is ("))])
     assert told[-1] == {"role": "assistant", "content": "It is ("}
