@@ -127,8 +127,8 @@ class Settings(BaseSettings):
 
     strip_billing_header: bool = Field(
         True,
-        description="Leave out of prompts the x-anthropic-billing-header line with which Claude "
-        "Code begins its system prompt: it differs between sessions, which then share nothing.",
+        description="Leave out of prompts the billing header with which Claude Code begins its "
+        "system prompt: it differs between sessions, which would share nothing.",
     )
 
     host: str = Field(
