@@ -1,6 +1,7 @@
 """The models in the Hugging Face cache, which this machine's other tools share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from huggingface_hub import (
     CachedRepoInfo,
@@ -24,8 +25,8 @@ def cached_models() -> list[CachedRepoInfo]:
     return sorted(models, key=lambda repo: repo.last_accessed, reverse=True)
 
 
-def deletion(names: Sequence[str]) -> DeleteCacheStrategy:
-    """How the models are deleted, every revision of them, and what that frees.
+def deletions(names: Sequence[str]) -> list[DeleteCacheStrategy]:
+    """How the models are deleted, every revision of each, and what that frees.
 
     Raises TerminalError when one of them is not there.
     """
@@ -34,8 +35,13 @@ def deletion(names: Sequence[str]) -> DeleteCacheStrategy:
         raise TerminalError(
             f"{', '.join(missing)}: not in the Hugging Face cache; `rootstock ls` lists what is"
         )
-    revisions = [revision for name in names for revision in models[name].revisions]
-    return _scanned().delete_revisions(*(revision.commit_hash for revision in revisions))
+    return [_deletion(models[name]) for name in dict.fromkeys(names)]
+
+
+def _deletion(repo: CachedRepoInfo) -> DeleteCacheStrategy:
+    """From a cache that has nothing else: a copy of the repository has revisions of equal names."""
+    alone = replace(_scanned(), repos=frozenset({repo}))
+    return alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions))
 
 
 def _scanned() -> HFCacheInfo:

@@ -6,7 +6,7 @@ import typer
 
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import errors_told
-from server.terminal.model_cache import cached_models, deletion
+from server.terminal.model_cache import cached_models, deletions
 from server.terminal.text import bytes_text
 
 app = command_app()
@@ -25,9 +25,10 @@ def rm(
 ) -> None:
     """Delete models from the Hugging Face cache, every revision of them."""
     with errors_told():
-        strategy = deletion(models)
-    size = bytes_text(strategy.expected_freed_size)
+        strategies = deletions(models)
+    size = bytes_text(sum(strategy.expected_freed_size for strategy in strategies))
     if not yes:
         typer.confirm(f"Delete {', '.join(models)} ({size})?", abort=True)
-    strategy.execute()
+    for strategy in strategies:
+        strategy.execute()
     typer.echo(f"{size} freed")

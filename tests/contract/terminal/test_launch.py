@@ -14,7 +14,7 @@ from server.cli import app
 from server.settings import Settings
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
-from tests.contract.fake_engine import FakeEngine
+from tests.contract.fake_engine import CARD, FakeEngine
 
 AGENT = f"""\
 #!{sys.executable}
@@ -94,6 +94,7 @@ def test_codex_gets_a_provider_in_its_arguments(url: str, model: str, tmp_path: 
     assert set(flags) == {"-c"}
     assert config == {
         "model": model,
+        "model_context_window": CARD.max_context_tokens,
         "model_provider": "rootstock",
         "model_providers.rootstock.name": "Rootstock",
         "model_providers.rootstock.base_url": url,

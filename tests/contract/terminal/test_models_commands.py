@@ -57,12 +57,12 @@ def test_ls_of_a_machine_that_has_fetched_nothing(hub: Path) -> None:
 def test_rm_deletes_every_revision_when_it_is_told_to(put: Put) -> None:
     home = put("model", "org/small", 2**20)
     put("model", "org/small", 2**20, revision="b" * 40)
-    kept = put("model", "org/other", 1)
+    kept = put("model", "org/copy", 1)  # of the same hash, as a repository that was duplicated
     result = run("rm", "org/small", typed="y\n")
     assert "Delete org/small (2.00 MiB)? [y/N]" in result.stdout
     assert result.stdout.endswith("2.00 MiB freed\n")
     assert not home.exists()
-    assert kept.exists()
+    assert (kept / "snapshots" / ("a" * 40) / "config.json").exists()
 
 
 @pytest.mark.parametrize("typed", ["n\n", "\n", ""])
@@ -73,9 +73,9 @@ def test_rm_asks_first(typed: str, put: Put) -> None:
 
 
 def test_rm_need_not_ask(put: Put) -> None:
-    home = put("model", "org/small", 1)
-    assert run("rm", "org/small", "--yes").stdout == "1 bytes freed\n"
-    assert not home.exists()
+    homes = [put("model", name, 1) for name in ("org/small", "org/copy")]
+    assert run("rm", "org/small", "org/copy", "--yes").stdout == "2 bytes freed\n"
+    assert not any(home.exists() for home in homes)
 
 
 def test_rm_of_what_is_not_there_deletes_nothing(put: Put) -> None:
