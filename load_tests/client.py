@@ -12,6 +12,8 @@ import httpx
 from load_tests.workloads import Conversation, Workload
 from server.terminal.client.sse import EventStream
 
+SESSION_HEADER = "X-Session-ID"  # by which a router keeps a conversation on one server
+
 
 class TargetError(Exception):
     """The server refused, broke off, stalled, or did other work than it was asked for."""
@@ -114,14 +116,16 @@ class _Player:
             for turn, text in enumerate(conversation.turns):
                 messages.append(_message("user", text))
                 listener = _Listener(started=time.perf_counter())
-                await self._listen(messages, listener)
+                await self._listen(messages, f"{wave}-{number}", listener)
                 messages.append(_message("assistant", listener.text))
                 answers.append(
                     listener.answer(self.output_tokens, self.start, (wave, number, turn))
                 )
         return answers
 
-    async def _listen(self, messages: list[dict[str, str]], listener: "_Listener") -> None:
+    async def _listen(
+        self, messages: list[dict[str, str]], session: str, listener: "_Listener"
+    ) -> None:
         body = {
             "model": self.target.model,
             "messages": messages,
@@ -132,8 +136,9 @@ class _Player:
             "stream_options": {"include_usage": True},
         }
         url = f"{self.target.base_url}/chat/completions"
+        headers = {SESSION_HEADER: session}
         try:
-            async with self.http.stream("POST", url, json=body) as response:
+            async with self.http.stream("POST", url, json=body, headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
                     detail = (await response.aread()).decode(errors="replace")
                     raise TargetError(f"HTTP {response.status_code}: {detail[:500]}")

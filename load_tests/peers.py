@@ -1,21 +1,14 @@
-"""Servers as child processes: started on a free port, waited for, stopped."""
+"""The kinds of server that are compared, each started on a free port."""
 
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+from load_tests.client import Target
+from load_tests.processes import START_SECONDS, free_port, running
 
-from load_tests.client import Target, TargetError
-
-STOP_SECONDS = 15.0
 STOCK_LISTEN_QUEUE = 5  # socketserver.TCPServer.request_queue_size
 
 
@@ -56,64 +49,14 @@ def mlx_lm(*flags: str, listen_queue: int = STOCK_LISTEN_QUEUE) -> Peer:
 
 
 @contextmanager
-def serving(peer: Peer, model: Path, log: Path, start_seconds: float = 120.0) -> Iterator[Target]:
+def serving(
+    peer: Peer, model: Path, log: Path, start_seconds: float = START_SECONDS
+) -> Iterator[Target]:
     """Run the peer while the context lasts; its output goes to `log`.
 
     Raises TargetError, with the log's end, when it does not answer `/health` in time.
     """
-    port = _free_port()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            peer.command(model, port), stdout=output, stderr=subprocess.STDOUT, env=_environment()
-        )
-    try:
-        _wait_until_ready(process, f"http://127.0.0.1:{port}/health", start_seconds)
-        yield Target(f"http://127.0.0.1:{port}/v1", peer.model_name)
-    except TargetError as error:
-        raise TargetError(f"{error}\n{_state(process)}; end of {log}:\n{_end(log)}") from error
-    finally:
-        _stop(process)
-
-
-def _environment() -> dict[str, str]:
-    """The parent's, with local models only: no server may look for anything outside."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, limit_seconds: float) -> None:
-    deadline = time.monotonic() + limit_seconds
-    with httpx.Client(timeout=5, trust_env=False) as http:
-        while time.monotonic() < deadline and process.poll() is None:
-            try:
-                if http.get(url).status_code == httpx.codes.OK:
-                    return
-            except httpx.TransportError:
-                pass  # not listening yet
-            time.sleep(0.1)
-    raise TargetError(f"did not become ready within {limit_seconds:.0f} s")
-
-
-def _state(process: subprocess.Popen[bytes]) -> str:
-    code = process.poll()
-    return "the process still runs" if code is None else f"the process exited with {code}"
-
-
-def _end(log: Path) -> str:
-    return log.read_text(errors="replace")[-2000:]
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with running(peer.command(model, port), f"{url}/health", log, start_seconds):
+        yield Target(f"{url}/v1", peer.model_name)

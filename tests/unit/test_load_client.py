@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -43,6 +44,7 @@ class FakeServer:
     def __init__(self, respond: Respond) -> None:
         self.respond = respond
         self.bodies: list[Body] = []
+        self.heads: list[str] = []
         self.open = 0
         self.most_open = 0
 
@@ -60,6 +62,7 @@ class FakeServer:
 
     async def read_body(self, reader: asyncio.StreamReader) -> Body:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        self.heads.append(head)
         _, _, length = head.partition("content-length: ")
         size = int(length.partition("\r\n")[0] or 0)
         return dict(json.loads(await reader.readexactly(size))) if size else {}
@@ -96,6 +99,14 @@ async def test_requests_ask_for_equal_work() -> None:
     (body,) = fake.bodies
     assert (body["model"], body["max_tokens"], body["ignore_eos"]) == ("tiny", 3, True)
     assert body["temperature"] == 0
+
+
+async def test_a_conversation_names_its_session_to_routers() -> None:
+    conversations = (Conversation(None, ("first ", "second ")), Conversation(None, ("other ",)))
+    async with served(honest) as (fake, target):
+        await play(Workload(1, 1, (conversations,)), target)
+    sessions = [re.findall(r"x-session-id: (\S+)", head) for head in fake.heads]
+    assert sessions == [["0-0"], ["0-0"], ["0-1"]]
 
 
 async def test_an_answer_keeps_counts_and_times() -> None:
