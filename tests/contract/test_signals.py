@@ -3,12 +3,14 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+import httpx
 import pytest
 
 from tests.contract.test_disconnect import posted
@@ -68,6 +70,32 @@ def test_running_requests_finish_first() -> None:
             received.close()
         assert process.wait(WAIT_SECONDS) == 0
         assert "Traceback" not in rest_of_log(process)
+
+
+def test_a_draining_daemon_is_not_there_for_others() -> None:
+    """So a router's health check fails at once, and what it sends on kept connections, too."""
+    with daemon(keepalive_seconds="0.01") as (process, base_url):
+        address = httpx.URL(base_url)
+        with (
+            posted(base_url, "/v1/chat/completions", CHAT) as running,
+            socket.create_connection((address.host, address.port or 0), WAIT_SECONDS) as kept,
+        ):
+            assert running.recv(1)
+            kept.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"200" in kept.recv(65536).partition(b"\r\n")[0]
+            process.send_signal(signal.SIGTERM)
+            while kept.recv(65536):
+                pass
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address.host, address.port or 0), WAIT_SECONDS)
+            assert process.poll() is None
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            received = running.makefile("rb")
+            assert any(line == b"data: [DONE]\n" for line in received)
+            received.close()
+        assert process.wait(WAIT_SECONDS) == 0
 
 
 def test_what_does_not_finish_in_time_is_told_so() -> None:
