@@ -8,7 +8,7 @@ CLIENTS := instructor langchain litellm pydantic_ai
 ARGS ?=
 
 .PHONY: help serve chat doctor install-service test check format settings wheel simulate conformance \
-	clients bench demo-model clean
+	clients bench router demo-model clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
@@ -56,11 +56,14 @@ clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## other projects' cli
 bench: $(VENV)/.dev  ## this daemon and mlx_lm.server side by side; takes many minutes
 	$(BIN)/python -m load_tests compare $(ARGS)
 
+router: $(VENV)/.dev .peers/vllm_router/.installed  ## two daemons behind vllm-router; docs/replicas.md
+	$(BIN)/python -m load_tests router $(ARGS)
+
 demo-model: $(VENV)/.dev  ## train the demonstration model and score it: under two hours on two cores
 	$(BIN)/python -m tools.train_demo_model train $(ARGS)
 
 clean:  ## remove the environment and all caches
-	rm -rf $(VENV) .clients .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .clients .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -77,6 +80,12 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.runtime
 
 .clients/%/.installed: tests/clients/requirements/%.txt | $(VENV)/bin/python
+	rm -rf $(@D)
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+.peers/%/.installed: load_tests/requirements/%.txt | $(VENV)/bin/python
 	rm -rf $(@D)
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --requirement $<

@@ -1,4 +1,4 @@
-"""`python -m load_tests`: load a server, or compare two kinds of them."""
+"""`python -m load_tests`: load a server, compare two kinds of them, or put a router before some."""
 
 import asyncio
 import dataclasses
@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter
-from rich.console import Console
 
 from engine.mlx_backend.blas import load_blas
 from load_tests.checkpoint import Shape, checkpoint
@@ -17,10 +16,13 @@ from load_tests.compare import Bench, Comparison
 from load_tests.compare import compare as compare_peers
 from load_tests.conditions import Conditions, observe
 from load_tests.peers import STOCK_LISTEN_QUEUE, mlx_lm, rootstock
-from load_tests.report import Summary, Table, comparison_table, run_table, summarize
+from load_tests.replicas.command import router
+from load_tests.report import Summary, comparison_table, run_table, summarize
+from load_tests.terminal import fail, show
 from load_tests.workloads import build, load_scenario, scenario_names
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(router)
 
 Scenarios = Annotated[
     list[str] | None, typer.Option("--scenario", help="A name; may be repeated. All by default.")
@@ -62,8 +64,8 @@ def run(
     try:
         summaries = asyncio.run(_run(target, model, api_key, scenario or scenario_names(), seed))
     except TargetError as error:
-        raise typer.Exit(_fail(str(error))) from error
-    _show(run_table(summaries.items()), conditions, markdown)
+        raise typer.Exit(fail(str(error))) from error
+    show(conditions, markdown, run_table(summaries.items()))
     if json:
         json.write_bytes(TypeAdapter(Runs).dump_json(Runs(conditions, summaries), indent=2))
 
@@ -114,28 +116,14 @@ def compare(
         workload = build(load_scenario(name), seed)
         results[name] = compare_peers(bench, ours, theirs, workload, repeat)
     whole = [(name, c.ours, c.theirs) for name, c in results.items() if c.ours]
-    _show(comparison_table((ours.name, theirs.name), whole), conditions, markdown)
+    show(conditions, markdown, comparison_table((ours.name, theirs.name), whole))
     if json:
         found = Comparisons(conditions, results)
         json.write_bytes(TypeAdapter(Comparisons).dump_json(found, indent=2))
     failures = [(name, f) for name, c in results.items() for f in c.failures]
     for name, failure in failures:
-        _fail(f"{name}: {failure.peer}: {failure.reason}")
+        fail(f"{name}: {failure.peer}: {failure.reason}")
     raise typer.Exit(1 if failures else 0)
-
-
-def _show(table: Table, conditions: Conditions, markdown: bool) -> None:
-    if markdown:
-        print(table.markdown(), "", *(f"- `{line}`" for line in conditions.lines()), sep="\n")
-    else:
-        console = Console()
-        console.print(table.rich())
-        console.print(*conditions.lines(), sep="\n", highlight=False)
-
-
-def _fail(message: str) -> int:
-    Console(stderr=True).print(message, style="red", markup=False)
-    return 1
 
 
 if __name__ == "__main__":
