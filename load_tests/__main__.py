@@ -1,4 +1,4 @@
-"""`python -m load_tests`: load a server, compare two kinds of them, or put a router before some."""
+"""`python -m load_tests`: load a server, compare two, put a router before some, play an agent."""
 
 import asyncio
 import dataclasses
@@ -10,6 +10,7 @@ import typer
 from pydantic import TypeAdapter
 
 from engine.mlx_backend.blas import load_blas
+from load_tests.agents.command import agents
 from load_tests.checkpoint import Shape, checkpoint
 from load_tests.client import TargetError, discover, play
 from load_tests.compare import Bench, Comparison
@@ -23,6 +24,7 @@ from load_tests.workloads import build, load_scenario, scenario_names
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(router)
+app.command()(agents)
 
 Scenarios = Annotated[
     list[str] | None, typer.Option("--scenario", help="A name; may be repeated. All by default.")

@@ -1,12 +1,15 @@
-"""Random checkpoints on which servers do equal work, 27 and 28 M parameters.
+"""Random checkpoints on which servers do equal work.
 
-`qwen3` has full attention in every layer; of the eight layers of `hybrid`, Granite-shaped, six are
-Mamba2 and two attention. A single thing about their weights is not random: the output layer has a
-row of zeros for every token that is no word of the lexicon. Such a token's logit is 0, which is
-never the greatest of thousands of random ones, so greedy decoding writes words alone: no answer
-ends early, and none changes when a client sends it back as text.
+`qwen3`, 27 M parameters, has full attention in every layer; of the eight layers of `hybrid`, 28 M
+and Granite-shaped, six are Mamba2 and two attention. `agent` is a `qwen3` of two layers, 3.5 M,
+with a context of 65,536 tokens and a template that knows tools. A single thing about their weights
+is not random: the output layer has a row of zeros for every token that is no word of the lexicon.
+Such a token's logit is 0, which is never the greatest of thousands of random ones, so greedy
+decoding writes words alone: no answer ends early, and none changes when a client sends it back as
+text.
 """
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +19,11 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from load_tests.random_checkpoint import write_checkpoint
+from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
+from load_tests.random_checkpoint import CHATML, write_checkpoint
 from load_tests.tokenizer import build_tokenizer, word_ids
 
-Shape = Literal["qwen3", "hybrid"]
+Shape = Literal["qwen3", "hybrid", "agent"]
 
 _COMMON: Mapping[str, object] = {
     "hidden_size": 512,
@@ -34,14 +38,24 @@ _COMMON: Mapping[str, object] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
+_QWEN3: Mapping[str, object] = {
+    **_COMMON,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "intermediate_size": 1344,
+    "head_dim": 64,
+    "hidden_act": "silu",
+}
 CONFIGS: Mapping[Shape, Mapping[str, object]] = {
-    "qwen3": {
-        **_COMMON,
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "intermediate_size": 1344,
-        "head_dim": 64,
-        "hidden_act": "silu",
+    "qwen3": _QWEN3,
+    "agent": {
+        **_QWEN3,
+        "hidden_size": 256,
+        "intermediate_size": 672,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 65_536,
     },
     "hybrid": {
         **_COMMON,
@@ -65,17 +79,29 @@ CONFIGS: Mapping[Shape, Mapping[str, object]] = {
 }
 
 
+TEMPLATES: Mapping[Shape, str] = {
+    "qwen3": CHATML,
+    "agent": json.loads((DEFAULT_CHECKPOINT / "tokenizer_config.json").read_text())[
+        "chat_template"
+    ],
+    "hybrid": CHATML,
+}
+
+
 def checkpoint(
     shape: Shape = "qwen3", seed: int = 0, cache: Path = Path("build/load_tests")
 ) -> Path:
     """The directory of the float32 checkpoint with these weights, written at the first call."""
-    directory = cache.resolve() / f"{shape}-27m-seed{seed}"
+    directory = cache.resolve() / f"{shape}-seed{seed}"
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
             unfinished = Path(scratch) / directory.name
             tokenizer = build_tokenizer()
-            write_checkpoint(unfinished, CONFIGS[shape], seed, tokenizer, mx.float32)
+            template = TEMPLATES[shape]
+            write_checkpoint(
+                unfinished, CONFIGS[shape], seed, tokenizer, mx.float32, chat_template=template
+            )
             silence_all_but(word_ids(tokenizer), unfinished / "model.safetensors")
             unfinished.rename(directory)
     return directory

@@ -36,6 +36,7 @@ def write_checkpoint(
     dtype: mx.Dtype = mx.float16,
     quantization: Mapping[str, int] | None = None,
     rule: QuantizationRule | None = None,
+    chat_template: str = CHATML,
 ) -> None:
     """Write a random checkpoint that mlx-lm and transformers load.
 
@@ -56,7 +57,9 @@ def write_checkpoint(
             quantization["bits"],
             quant_predicate=rule,
         )
-    _appear(directory, lambda unfinished: _write(unfinished, model, config, tokenizer))
+    _appear(
+        directory, lambda unfinished: _write(unfinished, model, config, tokenizer, chat_template)
+    )
 
 
 def random_model(config: Mapping[str, Any], seed: int, dtype: mx.Dtype) -> Module:
@@ -109,7 +112,13 @@ def _appear(directory: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write(directory: Path, model: Module, config: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+def _write(
+    directory: Path,
+    model: Module,
+    config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    chat_template: str,
+) -> None:
     file = str(directory / "model.safetensors")
     mx.save_safetensors(file, named_weights(model), {"format": "mlx"})
     _write_json(directory / "config.json", config)
@@ -122,7 +131,7 @@ def _write(directory: Path, model: Module, config: Mapping[str, Any], tokenizer:
             "pad_token": "<|endoftext|>",
             "clean_up_tokenization_spaces": False,
             "model_max_length": config["max_position_embeddings"],
-            "chat_template": CHATML,
+            "chat_template": chat_template,
         },
     )
 
