@@ -1,7 +1,7 @@
 """What a model says, as items and back: the history is what was said, whatever was said."""
 
 import json
-from itertools import count
+from itertools import count, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +11,7 @@ from server.dialects.responses.history import chat_messages
 from server.dialects.responses.output import Output, OutputShape
 from server.dialects.responses.sealed import seal, unseal
 from server.dialects.responses.toolbox import Toolbox
+from server.generation.roles import Roles
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
 from server.schemas.responses.items import ConversationItem
 from server.schemas.responses.tools import CustomTool, FunctionTool, NamespaceTool
@@ -20,6 +21,7 @@ LOOK = FunctionTool(type="function", name="look")
 PATCH = CustomTool(type="custom", name="patch")
 AGENTS = NamespaceTool(type="namespace", name="agents", tools=[LOOK, PATCH])
 TOOLBOX = Toolbox([LOOK, PATCH, AGENTS])
+USERS, TOOLS = Roles("user", "user"), Roles("user", "tool")
 FUNCTIONS = ["look", "agents__look", "made_up"]
 CUSTOM = ["patch", "agents__patch"]
 
@@ -61,7 +63,7 @@ def test_an_answer_comes_back_as_it_was(
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
     text = "[" + ",".join(item.model_dump_json(exclude_unset=True) for item in output.items) + "]"
-    messages = chat_messages(None, ITEMS.validate_json(text), "user")
+    messages = chat_messages(None, ITEMS.validate_json(text), USERS)
     content = "".join(said.text for said in answer if isinstance(said, Content))
     reasoning = "".join(said.text for said in answer if isinstance(said, Reasoning))
     calls = [said for said in answer if isinstance(said, tuple)]
@@ -95,14 +97,20 @@ REASONING = st.builds(
 )
 
 
-@given(st.none() | TEXT, st.lists(MESSAGES | CALL_ITEMS | OUTPUT_ITEMS | REASONING, max_size=12))
-def test_nothing_is_lost_and_the_system_speaks_first_or_not_at_all(
-    instructions: str | None, items: list[dict[str, object]]
+@given(
+    st.none() | TEXT,
+    st.lists(MESSAGES | CALL_ITEMS | OUTPUT_ITEMS | REASONING, max_size=12),
+    st.sampled_from([USERS, TOOLS]),
+)
+def test_nothing_is_lost_and_everybody_speaks_where_the_template_has_a_place(
+    instructions: str | None, items: list[dict[str, object]], roles_there: Roles
 ) -> None:
-    messages = chat_messages(instructions, ITEMS.validate_python(items), "user")
+    messages = chat_messages(instructions, ITEMS.validate_python(items), roles_there)
     roles = [message["role"] for message in messages]
     assert "developer" not in roles
     assert "system" not in roles[1:]
+    if roles_there is TOOLS:
+        assert ("tool", "user") not in pairwise(roles)
     assert ("system" in roles) == (
         instructions is not None
         or (bool(items) and items[0].get("role") in {"system", "developer"})

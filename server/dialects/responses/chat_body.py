@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from server.dialects.responses.history import chat_messages
 from server.dialects.responses.toolbox import Toolbox, chat_choice
 from server.errors import invalid_field
-from server.generation.roles import LateSystemRole
+from server.generation.roles import Roles
 from server.schemas.chat import ChatRequest
 from server.schemas.common import SampledRequest
 from server.schemas.responses.items import ConversationItem
@@ -19,13 +19,13 @@ def chat_body(
     body: ResponsesRequest,
     items: Sequence[ConversationItem],
     toolbox: Toolbox,
-    late_system: LateSystemRole,
+    roles: Roles,
 ) -> ChatRequest:
     """`items` are the whole conversation. Raises ApiError (400)."""
     sampled = body.model_fields_set & SampledRequest.model_fields.keys()
     fields: dict[str, Any] = {name: getattr(body, name) for name in sampled}
     fields |= {
-        "messages": chat_messages(body.instructions, items, late_system),
+        "messages": chat_messages(body.instructions, items, roles),
         "max_completion_tokens": body.max_output_tokens,
         "tools": toolbox.functions,
         "tool_choice": chat_choice(body.tool_choice),

@@ -6,7 +6,7 @@ from typing import Any
 
 from server.dialects.responses.sealed import unseal
 from server.dialects.responses.toolbox import custom_arguments, function_name
-from server.generation.roles import LateSystemRole
+from server.generation.roles import Roles
 from server.schemas.responses.items import (
     ConversationItem,
     CustomToolCallItem,
@@ -26,7 +26,7 @@ UNSEEN = "(An image or a file stood here. This model reads text alone.)"
 
 
 def chat_messages(
-    instructions: str | None, items: Sequence[ConversationItem], late_system: LateSystemRole
+    instructions: str | None, items: Sequence[ConversationItem], roles: Roles
 ) -> list[ChatMessage]:
     """The conversation, with one system message at its head, if any.
 
@@ -37,7 +37,7 @@ def chat_messages(
     n_leading = next((n for n, item in enumerate(items) if not _is_system(item)), len(items))
     system = [instructions] if instructions else []
     system += [_text(item) for item in items[:n_leading] if isinstance(item, MessageItem)]
-    messages = _Messages(late_system)
+    messages = _Messages(roles)
     if system:
         messages.say("system", "\n\n".join(system))
     for item in items[n_leading:]:
@@ -72,8 +72,8 @@ class _Messages:
     two messages in a row: those are two answers.
     """
 
-    def __init__(self, late_system: LateSystemRole) -> None:
-        self._late_system = late_system
+    def __init__(self, roles: Roles) -> None:
+        self._roles = roles
         self._messages: list[ChatMessage] = []
         self._answer = _Answer()
 
@@ -92,8 +92,8 @@ class _Messages:
                     self._close()
                 self._answer.content.append("".join(_texts(item.content)))
             case MessageItem():
-                role = self._late_system if _is_system(item) else item.role
-                self.say(role, _parts(_texts(item.content)))
+                role = self._roles.late_system if _is_system(item) else item.role
+                self._hear(role, _parts(_texts(item.content)))
             case ReasoningItem():
                 self._answer.reasoning.append(_reasoning(item))
             case FunctionCallItem():
@@ -104,6 +104,15 @@ class _Messages:
                 self.say("tool", _parts(_texts(item.output)))
                 self._messages[-1]["tool_call_id"] = item.call_id
         self._answer.ends_with_message = isinstance(item, MessageItem)
+
+    def _hear(self, role: str, parts: list[dict[str, str]]) -> None:
+        """Right behind a tool's result some templates have no place for anybody."""
+        self._close()
+        last = self._messages[-1]["role"] if self._messages else ""
+        if (role, last, self._roles.behind_results) == ("user", "tool", "tool"):
+            self._messages[-1]["content"] += parts
+        else:
+            self.say(role, parts)
 
     def _call(self, item: FunctionCallItem | CustomToolCallItem, arguments: str) -> None:
         name = function_name(item.name, item.namespace)

@@ -90,7 +90,7 @@ def _prepare(
     items = _resolved(body.input, store, record.key)
     toolbox = Toolbox(body.tools)
     conversation = [*_parsed(before), *items]
-    chat = chat_body(body, conversation, toolbox, model.prompts.late_system_role)
+    chat = chat_body(body, conversation, toolbox, model.prompts.roles)
     new = stored_items(items, record.id) if body.store else ()
     return _Prepared(chat, toolbox, (*before, *new))
 
