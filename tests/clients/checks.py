@@ -1,20 +1,45 @@
-"""How a client's script is run and what it reports: one JSON object a line for each check."""
+"""How a client's script is run and what it reports: one JSON object a line for each check.
+node/checks.mjs is the same for Node. Standard library alone, as scenario.py.
+"""
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from urllib.request import urlopen
 
 from tests.clients.scenario import SCRIPTED
+
+PATIENCE_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """Where the script finds the daemon. `base_url` ends with /v1."""
+    """Where the script finds the daemon."""
 
-    base_url: str
+    root: str
+    """The URL without /v1, as Anthropic's clients want it."""
+
     model: str
+
+    @property
+    def base_url(self) -> str:
+        """With /v1, as OpenAI's clients want it."""
+        return f"{self.root}/v1"
+
+    def wait_until_it_runs(self, count: int) -> None:
+        """Until the engine has so many requests; raises TimeoutError if it never has."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (running := self._running()) != count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{running} requests run, and not {count}")
+            time.sleep(0.02)
+
+    def _running(self) -> int:
+        with urlopen(f"{self.root}/admin/requests") as answer:
+            return len(json.load(answer)["requests"])
 
 
 Check = Callable[[Daemon], str]
@@ -25,7 +50,7 @@ REPORT = '{"check": '
 
 
 def main(*checks: Check, scripted: Sequence[Check] = ()) -> None:
-    """Run the checks on the daemon that the command line names: base URL, model.
+    """Run the checks on the daemon that the command line names: URL, model.
 
     What only a scripted model can be relied on for stands in `scripted`.
     """
@@ -42,6 +67,14 @@ def raised(error: type[Exception], act: Callable[[], object]) -> Exception:
     except error as caught:
         return caught
     raise AssertionError(f"no {error.__name__} was raised")
+
+
+def stopped(daemon: Daemon, close: Callable[[], object]) -> str:
+    """An answer that has begun and never ends is given up, and with it what the engine does."""
+    daemon.wait_until_it_runs(1)
+    close()
+    daemon.wait_until_it_runs(0)
+    return "nothing runs any more"
 
 
 def _result(check: Check, daemon: Daemon) -> bool:

@@ -3,15 +3,44 @@ says depends on the prompt and on what the answer must be."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.types import NO_REPLAYS, GrammarKind, Replay, Request
-from tests.clients.scenario import CITY, DAY, DEGREES, REASONING, SKY, WEATHER
-from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine
+from engine.types import NO_REPLAYS, GrammarKind, OutputEvent, Replay, Request
+from tests.clients.scenario import (
+    CITY,
+    DAY,
+    ENDLESS,
+    FORECAST,
+    QUESTION,
+    REASONING,
+    UNKNOWN_FORECAST,
+    WEATHER,
+    WEATHER_COMMAND,
+)
+from tests.contract.fake_engine import CARD, ByteTokenizer, FakeEngine, Gate
 
-REPORT = f"It will be {SKY}, with {DEGREES} degrees."
+CONTEXT_TOKENS = 1 << 18  # the first prompts of coding agents have tens of thousands of bytes
+
+OPENING_CALLS: Mapping[str, Mapping[str, object]] = {
+    "get_weather": {"city": CITY, "day": DAY},
+    "exec_command": {"cmd": WEATHER_COMMAND},  # Codex
+    "Bash": {"command": WEATHER_COMMAND, "description": "Ask the station"},  # Claude Code
+    "bash": {"command": WEATHER_COMMAND, "description": "Ask the station"},  # OpenCode
+}
+"""The tools that know the weather, and how each is asked."""
+
+EDIT = f"""forecast.txt
+```
+<<<<<<< SEARCH
+{UNKNOWN_FORECAST}
+=======
+{FORECAST}
+>>>>>>> REPLACE
+```
+"""
+"""As aider wants it."""
 
 
 @dataclass(frozen=True)
@@ -27,37 +56,63 @@ class AgentTokenizer(ByteTokenizer):
         /,
         **template_arguments: Any,
     ) -> list[int]:
-        names = [tool["function"]["name"] for tool in template_arguments.get("tools", ())]
+        names = [tool["function"]["name"] for tool in template_arguments.get("tools") or ()]
         return [*f"<tools>{' '.join(names)}\n".encode(), *super().apply_chat_template(messages)]
 
 
 class AgentEngine(FakeEngine):
-    """Calls `get_weather` if it is offered and has not answered yet, then any other tool that is
-    offered, with a weather report; else says it. Free answers begin with reasoning."""
+    """Calls the tool that knows the weather if one is offered and has not answered yet, then the
+    only other tool that is offered, with a weather report; else says what the tool said, or edits
+    the forecast that it sees. Free
+    answers begin with reasoning. If it is told to go on until it is stopped, no answer ends.
+    """
 
     def __init__(self) -> None:
-        super().__init__(
-            card=replace(CARD, max_context_tokens=8192, eos_token_ids=frozenset()),
-            tokenizer=AgentTokenizer(),
+        card = replace(
+            CARD,
+            max_context_tokens=CONTEXT_TOKENS,
+            arena_tokens=CONTEXT_TOKENS,
+            eos_token_ids=frozenset(),
         )
+        super().__init__(card=card, tokenizer=AgentTokenizer())
 
     def _answer(self, request: Request, index: int) -> bytes:
         return _answer(request).encode()
 
+    async def _events(self, request: Request, live: Set[int]) -> AsyncGenerator[OutputEvent, None]:
+        async for event in super()._events(request, live):
+            if event.finish_reason and ENDLESS in _text(request):
+                await self._passed_or_stopped(Gate())
+            yield event
+
 
 def _answer(request: Request) -> str:
-    prompt = bytes(request.prompt).decode(errors="replace")
+    prompt = _text(request)
     grammar = request.constraint.grammar if request.constraint else None
     if grammar and grammar.kind is GrammarKind.JSON_SCHEMA:
         return WEATHER
     offered = re.match("<tools>(.*)\n", prompt)
     names = offered[1].split() if offered else []
-    if "get_weather" in names and "\n<tool>" not in prompt:
-        return _thought(_call("get_weather", {"city": CITY, "day": DAY}))
-    others = [name for name in names if name != "get_weather"]
-    if others:
+    opening = next((name for name in OPENING_CALLS if name in names), None)
+    if opening and QUESTION in prompt and "\n<tool>" not in prompt:
+        return _thought(_call(opening, OPENING_CALLS[opening]))
+    others = [name for name in names if name != opening]
+    if len(others) == 1:
         return _thought(_call(others[0], json.loads(WEATHER)))
-    return _thought(REPORT)
+    if UNKNOWN_FORECAST in prompt:
+        return _thought(EDIT)
+    return _thought(_report(prompt))
+
+
+def _report(prompt: str) -> str:
+    """What the last tool said, and nothing of one's own."""
+    results = prompt.split("\n<tool>")[1:]
+    said = re.search(r'"sky": "(\w+)", "degrees": (\d+)', results[-1]) if results else None
+    return f"It will be {said[1]}, with {said[2]} degrees." if said else "I am only a script."
+
+
+def _text(request: Request) -> str:
+    return bytes(request.prompt).decode(errors="replace")
 
 
 def _thought(answer: str) -> str:

@@ -1,6 +1,7 @@
 """What `make clients` is made of, without the clients."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,8 +9,19 @@ from collections.abc import Iterator
 import pytest
 
 from server.settings import Settings
-from tests.clients.__main__ import CLIENTS, ROOT
-from tests.clients.scenario import QUESTION, REASONING, SCRIPTED, WeatherStation
+from tests.clients.catalogue import CLIENTS, HERE, ROOT, Client
+from tests.clients.checks import Daemon, stopped
+from tests.clients.scenario import (
+    ENDLESS,
+    FORECAST,
+    QUESTION,
+    REASONING,
+    SCRIPTED,
+    UNKNOWN_FORECAST,
+    WEATHER,
+    WeatherStation,
+    knows_the_weather,
+)
 from tests.clients.scripted import AgentEngine
 from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running
@@ -27,13 +39,21 @@ def client() -> Iterator[StrictClient]:
         yield client
 
 
-@pytest.mark.parametrize("name", CLIENTS)
-def test_every_client_has_a_script_and_pinned_requirements(name: str) -> None:
-    here = ROOT / "tests/clients"
-    lines = (here / "requirements" / f"{name}.txt").read_text().splitlines()
-    pinned = [line for line in lines if not line.startswith("#")]
-    assert all("==" in line and "/" not in line for line in pinned), pinned
-    assert (here / f"{name}.py").exists()
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+def test_every_client_has_a_script_and_pinned_requirements(client: Client) -> None:
+    scripts = [
+        f"python/{client.name}.py",
+        f"node/{client.name}.mjs",
+        f"programs/{client.name}.py",
+    ]
+    assert sum((HERE / script).exists() for script in scripts) == 1
+    text = client.requirements.read_text()
+    if client.requirements.suffix == ".json":
+        versions = json.loads(text)["dependencies"].values()
+    else:
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        versions = [line.partition("==")[2] for line in lines]
+    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in versions), versions
 
 
 def test_the_scripted_model_plays_the_scenario(client: StrictClient) -> None:
@@ -51,11 +71,54 @@ def test_the_scripted_model_plays_the_scenario(client: StrictClient) -> None:
     assert [call.function.name for call in output.tool_calls] == ["final_result"]
 
 
+def test_the_scripted_model_says_what_the_tool_said(client: StrictClient) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    answer = client.chat.completions.create(
+        model=SCRIPTED,
+        messages=[
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": '{"sky": "rainy", "degrees": 3}'},
+        ],
+    )
+    assert answer.choices[0].message.content == "It will be rainy, with 3 degrees."
+
+
+@pytest.mark.parametrize(
+    ("tool", "argument"), [("exec_command", "cmd"), ("Bash", "command"), ("bash", "command")]
+)
+def test_the_command_of_the_scripted_model_prints_the_weather(
+    client: StrictClient, tool: str, argument: str
+) -> None:
+    others = [{"type": "function", "function": {"name": name}} for name in ("Read", tool, "Write")]
+    body = {"model": SCRIPTED, "messages": [{"role": "user", "content": QUESTION}]}
+    (call,) = client.chat.completions.create(tools=others, **body).choices[0].message.tool_calls
+    assert call.function.name == tool
+    command = json.loads(call.function.arguments)[argument]
+    assert WEATHER not in command
+    assert subprocess.check_output(["bash", "-c", command], text=True).strip() == WEATHER
+
+
+def test_the_scripted_model_edits_the_forecast(client: StrictClient) -> None:
+    messages = [{"role": "user", "content": f"forecast.txt: {UNKNOWN_FORECAST}"}]
+    edit = client.chat.completions.create(model=SCRIPTED, messages=messages)
+    assert knows_the_weather(edit.choices[0].message.content)
+    assert FORECAST in edit.choices[0].message.content
+
+
+def test_an_answer_without_an_end_stops_when_its_client_leaves(client: StrictClient) -> None:
+    messages = [{"role": "user", "content": ENDLESS}]
+    chunks = client.chat.completions.create(model=SCRIPTED, messages=messages, stream=True)
+    next(chunks)
+    daemon = Daemon(str(client.base_url).removesuffix("/v1/"), SCRIPTED)
+    assert stopped(daemon, chunks.close)
+
+
 def test_a_check_that_fails_is_reported_and_the_others_run() -> None:
     program = (
         "from tests.clients.checks import main\n"
         "def fine(daemon): return daemon.model\n"
-        "def broken(daemon): assert daemon.base_url == 'there', daemon.base_url\n"
+        "def broken(daemon): assert daemon.root == 'there', daemon.root\n"
         "main(broken, fine, scripted=[fine])"
     )
     done = subprocess.run(

@@ -5,25 +5,33 @@ from typing import Any
 
 import litellm
 
-from tests.clients.checks import Daemon, main, raised
-from tests.clients.scenario import CITY, DAY, MAX_TOKENS, QUESTION, REASONING, WeatherStation
+from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.scenario import (
+    CITY,
+    DAY,
+    ENDLESS,
+    FAREWELL,
+    GREETING,
+    MAX_TOKENS,
+    QUESTION,
+    REASONING,
+    UNKNOWN,
+    WEATHER_TOOL,
+    WeatherStation,
+)
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "The city."},
-                "day": {"type": "string", "description": "The day."},
-            },
-            "required": ["city", "day"],
-        },
-    },
-}
+TOOL = {"type": "function", "function": WEATHER_TOOL}
 USER = {"role": "user", "content": QUESTION}
+
+
+def conversation(daemon: Daemon) -> str:
+    messages: list[Any] = [{"role": "user", "content": GREETING}]
+    first = _ask(daemon, messages=messages, tools=None).choices[0].message
+    messages += [first, {"role": "user", "content": FAREWELL}]
+    cached = _ask(daemon, messages=messages, tools=None).usage.prompt_tokens_details.cached_tokens
+    assert first.content
+    assert cached > 0
+    return f"{first.content} ({cached} cached)"
 
 
 def streamed_call(daemon: Daemon) -> str:
@@ -55,6 +63,13 @@ def tool_loop(daemon: Daemon) -> str:
     return f"{station.check(answer.choices[0].message.content)} ({cached} cached)"
 
 
+def cancellation(daemon: Daemon) -> str:
+    messages = [{"role": "user", "content": ENDLESS}]
+    chunks = _ask(daemon, messages=messages, tools=None, stream=True)
+    next(chunks)
+    return stopped(daemon, chunks.completion_stream.close)
+
+
 def named_function(daemon: Daemon) -> str:
     choice = {"type": "function", "function": {"name": "get_weather"}}
     answer = _ask(daemon, tool_choice=choice, parallel_tool_calls=False)
@@ -73,7 +88,7 @@ def reasoning(daemon: Daemon) -> str:
 
 
 def errors(daemon: Daemon) -> str:
-    error = raised(litellm.NotFoundError, lambda: _ask(Daemon(daemon.base_url, "nonesuch")))
+    error = raised(litellm.NotFoundError, lambda: _ask(Daemon(daemon.root, UNKNOWN)))
     bad = {"type": "function", "function": {"name": "no spaces here"}}
     raised(litellm.BadRequestError, lambda: _ask(daemon, tools=[bad]))
     return str(error)
@@ -91,4 +106,11 @@ def _ask(daemon: Daemon, **fields: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(streamed_call, tool_loop, named_function, errors, scripted=[reasoning])
+    main(
+        conversation,
+        streamed_call,
+        tool_loop,
+        named_function,
+        errors,
+        scripted=[reasoning, cancellation],
+    )

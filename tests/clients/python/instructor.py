@@ -1,5 +1,6 @@
 """instructor: a typed object, in the modes that an OpenAI-compatible server is used with."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import instructor
@@ -8,8 +9,8 @@ from instructor import Mode
 from instructor.core import InstructorRetryException
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.clients.checks import Daemon, main, raised
-from tests.clients.scenario import MAX_TOKENS, QUESTION
+from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.scenario import ENDLESS, MAX_TOKENS, QUESTION, UNKNOWN
 
 
 class Report(BaseModel):
@@ -52,10 +53,14 @@ def several_objects(daemon: Daemon) -> str:
     return repr(reports)
 
 
-def usage(daemon: Daemon) -> str:
+def conversation(daemon: Daemon) -> str:
+    """A report, then another with the first before it."""
     client = _client(daemon, Mode.JSON_SCHEMA)
-    for _ in range(2):
-        _, completion = client.create_with_completion(response_model=Report, **_body(daemon.model))
+    body = _body(daemon.model)
+    report = client.create(response_model=Report, **body)
+    answer = {"role": "assistant", "content": report.model_dump_json()}
+    body["messages"] += [answer, {"role": "user", "content": QUESTION}]
+    _, completion = client.create_with_completion(response_model=Report, **body)
     cached = completion.usage.prompt_tokens_details.cached_tokens
     assert cached > 0
     return f"{cached} cached"
@@ -64,11 +69,24 @@ def usage(daemon: Daemon) -> str:
 def errors(daemon: Daemon) -> str:
     def unknown() -> object:
         client = _client(daemon, Mode.TOOLS)
-        return client.create(response_model=Report, max_retries=0, **_body("nonesuch"))
+        return client.create(response_model=Report, max_retries=0, **_body(UNKNOWN))
 
     error = raised(InstructorRetryException, unknown)
-    assert "nonesuch" in str(error)
+    assert UNKNOWN in str(error)
     return str(error)
+
+
+def cancellation(daemon: Daemon) -> str:
+    """instructor hands out nothing of a stream before its end, so it is given up by its timeout."""
+    body = _body(daemon.model) | {"messages": [{"role": "user", "content": ENDLESS}]}
+    client = _client(daemon, Mode.TOOLS)
+
+    def wait_in_vain() -> object:
+        return client.create(response_model=Report, max_retries=0, timeout=1, **body)
+
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(raised, InstructorRetryException, wait_in_vain)
+        return stopped(daemon, waiting.result)
 
 
 def _object(daemon: Daemon, mode: Mode) -> str:
@@ -95,7 +113,7 @@ if __name__ == "__main__":
         object_by_strict_tool,
         object_by_schema,
         streamed_object,
-        usage,
+        conversation,
         errors,
-        scripted=[several_objects],
+        scripted=[several_objects, cancellation],
     )

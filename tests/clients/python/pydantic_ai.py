@@ -1,5 +1,6 @@
 """pydantic-ai: agents with a tool, and with a typed output by tool and by schema."""
 
+import asyncio
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -8,7 +9,17 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.clients.checks import Daemon, main, raised
-from tests.clients.scenario import MAX_TOKENS, QUESTION, REASONING, SYSTEM, WeatherStation
+from tests.clients.scenario import (
+    ENDLESS,
+    FAREWELL,
+    GREETING,
+    MAX_TOKENS,
+    QUESTION,
+    REASONING,
+    SYSTEM,
+    UNKNOWN,
+    WeatherStation,
+)
 
 
 class Report(BaseModel):
@@ -16,6 +27,15 @@ class Report(BaseModel):
 
     sky: Literal["sunny", "rainy"]
     degrees: int = Field(ge=0, le=40)
+
+
+def conversation(daemon: Daemon) -> str:
+    first = _agent(daemon).run_sync(GREETING)
+    last = _agent(daemon).run_sync(FAREWELL, message_history=first.all_messages())
+    cached = last.usage.cache_read_tokens
+    assert first.output
+    assert cached > 0
+    return f"{first.output} ({cached} cached)"
 
 
 def tool_loop(daemon: Daemon) -> str:
@@ -63,8 +83,19 @@ def reasoning(daemon: Daemon) -> str:
     return repr(thoughts)
 
 
+def cancellation(daemon: Daemon) -> str:
+    async def run() -> str:
+        async with _agent(daemon).run_stream(ENDLESS) as result:
+            await anext(result.stream_text(delta=True, debounce_by=None))
+            await asyncio.to_thread(daemon.wait_until_it_runs, 1)
+        await asyncio.to_thread(daemon.wait_until_it_runs, 0)
+        return "nothing runs any more"
+
+    return asyncio.run(run())
+
+
 def errors(daemon: Daemon) -> str:
-    unknown = Daemon(daemon.base_url, "nonesuch")
+    unknown = Daemon(daemon.root, UNKNOWN)
     error = raised(ModelHTTPError, lambda: _agent(unknown).run_sync(QUESTION))
     assert isinstance(error, ModelHTTPError)
     assert error.status_code == 404
@@ -88,10 +119,11 @@ def _agent(daemon: Daemon, **options: Any) -> Any:
 
 if __name__ == "__main__":
     main(
+        conversation,
         tool_loop,
         streamed_tool_loop,
         output_by_tool,
         output_by_schema,
         errors,
-        scripted=[tool_and_output, reasoning],
+        scripted=[tool_and_output, reasoning, cancellation],
     )

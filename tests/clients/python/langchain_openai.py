@@ -3,20 +3,13 @@
 from typing import Any, Literal
 
 import openai
-from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_core.tools import StructuredTool
+from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field, SecretStr
 
 from tests.clients.checks import Daemon, main, raised
-from tests.clients.scenario import (
-    CITY,
-    DAY,
-    MAX_TOKENS,
-    QUESTION,
-    SYSTEM,
-    WeatherStation,
-)
+from tests.clients.python import langchain_loops as loops
+from tests.clients.scenario import CITY, DAY, MAX_TOKENS, QUESTION, UNKNOWN
 
 
 class Report(BaseModel):
@@ -26,29 +19,33 @@ class Report(BaseModel):
     degrees: int = Field(ge=0, le=40)
 
 
+def conversation(daemon: Daemon) -> str:
+    return loops.conversation(_model(daemon))
+
+
+def stream(daemon: Daemon) -> str:
+    return loops.stream(_model(daemon))
+
+
 def tool_loop(daemon: Daemon) -> str:
-    station, tool = _tool()
-    model = _model(daemon).bind_tools([tool])
-    messages: list[Any] = [SystemMessage(SYSTEM), HumanMessage(QUESTION)]
-    while (answer := model.invoke(messages)).tool_calls:
-        messages += [answer, *map(tool.invoke, answer.tool_calls)]
-    cached = answer.usage_metadata["input_token_details"]["cache_read"]
-    assert cached > 0
-    return f"{station.check(answer.text)} ({cached} cached)"
+    return loops.tool_loop(_model(daemon))
 
 
 def streamed_tool_loop(daemon: Daemon) -> str:
-    station, tool = _tool()
-    model = _model(daemon, stream_usage=True).bind_tools([tool], parallel_tool_calls=False)
-    messages: list[Any] = [HumanMessage(QUESTION)]
-    while (answer := _joined(model.stream(messages))).tool_calls:
-        messages += [answer, *map(tool.invoke, answer.tool_calls)]
-    assert answer.usage_metadata["input_token_details"]["cache_read"] > 0
-    return station.check(answer.text)
+    model = _model(daemon, stream_usage=True)
+    return loops.streamed_tool_loop(model, parallel_tool_calls=False)
+
+
+def responses_tool_loop(daemon: Daemon) -> str:
+    return loops.tool_loop(_model(daemon, use_responses_api=True))
+
+
+def responses_streamed_tool_loop(daemon: Daemon) -> str:
+    return loops.streamed_tool_loop(_model(daemon, use_responses_api=True))
 
 
 def required_and_strict(daemon: Daemon) -> str:
-    _, tool = _tool()
+    _, tool = loops.weather_tool()
     model = _model(daemon).bind_tools([tool], tool_choice="required", strict=True)
     (call,) = model.invoke([HumanMessage(QUESTION)]).tool_calls
     assert call["args"] == {"city": CITY, "day": DAY}, call
@@ -72,28 +69,19 @@ def errors(daemon: Daemon) -> str:
     bad = raised(
         openai.BadRequestError, lambda: _model(daemon).bind_tools([broken]).invoke(QUESTION)
     )
-    unknown = Daemon(daemon.base_url, "nonesuch")
+    unknown = Daemon(daemon.root, UNKNOWN)
     raised(openai.NotFoundError, lambda: _model(unknown).invoke(QUESTION))
     return str(bad)
+
+
+def cancellation(daemon: Daemon) -> str:
+    return loops.cancellation(daemon, _model(daemon))
 
 
 def _structured(daemon: Daemon, method: str) -> str:
     report = _model(daemon).with_structured_output(Report, method=method).invoke(QUESTION)
     assert isinstance(report, Report), report
     return repr(report)
-
-
-def _tool() -> tuple[WeatherStation, Any]:
-    station = WeatherStation()
-    return station, StructuredTool.from_function(station.get_weather)
-
-
-def _joined(chunks: Any) -> Any:
-    """Message chunks add up to the message."""
-    whole = next(chunks)
-    for chunk in chunks:
-        whole += chunk
-    return whole
 
 
 def _model(daemon: Daemon, **options: Any) -> Any:
@@ -110,11 +98,15 @@ def _model(daemon: Daemon, **options: Any) -> Any:
 
 if __name__ == "__main__":
     main(
+        conversation,
+        stream,
         tool_loop,
         streamed_tool_loop,
+        responses_tool_loop,
+        responses_streamed_tool_loop,
         required_and_strict,
         structured_by_schema,
         structured_by_function,
         errors,
-        scripted=[structured_by_json_mode],
+        scripted=[structured_by_json_mode, cancellation],
     )

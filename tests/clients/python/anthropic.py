@@ -1,0 +1,159 @@
+"""anthropic, strict: Messages, whole and streamed, and the count of tokens."""
+
+from typing import Any
+
+import anthropic
+from anthropic import Anthropic
+
+from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.scenario import (
+    ENDLESS,
+    FAREWELL,
+    GREETING,
+    MAX_TOKENS,
+    QUESTION,
+    REASONING,
+    SYSTEM,
+    UNKNOWN,
+    WEATHER_TOOL,
+    WeatherStation,
+)
+
+TOOL = {
+    "name": WEATHER_TOOL["name"],
+    "description": WEATHER_TOOL["description"],
+    "input_schema": WEATHER_TOOL["parameters"],
+}
+
+
+def conversation(daemon: Daemon) -> str:
+    messages: list[Any] = [_user(GREETING)]
+    first = _ask(daemon, messages)
+    last = _ask(daemon, [*messages, _assistant(first), _user(FAREWELL)])
+    cached = last.usage.cache_read_input_tokens
+    assert _text(first)
+    assert first.stop_reason == "end_turn", first
+    assert cached > 0
+    return f"{_text(first)} ({cached} cached)"
+
+
+def stream(daemon: Daemon) -> str:
+    with _client(daemon).messages.stream(**_body(daemon, [_user(GREETING)])) as events:
+        slices = list(events.text_stream)
+        answer = events.get_final_message()
+    assert "".join(slices) == _text(answer) == _text(_ask(daemon, [_user(GREETING)])), answer
+    assert answer.usage.output_tokens > 0
+    return f"{len(slices)} slices: {_text(answer)}"
+
+
+def tool_loop(daemon: Daemon) -> str:
+    return _tool_loop(daemon, _ask)
+
+
+def streamed_tool_loop(daemon: Daemon) -> str:
+    return _tool_loop(daemon, _stream)
+
+
+def count_of_tokens(daemon: Daemon) -> str:
+    """What a question costs, before it is asked."""
+    question = {"messages": [_user(QUESTION)], "system": SYSTEM, "tools": [TOOL]}
+    counted = _client(daemon).messages.count_tokens(model=daemon.model, **question).input_tokens
+    usage = _ask(daemon, [_user(QUESTION)], tools=[TOOL]).usage
+    read = usage.cache_read_input_tokens + (usage.cache_creation_input_tokens or 0)
+    assert counted == usage.input_tokens + read, (counted, usage)
+    return f"{counted} tokens"
+
+
+def errors(daemon: Daemon) -> str:
+    unknown = Daemon(daemon.root, UNKNOWN)
+    missing = raised(anthropic.NotFoundError, lambda: _ask(unknown, [_user(GREETING)]))
+    assert UNKNOWN in str(missing), missing
+    long = [_user("word " * 100_000)]
+    refused: Any = raised(anthropic.BadRequestError, lambda: _ask(daemon, long))
+    assert refused.body["error"]["type"] == "invalid_request_error", refused.body
+    return str(refused)
+
+
+def cancellation(daemon: Daemon) -> str:
+    events = _ask(daemon, [_user(ENDLESS)], stream=True)
+    next(events)
+    return stopped(daemon, events.close)
+
+
+def thinking(daemon: Daemon) -> str:
+    """Comes back with a signature, and is sent again with it in the loop above."""
+    block, _ = _ask(daemon, [_user(GREETING)]).content
+    assert (block.type, block.thinking) == ("thinking", REASONING), block
+    assert block.signature
+    return REASONING
+
+
+def _tool_loop(daemon: Daemon, ask: Any) -> str:
+    station = WeatherStation()
+    messages: list[Any] = [_user(QUESTION)]
+    while (answer := ask(daemon, messages, tools=[TOOL])).stop_reason == "tool_use":
+        results = [
+            {
+                "type": "tool_result",
+                "tool_use_id": block.id,
+                "content": station.get_weather(**block.input),
+            }
+            for block in answer.content
+            if block.type == "tool_use"
+        ]
+        messages += [_assistant(answer), {"role": "user", "content": results}]
+    assert answer.usage.cache_read_input_tokens > 0
+    return station.check(_text(answer))
+
+
+def _user(text: str) -> dict[str, Any]:
+    block = {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+    return {"role": "user", "content": [block]}
+
+
+def _assistant(answer: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": answer.content}
+
+
+def _text(answer: Any) -> str:
+    return "".join(block.text for block in answer.content if block.type == "text")
+
+
+def _ask(daemon: Daemon, messages: list[Any], **fields: Any) -> Any:
+    return _client(daemon).messages.create(**_body(daemon, messages), **fields)
+
+
+def _stream(daemon: Daemon, messages: list[Any], **fields: Any) -> Any:
+    with _client(daemon).messages.stream(**_body(daemon, messages), **fields) as events:
+        return events.get_final_message()
+
+
+def _body(daemon: Daemon, messages: list[Any]) -> dict[str, Any]:
+    return {
+        "model": daemon.model,
+        "system": SYSTEM,
+        "messages": messages,
+        "max_tokens": MAX_TOKENS,
+        "extra_body": {"temperature": 0},  # the SDK has no such argument any more
+    }
+
+
+def _client(daemon: Daemon) -> Any:
+    return Anthropic(
+        base_url=daemon.root,
+        api_key="none",
+        max_retries=0,
+        _strict_response_validation=True,
+    )
+
+
+if __name__ == "__main__":
+    main(
+        conversation,
+        stream,
+        tool_loop,
+        streamed_tool_loop,
+        count_of_tokens,
+        errors,
+        scripted=[cancellation, thinking],
+    )

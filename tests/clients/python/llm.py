@@ -1,0 +1,105 @@
+"""llm: its models, tools and conversations, over an entry of extra-openai-models.yaml."""
+
+import gc
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import llm
+
+from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.scenario import (
+    ENDLESS,
+    FAREWELL,
+    GREETING,
+    MAX_TOKENS,
+    QUESTION,
+    UNKNOWN,
+    WeatherStation,
+)
+
+ENTRY = """
+- model_id: {model}
+  model_name: {model}
+  api_base: {base_url}
+  supports_tools: true
+"""
+
+
+def conversation(daemon: Daemon) -> str:
+    talk = _model(daemon).conversation()
+    first = talk.prompt(GREETING, stream=False, **_options()).text()
+    last = talk.prompt(FAREWELL, stream=False, **_options())
+    last.text()
+    cached = last.usage().details["prompt_tokens_details"]["cached_tokens"]
+    assert first
+    assert cached > 0
+    return f"{first} ({cached} cached)"
+
+
+def stream(daemon: Daemon) -> str:
+    slices = list(_model(daemon).prompt(GREETING, **_options()))
+    text = _model(daemon).prompt(GREETING, stream=False, **_options()).text()
+    assert "".join(slices) == text, slices
+    return f"{len(slices)} slices: {text}"
+
+
+def tool_loop(daemon: Daemon) -> str:
+    return _tool_loop(daemon, stream=False)
+
+
+def streamed_tool_loop(daemon: Daemon) -> str:
+    return _tool_loop(daemon, stream=True)
+
+
+def errors(daemon: Daemon) -> str:
+    unknown = _model(Daemon(daemon.root, UNKNOWN))
+    error = raised(Exception, unknown.prompt(GREETING, **_options()).text)
+    assert UNKNOWN in str(error)
+    return str(error)
+
+
+def cancellation(daemon: Daemon) -> str:
+    """llm leaves the connection to the garbage collector."""
+    slices = iter(_model(daemon).prompt(ENDLESS, **_options()))
+    next(slices)
+
+    def close() -> None:
+        slices.close()
+        gc.collect()
+
+    return stopped(daemon, close)
+
+
+def _tool_loop(daemon: Daemon, stream: bool) -> str:
+    station = WeatherStation()
+    chain = _model(daemon).chain(
+        QUESTION, tools=[station.get_weather], stream=stream, options=_options()
+    )
+    return station.check(chain.text())
+
+
+def _options() -> dict[str, Any]:
+    return {"temperature": 0, "max_tokens": MAX_TOKENS}
+
+
+def _model(daemon: Daemon) -> Any:
+    entry = ENTRY.format(model=daemon.model, base_url=daemon.base_url)
+    (Path(os.environ["LLM_USER_PATH"]) / "extra-openai-models.yaml").write_text(entry)
+    model: Any = llm.get_model(daemon.model)
+    model.key = "none"
+    return model
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["LLM_USER_PATH"] = home
+        main(
+            conversation,
+            stream,
+            tool_loop,
+            streamed_tool_loop,
+            errors,
+            scripted=[cancellation],
+        )

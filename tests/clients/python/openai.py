@@ -1,0 +1,180 @@
+"""openai, strict: chat completions and Responses."""
+
+import json
+from typing import Any
+
+import openai
+from openai import OpenAI
+
+from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.scenario import (
+    ENDLESS,
+    FAREWELL,
+    GREETING,
+    MAX_TOKENS,
+    QUESTION,
+    REASONING,
+    SYSTEM,
+    UNKNOWN,
+    WEATHER_TOOL,
+    WeatherStation,
+)
+
+CHAT_TOOL = {"type": "function", "function": WEATHER_TOOL}
+TOOL = {"type": "function", "strict": False, **WEATHER_TOOL}
+
+
+def conversation(daemon: Daemon) -> str:
+    messages: list[Any] = [_user(GREETING)]
+    first = _chat(daemon, messages).choices[0].message
+    last = _chat(daemon, [*messages, first, _user(FAREWELL)])
+    cached = last.usage.prompt_tokens_details.cached_tokens
+    assert first.content
+    assert cached > 0
+    return f"{first.content} ({cached} cached)"
+
+
+def stream(daemon: Daemon) -> str:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, usage = _chat(daemon, [_user(GREETING)], **options)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == _chat(daemon, [_user(GREETING)]).choices[0].message.content, text
+    assert usage.usage.completion_tokens > 0
+    return f"{len(chunks)} chunks: {text}"
+
+
+def tool_loop(daemon: Daemon) -> str:
+    station = WeatherStation()
+    messages: list[Any] = [_user(QUESTION)]
+    while (
+        calls := (answer := _chat(daemon, messages, tools=[CHAT_TOOL]))
+        .choices[0]
+        .message.tool_calls
+    ):
+        messages.append(answer.choices[0].message)
+        for call in calls:
+            result = station.get_weather(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    assert answer.usage.prompt_tokens_details.cached_tokens > 0
+    return station.check(answer.choices[0].message.content)
+
+
+def errors(daemon: Daemon) -> str:
+    unknown = Daemon(daemon.root, UNKNOWN)
+    missing = raised(openai.NotFoundError, lambda: _chat(unknown, [_user(GREETING)]))
+    assert UNKNOWN in str(missing), missing
+    return str(raised(openai.BadRequestError, lambda: _chat(daemon, [])))
+
+
+def cancellation(daemon: Daemon) -> str:
+    chunks = _chat(daemon, [_user(ENDLESS)], stream=True)
+    next(chunks)
+    return stopped(daemon, chunks.close)
+
+
+def responses_conversation(daemon: Daemon) -> str:
+    """The second turn names the first and does not send it again."""
+    first = _respond(daemon, GREETING)
+    last = _respond(daemon, FAREWELL, previous_response_id=first.id)
+    cached = last.usage.input_tokens_details.cached_tokens
+    assert first.output_text
+    assert cached > 0
+    return f"{first.output_text} ({cached} cached)"
+
+
+def responses_stream(daemon: Daemon) -> str:
+    """The helper puts the answer together from every event, and trips over one that is missing."""
+    with _client(daemon).responses.stream(**_body(daemon, GREETING)) as events:
+        kinds = [event.type for event in events]
+        answer = events.get_final_response()
+    assert answer.output_text == _respond(daemon, GREETING).output_text, answer
+    assert kinds[:2] == ["response.created", "response.in_progress"], kinds
+    assert kinds[-1] == "response.completed", kinds
+    return f"{len(kinds)} events: {answer.output_text}"
+
+
+def responses_tool_loop(daemon: Daemon) -> str:
+    station = WeatherStation()
+    items: list[Any] = [_user(QUESTION)]
+    while calls := _calls(answer := _respond(daemon, items, tools=[TOOL], store=False)):
+        items += answer.output
+        for call in calls:
+            result = station.get_weather(**json.loads(call.arguments))
+            items.append(
+                {"type": "function_call_output", "call_id": call.call_id, "output": result}
+            )
+    assert answer.usage.input_tokens_details.cached_tokens > 0
+    return station.check(answer.output_text)
+
+
+def responses_errors(daemon: Daemon) -> str:
+    unknown = Daemon(daemon.root, UNKNOWN)
+    missing = raised(openai.NotFoundError, lambda: _respond(unknown, GREETING))
+    assert UNKNOWN in str(missing), missing
+    refused: Any = raised(openai.BadRequestError, lambda: _respond(daemon, "word " * 100_000))
+    assert refused.code == "context_length_exceeded", refused
+    return str(refused)
+
+
+def responses_cancellation(daemon: Daemon) -> str:
+    events = _respond(daemon, ENDLESS, stream=True)
+    next(events)
+    return stopped(daemon, events.close)
+
+
+def responses_reasoning(daemon: Daemon) -> str:
+    item, _ = _respond(daemon, GREETING).output
+    assert item.type == "reasoning", item
+    assert item.content[0].text == REASONING, item
+    return REASONING
+
+
+def _calls(answer: Any) -> list[Any]:
+    return [item for item in answer.output if item.type == "function_call"]
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _chat(daemon: Daemon, messages: list[Any], **fields: Any) -> Any:
+    return _client(daemon).chat.completions.create(
+        model=daemon.model, messages=messages, max_tokens=MAX_TOKENS, temperature=0, **fields
+    )
+
+
+def _respond(daemon: Daemon, items: Any, **fields: Any) -> Any:
+    return _client(daemon).responses.create(**_body(daemon, items), **fields)
+
+
+def _body(daemon: Daemon, items: Any) -> dict[str, Any]:
+    return {
+        "model": daemon.model,
+        "instructions": SYSTEM,
+        "input": items,
+        "max_output_tokens": MAX_TOKENS,
+        "temperature": 0,
+    }
+
+
+def _client(daemon: Daemon) -> Any:
+    return OpenAI(
+        base_url=daemon.base_url,
+        api_key="none",
+        max_retries=0,
+        _strict_response_validation=True,
+    )
+
+
+if __name__ == "__main__":
+    main(
+        conversation,
+        stream,
+        tool_loop,
+        errors,
+        responses_conversation,
+        responses_stream,
+        responses_tool_loop,
+        responses_errors,
+        scripted=[cancellation, responses_cancellation, responses_reasoning],
+    )

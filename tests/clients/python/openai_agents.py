@@ -1,0 +1,104 @@
+"""openai-agents: an agent with a tool, over Responses (its own default) and over chat."""
+
+import asyncio
+from typing import Any
+
+import openai
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+
+from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.scenario import (
+    ENDLESS,
+    FAREWELL,
+    GREETING,
+    MAX_TOKENS,
+    QUESTION,
+    SYSTEM,
+    UNKNOWN,
+    WeatherStation,
+)
+
+set_tracing_disabled(True)
+
+
+def conversation(daemon: Daemon) -> str:
+    first = Runner.run_sync(_agent(daemon), GREETING)
+    items = [*first.to_input_list(), {"role": "user", "content": FAREWELL}]
+    last = Runner.run_sync(_agent(daemon), items)
+    cached = last.context_wrapper.usage.input_tokens_details.cached_tokens
+    assert first.final_output
+    assert cached > 0
+    return f"{first.final_output} ({cached} cached)"
+
+
+def stream(daemon: Daemon) -> str:
+    async def run() -> list[str]:
+        result = Runner.run_streamed(_agent(daemon), GREETING)
+        return [
+            event.data.delta
+            async for event in result.stream_events()
+            if event.type == "raw_response_event"
+            and event.data.type == "response.output_text.delta"
+        ]
+
+    deltas = asyncio.run(run())
+    assert "".join(deltas) == Runner.run_sync(_agent(daemon), GREETING).final_output, deltas
+    return f"{len(deltas)} deltas: {''.join(deltas)}"
+
+
+def tool_loop(daemon: Daemon) -> str:
+    return _tool_loop(daemon, OpenAIResponsesModel)
+
+
+def chat_tool_loop(daemon: Daemon) -> str:
+    return _tool_loop(daemon, OpenAIChatCompletionsModel)
+
+
+def errors(daemon: Daemon) -> str:
+    unknown = Daemon(daemon.root, UNKNOWN)
+    return str(raised(openai.NotFoundError, lambda: Runner.run_sync(_agent(unknown), GREETING)))
+
+
+def cancellation(daemon: Daemon) -> str:
+    async def run() -> str:
+        result = Runner.run_streamed(_agent(daemon), ENDLESS)
+        await anext(aiter(result.stream_events()))
+        loop = asyncio.get_running_loop()
+        # From another thread: this one has the connection to close.
+        cancel = lambda: loop.call_soon_threadsafe(result.cancel)  # noqa: E731
+        return await asyncio.to_thread(stopped, daemon, cancel)
+
+    return asyncio.run(run())
+
+
+def _tool_loop(daemon: Daemon, model: Any) -> str:
+    station = WeatherStation()
+    tool = function_tool(station.get_weather)
+    result = Runner.run_sync(_agent(daemon, model, tools=[tool]), QUESTION)
+    cached = result.context_wrapper.usage.input_tokens_details.cached_tokens
+    assert cached > 0
+    return f"{station.check(result.final_output)} ({cached} cached)"
+
+
+def _agent(daemon: Daemon, model: Any = OpenAIResponsesModel, **options: Any) -> Any:
+    client = AsyncOpenAI(base_url=daemon.base_url, api_key="none", max_retries=0)
+    return Agent(
+        name="Reporter",
+        instructions=SYSTEM,
+        model=model(model=daemon.model, openai_client=client),
+        model_settings=ModelSettings(temperature=0, max_tokens=MAX_TOKENS),
+        **options,
+    )
+
+
+if __name__ == "__main__":
+    main(conversation, stream, tool_loop, chat_tool_loop, errors, scripted=[cancellation])
