@@ -1,0 +1,71 @@
+"""OpenCode, `opencode run`: its bash tool, over chat."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.clients.checks import Daemon, main
+from tests.clients.programs.agent import Agent
+from tests.clients.scenario import FAREWELL, GREETING, QUESTION, knows_the_weather
+
+ASK = ("run", "--format", "json")
+QUIET = {
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+}
+
+
+def conversation(daemon: Daemon) -> str:
+    """The second turn is a process of its own, which resumes the first."""
+    with tempfile.TemporaryDirectory() as home:
+        agent = _agent(home, daemon)
+        first = _text(agent.run(*ASK, GREETING))
+        cached = _cached(agent.run(*ASK, "--continue", FAREWELL))
+    return f"{first} ({cached})"
+
+
+def tool_loop(daemon: Daemon) -> str:
+    with tempfile.TemporaryDirectory() as home:
+        events = _agent(home, daemon).run(*ASK, QUESTION)
+    (call,) = _parts(events, "tool_use")
+    assert call["state"]["status"] == "completed", call
+    return f"{knows_the_weather(_text(events))} ({_cached(events)})"
+
+
+def errors(daemon: Daemon) -> str:
+    """A prompt longer than the context, where OpenCode counts fewer tokens."""
+    with tempfile.TemporaryDirectory() as home:
+        *_, last = _agent(home, daemon).run(*ASK, *["word " * 20_000] * 3)
+    assert last["type"] == "error", last
+    return str(last["error"]["data"]["message"])
+
+
+def cancellation(daemon: Daemon) -> str:
+    with tempfile.TemporaryDirectory() as home:
+        return _agent(home, daemon).cancel(*ASK)
+
+
+def _text(events: list[Any]) -> str:
+    return "".join(part["text"] for part in _parts(events, "text"))
+
+
+def _parts(events: list[Any], kind: str) -> list[Any]:
+    return [event["part"] for event in events if event["type"] == kind]
+
+
+def _cached(events: list[Any]) -> str:
+    """The last request found what the one before it was."""
+    tokens = _parts(events, "step_finish")[-1]["tokens"]
+    cached = tokens["cache"]["read"]
+    assert cached > 0.95 * (cached + tokens["input"]), tokens
+    return f"{cached} of {cached + tokens['input']} tokens cached"
+
+
+def _agent(home: str, daemon: Daemon) -> Agent:
+    return Agent("opencode", "opencode", Path(home), daemon, QUIET)
+
+
+if __name__ == "__main__":
+    main(scripted=[conversation, tool_loop, errors, cancellation])
