@@ -9,8 +9,8 @@ from anyio.abc import TaskGroup
 from fastapi import Depends, Request
 
 from engine.api import Engine
-from server.dialects.responses.background import BackgroundResponses
-from server.dialects.responses.store import ResponseStore
+from server.dialects.responses.kept.background import BackgroundResponses
+from server.dialects.responses.kept.store import ResponseStore
 from server.errors import ApiError, invalid
 from server.metrics import Metrics
 from server.middleware import RequestRecord, request_record

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from server.dialects.delivery import respond
 from server.dialects.responses.exchange import ResponsesExchange
-from server.dialects.responses.store import StoredItem, StoredResponse
+from server.dialects.responses.kept.store import StoredItem, StoredResponse
 from server.dialects.responses.task import responses_task
 from server.errors import ApiError, invalid
 from server.openapi import errors, json_body, stream_of_events

@@ -66,12 +66,14 @@ def statuses(document: Any) -> dict[str, set[str]]:
 def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str) -> None:
     sent = statuses(document(base_url))
     generation = {"200", "400", "403", "404", "408", "413", "429", "500", "503"}
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         assert sent[path] == generation
     unqueued = generation - {"429"}
     for path in ("/tokenize", "/detokenize", "/v1/completions/render", "/admin/cache/probe"):
         assert sent[path] == unqueued
     assert sent["/v1/messages/count_tokens"] == unqueued
+    stored = {"200", "400", "403", "404", "500", "503"}
+    assert sent["/v1/responses/{id}/input_items"] == stored
     assert sent["/v1/models/{id}"] == {"200", "403", "404", "500", "503"}
     keyed = statuses(document(keyed_url))
     assert keyed["/v1/completions"] == generation - {"403"} | {"401"}

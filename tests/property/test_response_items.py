@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from server.dialects.responses.history import chat_messages
-from server.dialects.responses.output import Output, OutputShape
+from server.dialects.responses.input.history import chat_messages
+from server.dialects.responses.output.items import Output, OutputShape
 from server.dialects.responses.sealed import seal, unseal
 from server.dialects.responses.toolbox import Toolbox
 from server.generation.roles import Roles

@@ -1,6 +1,6 @@
 """The responses that are kept: whose they are, and which are forgotten."""
 
-from server.dialects.responses.store import ResponseStore, StoredItem, StoredResponse
+from server.dialects.responses.kept.store import ResponseStore, StoredItem, StoredResponse
 
 MANY = 1 << 30
 

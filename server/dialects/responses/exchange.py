@@ -7,9 +7,9 @@ from pydantic import BaseModel
 
 from engine.types import FinishReason, OutputEvent
 from server.dialects.openai import wire_finish_reason
-from server.dialects.responses.answer import ResponseAnswer
 from server.dialects.responses.envelope import response_news, response_usage
-from server.dialects.responses.output import Output
+from server.dialects.responses.output.answer import ResponseAnswer
+from server.dialects.responses.output.items import Output
 from server.dialects.responses.task import ResponsesTask
 from server.errors import ApiError
 from server.schemas.responses.response import ResponseBody, ResponseNews
@@ -30,7 +30,7 @@ class ResponsesExchange:
         return ResponsesWriter(self)
 
     def new_choice(self) -> ResponseAnswer:
-        output = Output(self.task.shape, self.task.suffix, lambda: next(self.numbers))
+        output = Output(self.task.shape, self.task.record.id, lambda: next(self.numbers))
         return ResponseAnswer(self.task.chat.new_answer(), output, self.engine.tokenizer)
 
     def whole(self, choices: Sequence[ResponseAnswer]) -> ResponseBody:

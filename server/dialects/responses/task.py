@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from anyio import to_thread
 from pydantic import TypeAdapter
 
-from server.dialects.responses.chat_body import chat_body
 from server.dialects.responses.envelope import Envelope, response_head
-from server.dialects.responses.output import OutputShape
-from server.dialects.responses.store import ResponseStore, StoredItem, StoredResponse
+from server.dialects.responses.input.chat_body import chat_body
+from server.dialects.responses.input.wire_items import stored_items
+from server.dialects.responses.kept.store import ResponseStore, StoredItem, StoredResponse
+from server.dialects.responses.output.items import OutputShape
 from server.dialects.responses.toolbox import Toolbox, log_dropped
-from server.dialects.responses.wire_items import stored_items
 from server.errors import ApiError, invalid
 from server.generation.chat_task import ChatTask, chat_task
 from server.middleware import RequestRecord
@@ -33,14 +33,18 @@ class ResponsesTask:
     chat: ChatTask
     envelope: Envelope
     shape: OutputShape
-    suffix: str  # of the ids of all items that the response brings
     context: Sequence[StoredItem]  # all items that it is made from
-    owner: str
+    record: RequestRecord
     store: ResponseStore
 
     @property
     def id(self) -> str:
         return self.envelope.head.id
+
+    @property
+    def owner(self) -> str:
+        """Who alone may ask for it again."""
+        return self.record.key
 
     def keep(self, news: ResponseNews) -> bytes:
         """The response as JSON, which is stored unless the client does not want that."""
@@ -69,9 +73,8 @@ async def responses_task(
         shape=OutputShape(
             prepared.toolbox, body.reasoning.asks_for_summary, body.wants_encrypted_reasoning
         ),
-        suffix=record.id,
         context=prepared.context,
-        owner=record.key,
+        record=record,
         store=store,
     )
 

@@ -2,8 +2,8 @@
 
 from engine.types import FinishReason, OutputEvent, Tokenizer, TokenLogprob
 from server.dialects.logprobs import chat_logprobs
-from server.dialects.responses.open_items import Logprobs, News
-from server.dialects.responses.output import Output
+from server.dialects.responses.output.items import Output
+from server.dialects.responses.output.open_items import Logprobs, News
 from server.generation.answer import ChatAnswer
 from server.parsing.parts import Content
 

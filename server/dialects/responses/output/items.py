@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.dialects.responses.open_items import (
+from server.dialects.responses.output.open_items import (
     Logprobs,
     News,
     OpenCall,

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from server.dialects.responses.history import chat_messages
+from server.dialects.responses.input.history import chat_messages
 from server.dialects.responses.toolbox import Toolbox, chat_choice
 from server.errors import invalid_field
 from server.generation.roles import Roles

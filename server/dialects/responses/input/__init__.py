@@ -1,0 +1,1 @@
+"""What a request says: its items and fields as a chat request's."""

@@ -1,0 +1,1 @@
+"""What outlives its request: stored responses, and those that are made in the background."""

@@ -1,0 +1,1 @@
+"""What a model says: an answer's parts as items, and as events."""
