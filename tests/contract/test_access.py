@@ -11,7 +11,8 @@ from openai import AuthenticationError
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from server.middleware import SameOrigin
+from server.metrics import HttpAnswers
+from server.middleware import RequestLog, SameOrigin
 from server.settings import Settings
 from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
@@ -144,7 +145,7 @@ async def test_an_origin_without_a_name_is_not_that_of_a_nameless_host() -> None
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("passed")(scope, receive, send)
 
-    transport = httpx.ASGITransport(SameOrigin(app))
+    transport = httpx.ASGITransport(RequestLog(SameOrigin(app), HttpAnswers()))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         answer = await client.get("/", headers={"Origin": "null", "Host": ""})
     assert answer.status_code == 403
