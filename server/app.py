@@ -1,5 +1,6 @@
 """The HTTP application around one engine."""
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,10 +12,12 @@ from starlette.middleware import Middleware
 
 from engine.api import Engine, EngineError
 from server import __version__
+from server.access.middleware import access_control, cors
+from server.access.refusals import Refusals
 from server.dialects.errors import handle, handle_client_left, handle_wrong_method
 from server.errors import ApiError, ClientLeft
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
-from server.middleware import BearerAuth, LoopbackHost, RequestLog, SameOrigin
+from server.middleware import Errors, RequestLog
 from server.openapi import OpenApiDocument
 from server.routes import (
     admin,
@@ -29,8 +32,8 @@ from server.routes import (
     tokens,
 )
 from server.service import create_service
-from server.settings import Settings, is_loopback
-from server.transport.intake import Bodies, Intake
+from server.settings import Settings
+from server.transport.intake import Bodies, ConnectionUse, Intake
 from server.transport.unsent import UnsentBudget
 from server.vllm_metrics import vllm_families
 
@@ -45,7 +48,8 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     aliases = (vllm_families,) if settings.vllm_metric_names else ()
     answers = HttpAnswers()
     unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
-    metrics_page = Metrics(telemetry, answers, unsent, aliases)
+    refusals = Refusals()
+    metrics_page = Metrics(telemetry, answers, unsent, refusals, aliases)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -58,7 +62,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         version=__version__,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own, with pages that load scripts from elsewhere
-        middleware=_middleware(settings, answers, unsent),
+        middleware=_middleware(settings, answers, unsent, refusals),
         redirect_slashes=False,
     )
     for error in (ApiError, EngineError, HTTPException, RequestValidationError):
@@ -73,12 +77,18 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     return app
 
 
-def _middleware(settings: Settings, answers: HttpAnswers, unsent: UnsentBudget) -> list[Middleware]:
-    """Outermost first."""
+def _middleware(
+    settings: Settings, answers: HttpAnswers, unsent: UnsentBudget, refusals: Refusals
+) -> list[Middleware]:
+    """Outermost first. Errors are answered inside CORS: a web page must be able to read them."""
+    timeout_seconds = settings.request_timeout_seconds or math.inf
     return [
-        Middleware(RequestLog, answers=answers),
+        Middleware(RequestLog, answers=answers, timeout_seconds=timeout_seconds),
+        Middleware(ConnectionUse),
+        *cors(settings),
+        Middleware(Errors),
         Middleware(Intake, bodies=_bodies(settings), unsent=unsent),
-        *_access_control(settings),
+        *access_control(settings, refusals),
     ]
 
 
@@ -86,12 +96,3 @@ def _bodies(settings: Settings) -> Bodies:
     return Bodies(
         settings.max_body_bytes, settings.max_total_body_bytes, settings.body_timeout_seconds
     )
-
-
-def _access_control(settings: Settings) -> list[Middleware]:
-    """A key, or where there is none, what keeps a browser from being used against the daemon."""
-    if settings.api_key is not None:
-        return [Middleware(BearerAuth, api_key=settings.api_key.get_secret_value())]
-    if is_loopback(settings.host):
-        return [Middleware(SameOrigin), Middleware(LoopbackHost)]
-    return [Middleware(SameOrigin)]

@@ -74,6 +74,19 @@ def invalid_field(error: ValidationError) -> ApiError:
     return invalid(f"{param}: {first['msg']}", param, code)
 
 
+def timed_out() -> ApiError:
+    """504: the request's time is over. The header keeps OpenAI's and Anthropic's clients from
+    sending it again, as they do after a 504: it would take as long.
+    """
+    return ApiError(
+        504,
+        "The request took longer than this server allows (request_timeout_seconds).",
+        type=SERVER,
+        code="request_timeout",
+        headers={"x-should-retry": "false"},
+    )
+
+
 def to_api_error(error: Exception) -> ApiError:
     """The error as a client may see it. What is not known here says nothing of the inside."""
     match error:
@@ -103,12 +116,13 @@ def _refusal(error: EngineError) -> ApiError:
         case InvalidRequest():
             return invalid(str(error), error.param)
         case QueueFull():
-            return _busy(429, str(error), "rate_limit_exceeded", error.retry_after_seconds)
+            return busy(429, str(error), "rate_limit_exceeded", error.retry_after_seconds)
         case _:
-            return _busy(503, str(error), "engine_stopped", STOPPED_RETRY_AFTER_SECONDS)
+            return busy(503, str(error), "engine_stopped", STOPPED_RETRY_AFTER_SECONDS)
 
 
-def _busy(status: int, message: str, code: str, retry_after_seconds: int) -> ApiError:
+def busy(status: int, message: str, code: str, retry_after_seconds: int) -> ApiError:
+    """The client may come again, after as many seconds. 429: it has had its share, else 503."""
     kind = "rate_limit_error" if status == 429 else SERVER
     headers = {"Retry-After": str(retry_after_seconds)}
     return ApiError(status, message, type=kind, code=code, headers=headers)

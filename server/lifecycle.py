@@ -64,7 +64,7 @@ class DrainingServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=bool(settings.trusted_proxies),  # else anybody could pose as many clients
-            forwarded_allow_ips=settings.trusted_proxies,
+            forwarded_allow_ips=list(settings.trusted_proxies),
             ws="none",
             backlog=ACCEPTED_AT_ONCE,
             timeout_keep_alive=settings.idle_timeout_seconds,

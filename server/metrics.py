@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from engine.api import Engine
 from engine.types import CacheStats, EngineStats, LoopStats, ModelCard, SequenceCounts
+from server.access.refusals import Refusals
 from server.transport.unsent import UnsentBudget
 
 REQUEST_BUCKETS = (
@@ -126,11 +127,13 @@ class Metrics:
         telemetry: EngineTelemetry,
         answers: HttpAnswers,
         unsent: UnsentBudget,
+        refusals: Refusals,
         aliases: Sequence[Alias],
     ) -> None:
         self._telemetry = telemetry
         self._answers = answers
         self._unsent = unsent
+        self._refusals = refusals
         self._aliases = aliases
 
     def render(self, engine: Engine, model: str) -> bytes:
@@ -145,6 +148,7 @@ class Metrics:
         yield _model_info(engine.card, model)
         yield from self._telemetry.collect()
         yield from self._answers.collect()
+        yield from self._refusals.collect()
         yield CounterMetricFamily(
             "rootstock_answers_cut_off",
             "Answers ended because too much of them waited to be sent.",

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
+from server.access.areas import is_limited, needed_role
+from server.access.keys import Role
 from server.dialects.errors import error_shape
-from server.middleware import PROTECTED_PREFIXES
 from server.schemas.chat import ChatChunk, ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.errors import ErrorResponse
@@ -32,6 +33,12 @@ NEVER_SENT = ("ValidationError", "HTTPValidationError")  # FastAPI's own, with i
 
 Document = dict[str, Any]
 Responses = dict[int | str, Document]
+
+SECURITY_SCHEMES: Document = {
+    "Bearer": {"type": "http", "scheme": "bearer"},
+    "ApiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""Either will do: OpenAI's clients send the one, Anthropic's the other."""
 
 
 def errors(*statuses: int) -> Responses:
@@ -89,16 +96,16 @@ def document(app: FastAPI, settings: Settings) -> Document:
     components["schemas"] |= _schemas()
     for name in NEVER_SENT:
         components["schemas"].pop(name, None)
-    if settings.api_key is not None:
-        components["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
-    for path, operation in _operations(described):
+    if settings.keys:
+        components["securitySchemes"] = SECURITY_SCHEMES
+    for method, path, operation in _operations(described):
         operation["responses"].pop("422", None)
-        operation["responses"]["500"] = _error(500)
-        if settings.api_key is None:
-            operation["responses"]["403"] = _error(403)
-        elif path.startswith(PROTECTED_PREFIXES):
-            operation["responses"]["401"] = _error(401)
-            operation["security"] = [{"ApiKey": []}]
+        if settings.request_timeout_seconds is None:
+            operation["responses"].pop("504", None)
+        for status in _access_errors(method, path, settings):
+            operation["responses"][str(status)] = _error(status)
+        if settings.keys and needed_role(path):
+            operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
         _shape_errors(operation, error_shape(path).model)
     return described
 
@@ -109,10 +116,23 @@ def _shape_errors(operation: Document, model: type[BaseModel]) -> None:
             answer["content"] = _json(model)
 
 
-def _operations(described: Document) -> Iterator[tuple[str, Document]]:
+def _access_errors(method: str, path: str, settings: Settings) -> Iterator[int]:
+    """What the middleware answers, and what a crash does."""
+    yield 500
+    if not settings.keys:
+        yield 403
+    elif role := needed_role(path):
+        yield 401
+        if role is Role.ADMIN:
+            yield 403
+        if settings.keys.has_limits and is_limited(method, path):
+            yield 429
+
+
+def _operations(described: Document) -> Iterator[tuple[str, str, Document]]:
     for path, methods in described["paths"].items():
-        for operation in methods.values():
-            yield path, operation
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
 
 
 def _schemas() -> Document:

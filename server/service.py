@@ -13,8 +13,8 @@ from server.dialects.responses.kept.background import BackgroundResponses
 from server.dialects.responses.kept.store import ResponseStore
 from server.errors import ApiError, invalid
 from server.metrics import Metrics
-from server.middleware import RequestRecord, request_record
 from server.models import ServedModel, served_models
+from server.record import RequestRecord, request_record
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
 from server.transport.unsent import UnsentBudget

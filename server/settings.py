@@ -4,6 +4,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -29,6 +30,9 @@ from pydantic_settings import (
 )
 
 from engine.types import EngineConfig
+from server.access.hosts import is_host_name
+from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
+from server.access.origins import ANY_ORIGIN, APP_SCHEMES, is_origin
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 
 ENVIRONMENT_PREFIX = "ROOTSTOCK_"
@@ -133,21 +137,39 @@ class Settings(BaseSettings):
 
     host: str = Field(
         "127.0.0.1",
-        description="Address to listen on; one that other machines can reach needs an api_key.",
+        description="Address to listen on; one that other machines can reach needs API keys.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     api_key: SecretStr | None = Field(
         None,
-        description="Ask for this key on /v1 and /admin. ROOTSTOCK_API_KEY keeps it out of the "
-        "process list and of files.",
+        description="Ask for this key, which may do everything. ROOTSTOCK_API_KEY keeps it out of "
+        "the process list and of files.",
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="A YAML file with the SHA-256 of several keys, their roles and limits; "
+        "`rootstock key NAME` makes an entry.",
+    )
+    cache_namespace: Literal["shared", "key"] = Field(
+        "shared",
+        description="Who shares what is cached: all, or only the requests of one API key.",
     )
     allow_public_without_key: bool = Field(
-        False, description="Serve other machines although there is no api_key."
+        False, description="Serve other machines although there are no API keys."
+    )
+    allowed_host: Texts = Field(
+        (),
+        description="Another name by which clients may call this machine while there are no API "
+        "keys, such as llm.lan or *.example.org.",
+    )
+    cors_origin: Texts = Field(
+        (),
+        description="Let web pages from here ask: https://chat.example.org, app://* for desktop "
+        "programs, or * where there are API keys.",
     )
     allow_priority: bool = Field(False, description="Whether a request may choose its priority.")
-    trusted_proxies: str = Field(
-        "",
-        description="Addresses and networks whose X-Forwarded-For counts, separated by commas.",
+    trusted_proxies: Texts = Field(
+        (), description="An address or network whose X-Forwarded-For counts."
     )
     max_body_bytes: ByteSize = Field(
         ByteSize(8 * 1024**2), gt=0, description="The largest body of a request."
@@ -209,6 +231,13 @@ class Settings(BaseSettings):
         le=3600,
         description="Silence in a stream after which a comment or an event keeps it open.",
     )
+    request_timeout_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="Time from a request's arrival to the end of its answer, its wait in the queue "
+        "included. Unset: no limit.",
+    )
     drain_timeout_seconds: int = Field(
         30,
         ge=0,
@@ -241,15 +270,55 @@ class Settings(BaseSettings):
 
     @field_validator("trusted_proxies")
     @classmethod
-    def _proxies_are_addresses(cls, proxies: str) -> str:
-        for proxy in filter(None, proxies.split(",")):
+    def _proxies_are_addresses(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in proxies:
             try:
-                ipaddress.ip_network(proxy.strip())
+                ipaddress.ip_network(proxy)
             except ValueError:
                 raise PydanticCustomError(
-                    "trusted_proxies", "must be IP addresses or networks, separated by commas"
+                    "trusted_proxies", "must be IP addresses or networks"
                 ) from None
         return proxies
+
+    @field_validator("allowed_host")
+    @classmethod
+    def _hosts_have_no_port(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(is_host_name, hosts)):
+            raise PydanticCustomError(
+                "allowed_host", "must be names such as llm.lan or *.example.org, without a port"
+            )
+        return hosts
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins_are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(is_origin, origins)):
+            raise PydanticCustomError(
+                "cors_origin",
+                "must be origins as browsers send them, such as https://chat.example.org, "
+                "or one of * and SCHEME://* with {schemes}",
+                {"schemes": APP_SCHEMES.replace("|", ", ")},
+            )
+        return origins
+
+    @model_validator(mode="after")
+    def _keys_can_be_read(self) -> Self:
+        try:
+            _ = self.keys
+        except KeyFileError as error:
+            raise PydanticCustomError(
+                "api_keys_file", "api_keys_file: {problem}", {"problem": str(error)}
+            ) from None
+        return self
+
+    @model_validator(mode="after")
+    def _any_page_needs_a_key(self) -> Self:
+        if ANY_ORIGIN in self.cors_origin and not self.keys:
+            raise PydanticCustomError(
+                "cors_origin",
+                "cors_origin: * lets every web page that somebody visits ask, which needs API keys",
+            )
+        return self
 
     @model_validator(mode="after")
     def _step_holds_every_running_sequence(self) -> Self:
@@ -274,11 +343,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _network_needs_a_key(self) -> Self:
-        if not (is_loopback(self.host) or self.api_key or self.allow_public_without_key):
+        if not (is_loopback(self.host) or self.keys or self.allow_public_without_key):
             raise PydanticCustomError(
                 "host",
                 "host: {host} is reachable from other machines, which needs an api_key "
-                "({prefix}API_KEY); without one bind to 127.0.0.1, or set "
+                "({prefix}API_KEY) or an api_keys_file; without one bind to 127.0.0.1, or set "
                 "allow_public_without_key to serve everyone",
                 {"host": self.host, "prefix": ENVIRONMENT_PREFIX},
             )
@@ -298,6 +367,12 @@ class Settings(BaseSettings):
             return init_settings, env_settings
         _check_readable_mapping(Path(config))
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, Path(config))
+
+    @cached_property
+    def keys(self) -> Keyring:
+        """The keys that open anything; empty where none is asked for. Raises KeyFileError."""
+        own = () if self.api_key is None else (admin_key(self.api_key.get_secret_value()),)
+        return Keyring((*own, *(read_keys(self.api_keys_file) if self.api_keys_file else ())))
 
     def engine_config(self) -> EngineConfig:
         """The engine's share of the settings."""

@@ -16,7 +16,7 @@ from engine.api import EngineError
 from server.dialects.dialect import Exchange, StreamWriter
 from server.errors import ApiError, ClientLeft, to_api_error
 from server.generation.events import ChoiceT, Events, client_waiting, generate_all, generating
-from server.middleware import request_record
+from server.record import RequestRecord, request_record
 from server.settings import Settings
 from server.transport.unsent import Unsent, unsent_of
 
@@ -30,8 +30,9 @@ log = logging.getLogger("rootstock.stream")
 
 async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, settings: Settings) -> Response:
     """Raises what the engine raises, ClientLeft when nobody waits any more, and ApiError when the
-    answer grows too large.
+    answer grows too large or takes too long.
     """
+    record = request_record(http.scope)
     if exchange.is_streamed:
         return EventStreamResponse(exchange, settings.keepalive_seconds)
     async with client_waiting(http.receive):
@@ -41,8 +42,9 @@ async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, settings: Sett
             exchange.new_choice,
             exchange.meter,
             unsent_of(http.scope),
+            record,
         )
-    request_record(http.scope).usage = exchange.meter.total
+    record.usage = exchange.meter.total
     return await to_thread.run_sync(lambda: json_response(exchange.whole(choices)))
 
 
@@ -92,7 +94,7 @@ class EventStreamResponse(Response):
         body = _Body(send, {"status": self.status_code, "headers": self.raw_headers})
         writer = self._exchange.writer()
         try:
-            await self._stream(writer, receive, body, unsent_of(scope))
+            await self._stream(writer, receive, body, unsent_of(scope), record)
             record.usage = self._exchange.meter.total
         except ClientLeft:
             pass  # RequestLog has seen it leave
@@ -105,11 +107,16 @@ class EventStreamResponse(Response):
         await body.close()
 
     async def _stream(
-        self, writer: StreamWriter, receive: Receive, body: "_Body", unsent: Unsent
+        self,
+        writer: StreamWriter,
+        receive: Receive,
+        body: "_Body",
+        unsent: Unsent,
+        record: RequestRecord,
     ) -> None:
         engine, requests = self._exchange.engine, self._exchange.requests
         async with client_waiting(receive):
-            async with generating(engine, requests, unsent) as events:
+            async with generating(engine, requests, unsent, record) as events:
                 while (data := await self._next(writer, events)) is not None:
                     await body.write(data)
             await body.write(writer.end())

@@ -16,6 +16,7 @@ from server.dialects.messages.errors import messages_error
 from server.dialects.openai import openai_error
 from server.dialects.responses.errors import responses_error
 from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
+from server.record import request_record
 from server.schemas.errors import ErrorResponse
 from server.schemas.messages.answer import MessagesError
 
@@ -41,7 +42,7 @@ METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 def error_response(scope: Scope, error: Exception) -> Response:
     """The error as the client of this path can read it."""
     told = to_api_error(error)
-    body = error_shape(scope["path"]).of(told, scope["state"]["record"].id)
+    body = error_shape(scope["path"]).of(told, request_record(scope).id)
     return Response(
         body.model_dump_json(),
         status_code=told.status,

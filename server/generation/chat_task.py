@@ -13,8 +13,8 @@ from server.generation.engine_requests import chat_request
 from server.generation.events import UsageMeter
 from server.generation.plan import AnswerPlan
 from server.generation.tokens import chat_tokens
-from server.middleware import RequestRecord
 from server.models import ServedModel
+from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 
 
@@ -30,13 +30,13 @@ class ChatTask:
 
     def new_answer(self) -> ChatAnswer:
         """Takes in the events of one sequence."""
-        remember = partial(self.model.replays.remember, self.body.cache_salt)
+        remember = partial(self.model.replays.remember, self.request.cache_salt)
         return ChatAnswer(self.plan, self.meter, remember)
 
 
 async def chat_task(body: ChatRequest, model: ServedModel, record: RequestRecord) -> ChatTask:
     """Raises ApiError (400) for what the model cannot serve."""
-    prompt = await chat_tokens(body, model)
+    prompt = await chat_tokens(body, model, record)
     plan = await to_thread.run_sync(model.planner.plan, body, prompt)  # grammars may be long
     request = chat_request(body, prompt, plan, model.engine.card, record)
     return ChatTask(body, model, request, plan, UsageMeter(request.n))

@@ -13,8 +13,8 @@ from server.generation.engine_requests import (
     sequences_per_prompt,
 )
 from server.generation.events import UsageMeter
-from server.middleware import RequestRecord
 from server.models import ServedModel
+from server.record import RequestRecord
 from server.schemas.completions import CompletionRequest, Prompt
 
 

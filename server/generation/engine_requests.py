@@ -7,7 +7,7 @@ from types import MappingProxyType
 from engine.types import ModelCard, Request, SamplingDefaults, SamplingParams
 from server.errors import ApiError, ContextTooLong, invalid
 from server.generation.plan import AnswerPlan, text_constraint
-from server.middleware import RequestRecord
+from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.common import NO_LIMIT, GenerationRequest
 from server.schemas.completions import MAX_PROMPTS, CompletionRequest
@@ -28,7 +28,7 @@ def chat_request(
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(asked, prompt, card, "messages")
     check_prompt(prompt, card, "messages")
-    request = _request(body, prompt, card, record.id, record.client, max_tokens, body.n, logprobs)
+    request = _request(body, prompt, card, record.id, record, max_tokens, body.n, logprobs)
     return replace(
         request,
         skip_special_tokens=plan.skip_special_tokens,
@@ -59,7 +59,7 @@ def completion_requests(
             prompt,
             card,
             f"{record.id}-{index}",
-            record.client,
+            record,
             _max_tokens(asked, prompt, card, "prompt"),
             sequences,
             logprobs,
@@ -106,7 +106,7 @@ def _request(
     prompt: tuple[int, ...],
     card: ModelCard,
     request_id: str,
-    client: str,
+    record: RequestRecord,
     max_tokens: int,
     sequences: int,
     logprobs: int | None,
@@ -124,9 +124,9 @@ def _request(
         stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         n=sequences,
-        client=client,
+        client=record.client,
         priority=body.priority,
-        cache_salt=body.cache_salt,
+        cache_salt=record.cache_salt(body.cache_salt),
         prompt_logprobs=prompt_logprobs,
         constraint=text_constraint(body),
     )

@@ -9,14 +9,15 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from anyio import Event, create_task_group
+from anyio import Event, create_task_group, sleep_until
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from starlette.types import Receive
 
 from engine.api import Engine, EngineStopped
 from engine.types import FinishReason, OutputEvent, Request, TokenLogprob, Usage
-from server.errors import SERVER, ApiError, ClientLeft
+from server.errors import SERVER, ApiError, ClientLeft, timed_out
+from server.record import RequestRecord
 from server.transport.unsent import Unsent, kept_bytes, queued_bytes
 
 ChoiceEvent = tuple[int, OutputEvent]
@@ -123,22 +124,36 @@ class Events:
 
 @asynccontextmanager
 async def generating(
-    engine: Engine, requests: Sequence[Request], unsent: Unsent
+    engine: Engine, requests: Sequence[Request], unsent: Unsent, record: RequestRecord
 ) -> AsyncIterator[Events]:
-    """Submit the requests and give their events, choices numbered through all of them."""
+    """Submit the requests and give their events, choices numbered through all of them.
+
+    The record is told of the tokens. At its deadline an error takes the place of the events.
+    """
     events = Events(len(requests), unsent)
     with unsent.ended_by(events.overrun):
         async with task_scope() as tasks:
+            tasks.start_soon(_end_at, record.deadline, events)
             for index, request in enumerate(requests):
-                tasks.start_soon(_pump, engine, request, index * request.n, events)
+                tasks.start_soon(_pump, engine, request, index * request.n, events, record)
             yield events
 
 
-async def _pump(engine: Engine, request: Request, first_choice: int, sink: Events) -> None:
+async def _end_at(deadline: float, sink: Events) -> None:
+    await sleep_until(deadline)
+    sink.overrun(timed_out())
+
+
+async def _pump(
+    engine: Engine, request: Request, first_choice: int, sink: Events, record: RequestRecord
+) -> None:
+    new_tokens = len(request.prompt)  # by its first event the engine has taken it up
     try:
         async with aclosing(engine.generate(request)) as events:
             async for event in events:
                 _raise_failure(event)
+                record.tokens += new_tokens + len(event.token_ids)
+                new_tokens = 0
                 sink.put(first_choice + event.index, event)
     except Exception as error:
         sink.fail(error)
@@ -195,12 +210,13 @@ async def generate_all(
     new_choice: Callable[[], ChoiceT],
     meter: UsageMeter,
     unsent: Unsent,
+    record: RequestRecord,
 ) -> list[ChoiceT]:
     """Every sequence complete, in the order of choices. Raises ApiError when the answer grows too
-    large.
+    large or takes too long.
     """
     choices = [new_choice() for request in requests for _ in range(request.n)]
-    async with generating(engine, requests, unsent) as events:
+    async with generating(engine, requests, unsent, record) as events:
         async for choice, event in events:
             unsent.add(kept_bytes(event))
             choices[choice].add(event)

@@ -60,14 +60,16 @@ def template_arguments(body: Conversation) -> dict[str, Any]:
     return arguments
 
 
-def found_replays(replays: Replays, body: Conversation) -> dict[int, Replay]:
+def found_replays(
+    replays: Replays, messages: Sequence[Message], cache_salt: str
+) -> dict[int, Replay]:
     """How answers of the history were written, by the index of their message, where it is known."""
     found = {}
-    for index, message in enumerate(body.messages):
+    for index, message in enumerate(messages):
         calls = message.tool_calls or ()
-        if not calls or not replays.knows(body.cache_salt, [call.id for call in calls]):
+        if not calls or not replays.knows(cache_salt, [call.id for call in calls]):
             continue  # so that nothing is parsed in vain
-        replay = replays.find(body.cache_salt, _said(message, calls))
+        replay = replays.find(cache_salt, _said(message, calls))
         if replay is not None:
             found[index] = replay
     return found

@@ -15,7 +15,7 @@ from server.schemas.admin import (
     ProbeResponse,
 )
 from server.schemas.prompt import PromptOrChat
-from server.service import JsonBody, ServiceDependency
+from server.service import JsonBody, RecordDependency, ServiceDependency
 
 router = APIRouter(prefix="/admin")
 
@@ -39,11 +39,14 @@ async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
 @router.post(
     "/cache/probe", responses=errors(400, 404, 408, 413, 503), openapi_extra=json_body(PromptOrChat)
 )
-async def probe_cache(body: ProbeBody, service: ServiceDependency) -> ProbeResponse:
+async def probe_cache(
+    body: ProbeBody, service: ServiceDependency, record: RecordDependency
+) -> ProbeResponse:
+    """Of what the requests with the same API key would find, if keys share nothing."""
     model = service.resolve(body.model)
-    prompt = await prompt_tokens(body, model)
+    prompt = await prompt_tokens(body, model, record)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
-    probed = await model.engine.probe(prompt, body.cache_salt)
+    probed = await model.engine.probe(prompt, record.cache_salt(body.cache_salt))
     return ProbeResponse(
         prompt_tokens=len(prompt),
         cached_tokens=probed.cached_tokens,

@@ -24,7 +24,7 @@ CountTokensBody = Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequ
 @router.post(
     "/v1/messages",
     response_model=MessageBody,
-    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 404, 408, 413, 429, 503),
+    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 404, 408, 413, 429, 503, 504),
     openapi_extra=json_body(MessagesRequest),
 )
 async def create_message(
@@ -44,8 +44,10 @@ async def create_message(
     responses=errors(400, 404, 408, 413, 503),
     openapi_extra=json_body(CountTokensRequest),
 )
-async def count_tokens(body: CountTokensBody, service: ServiceDependency) -> TokenCount:
+async def count_tokens(
+    body: CountTokensBody, service: ServiceDependency, record: RecordDependency
+) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
     model, settings = service.resolve(body.model), service.settings
     chat = await as_chat(body, model, strip_billing_header=settings.strip_billing_header)
-    return TokenCount(input_tokens=len(await chat_tokens(chat, model)))
+    return TokenCount(input_tokens=len(await chat_tokens(chat, model, record)))

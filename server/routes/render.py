@@ -91,6 +91,6 @@ def _rendered(request: Request, body: GenerationRequest, model: str) -> Rendered
             skip_special_tokens=request.skip_special_tokens,
         ),
         stream=body.stream,
-        cache_salt=request.cache_salt or None,
+        cache_salt=body.cache_salt or None,
         priority=request.priority,
     )

@@ -18,7 +18,7 @@ from server.schemas.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from server.service import JsonBody, ServiceDependency
+from server.service import JsonBody, RecordDependency, ServiceDependency
 from server.transport.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 
 router = APIRouter()
@@ -33,10 +33,12 @@ DetokenizeBody = Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest
     responses=errors(400, 404, 408, 413, 503),
     openapi_extra=json_body(TokenizeRequest),
 )
-async def tokenize(body: TokenizeBody, http: Request, service: ServiceDependency) -> Response:
+async def tokenize(
+    body: TokenizeBody, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
     model = service.resolve(body.model)
     with_special = body.add_special_tokens is not False
-    tokens = await prompt_tokens(body, model, add_special_tokens=with_special)
+    tokens = await prompt_tokens(body, model, record, add_special_tokens=with_special)
     token_bytes = TOKEN_BYTES + (TOKEN_TEXT_BYTES if body.return_token_strs else 0)
     return await respond_without_engine(
         lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), http

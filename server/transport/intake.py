@@ -9,7 +9,6 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.dialects.errors import error_response
 from server.errors import CLIENT_LEFT_STATUS
 from server.middleware import HttpMiddleware
 from server.transport.connections import Guard, guard_of
@@ -117,10 +116,23 @@ class Body:
             raise _overloaded("The bodies of all requests are too large together.")
 
 
-class Intake(HttpMiddleware):
-    """Tells the connection how its request fares, and bounds the body and what waits unsent.
+class ConnectionUse(HttpMiddleware):
+    """Tells the connection that it has a request, until its client has taken the last byte."""
 
-    The request lasts until its client has taken the last byte.
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guard = guard_of(scope)
+        guard.request_began()
+        try:
+            await self.app(scope, receive, send)
+            await guard.flushed()
+        finally:
+            guard.request_ended()
+
+
+class Intake(HttpMiddleware):
+    """Bounds the body and what waits unsent, and says when the body has come whole.
+
+    Both count until the client has taken the last byte. Raises HTTPException (413, 503).
     """
 
     def __init__(self, app: ASGIApp, bodies: Bodies, unsent: UnsentBudget) -> None:
@@ -130,24 +142,13 @@ class Intake(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         guard = guard_of(scope)
-        guard.request_began()
-        try:
-            with (
-                self._bodies.body(receive, partial(_admit, guard, scope["path"])) as body,
-                self._unsent.answer(lambda error: guard.abort()) as scope["state"]["unsent"],
-            ):
-                await self._pass_on(scope, body, send)
-                await guard.flushed()
-        finally:
-            guard.request_ended()
-
-    async def _pass_on(self, scope: Scope, body: Body, send: Send) -> None:
-        try:
+        with (
+            self._bodies.body(receive, partial(_admit, guard, scope["path"])) as body,
+            self._unsent.answer(lambda error: guard.abort()) as scope["state"]["unsent"],
+        ):
             self._check_head(Headers(scope=scope), body)
-        except HTTPException as error:
-            await error_response(scope, error)(scope, body.receive, send)
-        else:
             await self.app(scope, body.receive, send)
+            await guard.flushed()
 
     def _check_head(self, headers: Headers, body: Body) -> None:
         declared = headers.get("content-length", "0")

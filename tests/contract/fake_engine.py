@@ -123,7 +123,7 @@ class FakeEngine:
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: Gate = field(default_factory=Gate)
-    _seen: list[tuple[int, ...]] = field(default_factory=list)
+    _seen: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     _ledger: Ledger = field(default_factory=Ledger)
     _live: dict[str, Request] = field(default_factory=dict)
 
@@ -158,7 +158,7 @@ class FakeEngine:
             await asyncio.sleep(0)
             for event in events:
                 yield event
-        self._seen.append(request.prompt)
+        self._seen.append((request.cache_salt, request.prompt))
 
     def stats(self) -> EngineStats:
         loop = LoopStats(
@@ -180,7 +180,7 @@ class FakeEngine:
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         self._check_alive()
-        return Probed(self._cached_tokens(prompt), block_digests=())
+        return Probed(self._cached_tokens(prompt, cache_salt), block_digests=())
 
     async def requests(self) -> tuple[RequestInfo, ...]:
         self._check_alive()
@@ -209,12 +209,13 @@ class FakeEngine:
         if self.script.dead:
             raise EngineStopped("the engine has stopped")
 
-    def _cached_tokens(self, prompt: tuple[int, ...]) -> int:
-        return max((_common_prefix(prompt, seen) for seen in self._seen), default=0)
+    def _cached_tokens(self, prompt: tuple[int, ...], cache_salt: str) -> int:
+        seen = [prompt for salt, prompt in self._seen if salt == cache_salt]
+        return max((_common_prefix(prompt, earlier) for earlier in seen), default=0)
 
     def _steps(self, request: Request) -> Iterator[list[OutputEvent]]:
         """One event of every live sequence, step by step; their admissions first."""
-        cached_tokens = self._cached_tokens(request.prompt)
+        cached_tokens = self._cached_tokens(request.prompt, request.cache_salt)
         admission = Usage(len(request.prompt), cached_tokens, 0)
         yield [OutputEvent(request.id, index, admission=admission) for index in range(request.n)]
         sequences = [

@@ -3,12 +3,16 @@
 import logging
 import socket
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from server.settings import Settings
+from tests.contract.access.helpers import bearer, client_of, key_file, secret_of
 from tests.contract.conftest import ChatBody
+from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.test_disconnect import WAIT_SECONDS, posted
 
@@ -42,6 +46,33 @@ def test_a_path_cannot_forge_a_line(http: httpx.Client, caplog: pytest.LogCaptur
     follow_up(http)
     assert any("/nothing%0AGET%20/admin%20200 404" in line for line in caplog.messages)
     assert all("\n" not in line for line in caplog.messages)
+
+
+def test_a_query_is_not_logged(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Some clients put their key there."""
+    caplog.set_level(logging.DEBUG, "rootstock")
+    http.get("/v1/models?api_key=sk-in-the-query")
+    follow_up(http)
+    assert any("GET /v1/models 200" in line for line in caplog.messages)
+    assert "sk-in-the-query" not in caplog.text
+
+
+def test_the_line_has_the_name_of_the_key_and_nothing_of_the_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "rootstock")
+    settings = Settings(port=0, api_key="sk-own", api_keys_file=key_file(tmp_path, alice={}))
+    with running(FakeEngine(), settings) as url, client_of(url, "alice") as alice:
+        for headers in ({}, {"x-api-key": "sk-own"}, {"x-api-key": "sk-wrong", **bearer("x")}):
+            alice.get("/v1/models", headers=headers)
+        alice.get("/admin/requests")
+        follow_up(alice)
+    lines = [line for line in caplog.messages if "/v1/models" in line]
+    assert [" key=alice " in line for line in lines] == [True, False, False]
+    assert [" key=api_key " in line for line in lines] == [False, True, False]
+    assert any("/admin/requests 403 " in line and " key=alice " in line for line in caplog.messages)
+    for secret in (secret_of("alice"), "sk-own", "sk-wrong"):
+        assert secret not in caplog.text
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from server.settings import Settings
+from tests.contract.access.helpers import key_file
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
 
@@ -39,6 +40,15 @@ def keyed_url(no_settings_from_outside: None) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def users_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """With limits of keys and of time."""
+    keys = key_file(tmp_path_factory.mktemp("keys"), alice={"concurrency": 1})
+    settings = Settings(port=0, api_keys_file=keys, request_timeout_seconds=60)
+    with running(FakeEngine(), settings) as url:
+        yield url
+
+
 def test_schemathesis_finds_nothing(keyed_url: str, tmp_path: Path) -> None:
     """It makes requests of the document, good and bad, and judges the answers by it."""
     (tmp_path / "schemathesis.toml").write_text(REFUSALS)
@@ -63,7 +73,7 @@ def statuses(document: Any) -> dict[str, set[str]]:
     }
 
 
-def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str) -> None:
+def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_url: str) -> None:
     sent = statuses(document(base_url))
     generation = {"200", "400", "403", "404", "408", "413", "429", "500", "503"}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
@@ -79,14 +89,23 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str) -> None
     assert keyed["/v1/completions"] == generation - {"403"} | {"401"}
     assert keyed["/tokenize"] == keyed["/detokenize"] == unqueued - {"403"} | {"401"}
     assert keyed["/health"] == keyed["/load"] == keyed["/version"] == {"200", "500", "503"}
+    assert keyed["/admin/requests"] == {"200", "401", "403", "500", "503"}
+    limited = statuses(document(users_url))
+    assert limited["/v1/completions"] == generation - {"403"} | {"401", "504"}
+    assert limited["/tokenize"] == unqueued - {"403"} | {"401", "429"}
+    assert limited["/admin/cache/clear"] == keyed["/admin/cache/clear"]
 
 
 def test_a_key_is_asked_for_where_there_is_one(base_url: str, keyed_url: str) -> None:
     assert "securitySchemes" not in document(base_url)["components"]
     keyed = document(keyed_url)
-    (scheme,) = keyed["components"]["securitySchemes"].values()
-    assert scheme == {"type": "http", "scheme": "bearer"}
-    assert "security" in keyed["paths"]["/v1/models"]["get"]
+    schemes = keyed["components"]["securitySchemes"]
+    assert list(schemes.values()) == [
+        {"type": "http", "scheme": "bearer"},
+        {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    ]
+    either: list[dict[str, list[str]]] = [{name: []} for name in schemes]
+    assert keyed["paths"]["/v1/models"]["get"]["security"] == either
     assert "security" not in keyed["paths"]["/metrics"]["get"]
 
 

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from anyio import move_on_after
+from anyio import current_time, move_on_after
 from starlette.types import Message
 
 from engine.types import OutputEvent, Request
 from server.errors import ApiError, ClientLeft
 from server.generation.events import Events, client_waiting, generating
+from server.record import RequestRecord
 from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
 from tests.contract.fake_engine import FakeEngine
 
@@ -38,6 +39,7 @@ def ignore(error: ApiError) -> None:
 
 async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> None:
     engine, left = Endless(), asyncio.Event()
+    record = RequestRecord("r", "client")
     requests = [Request(f"r{i}", (1,), 1) for i in range(8)]
 
     async def receive() -> Message:
@@ -46,12 +48,31 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 
     async def read_until_left() -> None:
         with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-            async with client_waiting(receive), generating(engine, requests, unsent) as events:
+            async with (
+                client_waiting(receive),
+                generating(engine, requests, unsent, record) as events,
+            ):
                 async for _ in events:
                     left.set()
 
     with pytest.raises(ClientLeft):
         await read_until_left()
+    assert {engine.aborted.get_nowait() for _ in requests} == {r.id for r in requests}
+
+
+async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
+    engine, record = Endless(), RequestRecord("r", "client", deadline=current_time())
+    requests = [Request(f"r{i}", (1,), 1) for i in range(3)]
+
+    async def read() -> None:
+        with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
+            async with generating(engine, requests, unsent, record) as events:
+                async for _ in events:
+                    pass
+
+    with pytest.raises(ApiError) as caught:
+        await read()
+    assert (caught.value.status, caught.value.code) == (504, "request_timeout")
     assert {engine.aborted.get_nowait() for _ in requests} == {r.id for r in requests}
 
 

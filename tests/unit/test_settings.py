@@ -113,7 +113,14 @@ def test_engine_config_takes_its_share() -> None:
         ({"api_key": "with space "}, "api_key", "ASCII"),
         ({"api_key": "schlüssel"}, "api_key", "ASCII"),
         ({"trusted_proxies": "10.0.0.1, proxy.local"}, "trusted_proxies", "IP addresses"),
-        ({"trusted_proxies": "*"}, "trusted_proxies", "commas"),
+        ({"trusted_proxies": "*"}, "trusted_proxies", "networks"),
+        ({"allowed_host": "llm.lan:80"}, "allowed_host", "without a port"),
+        ({"allowed_host": "*"}, "allowed_host", "*.example.org"),
+        ({"cors_origin": "example.org"}, "cors_origin", "https://chat.example.org"),
+        ({"cors_origin": "https://a.example/"}, "cors_origin", "vscode-webview"),
+        ({"cors_origin": "*"}, "cors_origin", "API keys"),
+        ({"request_timeout_seconds": 0}, "request_timeout_seconds", "0"),
+        ({"cache_namespace": "user"}, "cache_namespace", "'shared' or 'key'"),
         ({"colour": "red"}, "colour", "no such setting"),
         ({"config": "/no/such/file.yaml"}, "config", "No such file"),
     ],
@@ -189,6 +196,11 @@ def test_the_key_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings({"api_key": " s3cret"})
     assert "s3cret" not in str(caught.value)
+
+
+def test_idle_connections_outlast_those_in_the_pools_of_clients() -> None:
+    """aiohttp and undici take one for good that is younger than theirs; proxies keep them 75 s."""
+    assert load_settings({}).idle_timeout_seconds >= 75
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "LocalHost", "::1"])

@@ -14,8 +14,8 @@ from server.dialects.responses.output.items import OutputShape
 from server.dialects.responses.toolbox import Toolbox, log_dropped
 from server.errors import ApiError, invalid
 from server.generation.chat_task import ChatTask, chat_task
-from server.middleware import RequestRecord
 from server.models import ServedModel
+from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.responses.items import ConversationItem, InputItem, ItemReference
 from server.schemas.responses.output import OutputItem

@@ -89,8 +89,9 @@ def test_the_version() -> None:
 
 
 def help_of(command: str) -> str:
-    """Its lines joined: where they break depends on the terminal."""
-    return " ".join(CliRunner().invoke(app, [command, "--help"]).stdout.split())
+    """In lines so long that none breaks, be it at a hyphen."""
+    shown = CliRunner().invoke(app, [command, "--help"], terminal_width=10_000)
+    return " ".join(shown.stdout.split())
 
 
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))

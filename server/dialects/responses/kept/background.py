@@ -44,6 +44,7 @@ class BackgroundResponses:
             )
         key = exchange.task.owner, exchange.task.id
         self._running[key] = running = _Running(exchange, self._unsent)
+        exchange.task.record.goes_on = True
         self._tasks.start_soon(running.run, lambda: self._running.pop(key))
         return running.json("queued")
 
@@ -74,6 +75,14 @@ class _Running:
 
     async def run(self, ended: Callable[[], object]) -> None:
         try:
+            async with self._exchange.task.record.until_done:
+                await self._make()
+        finally:
+            ended()
+            self.ended.set()
+
+    async def _make(self) -> None:
+        try:
             with self.scope:
                 await self._generate()
             if self.scope.cancelled_caught:
@@ -82,14 +91,16 @@ class _Running:
             expected = isinstance(error, ApiError | EngineError)
             log.warning("response %s: %s", self._exchange.task.id, error, exc_info=not expected)
             self._exchange.task.keep(response_news("failed", error=to_api_error(error)))
-        finally:
-            ended()
-            self.ended.set()
 
     async def _generate(self) -> None:
         exchange = self._exchange
         with self._unsent.answer(lambda error: None) as unsent:
             choices = await generate_all(
-                exchange.engine, exchange.requests, exchange.new_choice, exchange.meter, unsent
+                exchange.engine,
+                exchange.requests,
+                exchange.new_choice,
+                exchange.meter,
+                unsent,
+                exchange.task.record,
             )
             await to_thread.run_sync(exchange.whole, choices)

@@ -1,0 +1,22 @@
+"""Which paths ask for which key."""
+
+from server.access.keys import Role
+
+OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/openapi.json", "/version"})
+"""For whoever watches over the daemon. All other paths, known or not, need a key."""
+
+ADMIN = "/admin"
+CANCELLATION = "/cancel"
+
+
+def needed_role(path: str) -> Role | None:
+    """Whose key opens the path; None where it is open."""
+    if path in OPEN_PATHS:
+        return None
+    return Role.ADMIN if path == ADMIN or path.startswith(f"{ADMIN}/") else Role.USER
+
+
+def is_limited(method: str, path: str) -> bool:
+    """Whether a request counts for its key's limits: what makes work does, not what ends it."""
+    is_users = needed_role(path) is Role.USER
+    return method == "POST" and is_users and not path.endswith(CANCELLATION)

@@ -1,0 +1,184 @@
+"""The rules of this folder at the door: each raises an ApiError, or lets the request pass."""
+
+from collections.abc import Callable, Mapping
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.access.areas import is_limited, needed_role
+from server.access.hosts import Hosts
+from server.access.keys import ApiKey, Keyring, Role
+from server.access.limits import Limit, Spent, held, limits_of
+from server.access.origins import Origins, is_own
+from server.access.refusals import Reason, Refusals
+from server.errors import ApiError, busy
+from server.middleware import HttpMiddleware
+from server.record import RequestRecord, request_record
+from server.settings import Settings
+
+NAMESPACES: Mapping[str, Callable[[ApiKey], str]] = {
+    "shared": lambda key: "",
+    "key": lambda key: key.name,
+}
+"""By the setting `cache_namespace`: whose requests share what is cached."""
+
+METHODS = ("GET", "HEAD", "POST", "DELETE")
+READABLE_HEADERS = ("X-Request-Id", "Retry-After")
+
+
+def access_control(settings: Settings, refusals: Refusals) -> list[Middleware]:
+    """Keys, or where there are none, what keeps a browser from being used against the daemon."""
+    if settings.keys:
+        namespace_of = NAMESPACES[settings.cache_namespace]
+        return [
+            Middleware(KeyAuth, keys=settings.keys, namespace_of=namespace_of, refusals=refusals),
+            Middleware(KeyLimits, keys=settings.keys, refusals=refusals),
+        ]
+    return [
+        Middleware(SameOrigin, origins=Origins(settings.cors_origin), refusals=refusals),
+        Middleware(HostCheck, hosts=Hosts(settings.host, settings.allowed_host), refusals=refusals),
+    ]
+
+
+def cors(settings: Settings) -> list[Middleware]:
+    """What tells browsers whose pages may ask; nothing where none may. A page sends its key itself,
+    so there are no credentials in the sense of CORS.
+    """
+    if not settings.cors_origin:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origin_regex=Origins(settings.cors_origin).pattern,
+            allow_methods=METHODS,
+            allow_headers=("*",),
+            expose_headers=READABLE_HEADERS,
+            allow_private_network=True,  # public pages, and a daemon in their visitor's network
+        )
+    ]
+
+
+class KeyAuth(HttpMiddleware):
+    """Asks for a key wherever a path is not open, and notes in the record whose it is."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keyring,
+        namespace_of: Callable[[ApiKey], str],
+        refusals: Refusals,
+    ) -> None:
+        super().__init__(app)
+        self._keys = keys
+        self._namespace_of = namespace_of
+        self._refusals = refusals
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        role = needed_role(scope["path"])
+        if role is not None:
+            key = self._key(scope)
+            self._note(key, request_record(scope))
+            self._check_role(key, role)
+        await self.app(scope, receive, send)
+
+    def _key(self, scope: Scope) -> ApiKey:
+        headers = dict(scope["headers"])
+        bearer = self._keys.find(_bearer_token(headers.get(b"authorization", b"")))
+        key = self._keys.find(headers.get(b"x-api-key", b"").strip(b" \t")) or bearer
+        if key is None:
+            self._refusals.count(Reason.NO_KEY)
+            raise ApiError(
+                401,
+                "A valid API key is needed: send it as 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return key
+
+    def _check_role(self, key: ApiKey, role: Role) -> None:
+        if role is Role.ADMIN and key.role is not Role.ADMIN:
+            self._refusals.count(Reason.ROLE, key.name)
+            raise ApiError(403, "This needs an admin's API key.", code="admin_key_needed")
+
+    def _note(self, key: ApiKey, record: RequestRecord) -> None:
+        record.key = key.name
+        record.cache_namespace = self._namespace_of(key)
+        if self._keys.tells_apart:
+            record.client = key.name
+
+
+def _bearer_token(authorization: bytes) -> bytes:
+    """What follows the scheme, whose case and spaces do not matter (RFC 9110, section 11)."""
+    scheme, _, token = authorization.strip(b" \t").partition(b" ")
+    return token.lstrip(b" ") if scheme.lower() == b"bearer" else b""
+
+
+class KeyLimits(HttpMiddleware):
+    """Holds each key to its limits."""
+
+    def __init__(self, app: ASGIApp, keys: Keyring, refusals: Refusals) -> None:
+        super().__init__(app)
+        self._limits: Mapping[str, tuple[Limit, ...]] = {
+            key.name: limits_of(key) for key in keys.keys
+        }
+        self._refusals = refusals
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not is_limited(scope["method"], scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        record = request_record(scope)
+        try:
+            await record.until_done.enter_async_context(held(self._limits[record.key], record))
+        except Spent as spent:
+            self._refusals.count(spent.reason, record.key)
+            raise busy(429, str(spent), "rate_limit_exceeded", spent.retry_after_seconds) from None
+        await self.app(scope, receive, send)
+
+
+class SameOrigin(HttpMiddleware):
+    """Refuses what a browser sends on behalf of another site.
+
+    A web page may post to localhost without asking; its browser then says where it comes from.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Origins, refusals: Refusals) -> None:
+        super().__init__(app)
+        self._origins = origins
+        self._refusals = refusals
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is not None and not self._may_ask(origin, headers.get("host", "")):
+            self._refusals.count(Reason.ORIGIN)
+            message = "Requests from other web sites are refused, but for those of cors_origin."
+            raise ApiError(403, message, code="foreign_origin")
+        await self.app(scope, receive, send)
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        return is_own(origin, host) or self._origins.has(origin)
+
+
+class HostCheck(HttpMiddleware):
+    """Refuses requests by other names. HTTP/1.0 may come without one: no browser speaks that."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, refusals: Refusals) -> None:
+        super().__init__(app)
+        self._hosts = hosts
+        self._refusals = refusals
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host")
+        is_old = host is None and scope["http_version"] == "1.0"
+        if not is_old and not self._hosts.has(host or ""):
+            self._refusals.count(Reason.HOST)
+            message = (
+                "The Host header is none of this machine's names. While there are no API keys, "
+                "other names must be in allowed_host."
+            )
+            raise ApiError(403, message, code="foreign_host")
+        await self.app(scope, receive, send)

@@ -1,0 +1,49 @@
+"""What the parts that handle a request know of it."""
+
+import math
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import cast
+
+from starlette.types import Scope
+
+from engine.types import Usage
+from server.errors import CLIENT_LEFT_STATUS
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one HTTP request: its id, who sent it, what it may take, and what the access
+    log shall say.
+
+    `status` is 0 until the answer begins, or the client leaves before it.
+    """
+
+    id: str
+    client: str  # whose turn it takes: of an address, or of a key where there are several
+    deadline: float = math.inf  # by which it must be answered, on the event loop's clock
+    key: str = ""  # the name of the API key that came with it
+    cache_namespace: str = ""  # of its key, if the keys share nothing
+    tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
+    usage: Usage | None = None
+    cache_marks: int = 0  # how often the client said `cache_control`
+    status: int = 0
+    client_left: bool = False
+    goes_on: bool = False  # behind its answer, in the background
+    until_done: AsyncExitStack = field(default_factory=AsyncExitStack)  # what it holds so long
+
+    def cache_salt(self, chosen: str) -> str:
+        """The salt that the client chose, within the namespace of its key. No name has a NUL."""
+        return f"{self.cache_namespace}\0{chosen}" if self.cache_namespace else chosen
+
+    def leave(self) -> None:
+        self.client_left = True
+        self.answer(CLIENT_LEFT_STATUS)
+
+    def answer(self, status: int) -> None:
+        self.status = self.status or status
+
+
+def request_record(scope: Scope) -> RequestRecord:
+    """The record that RequestLog made for this request."""
+    return cast(RequestRecord, scope["state"]["record"])

@@ -1,0 +1,87 @@
+"""By which names a daemon without keys may be called."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from server.settings import Settings
+from tests.contract.access.helpers import refusals, status_of
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine
+
+FOREIGN = ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example"]
+
+
+def check_refused(url: str, host: str) -> None:
+    answer = httpx.get(f"{url}/v1/models", headers={"Host": host})
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "foreign_host"
+
+
+def check_served(url: str, host: str) -> None:
+    assert httpx.get(f"{url}/v1/models", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", [*FOREIGN, "192.168.1.2", "0.0.0.0:8000", ""])
+def test_foreign_names_for_this_machine_are_refused(base_url: str, host: str) -> None:
+    check_refused(base_url, host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LOCALHOST:8000", "127.0.0.1", "[::1]:8000", "[::1]"),
+        *("host.docker.internal:8000", "host.containers.internal", "Studio.local", "app.localhost"),
+    ],
+)
+def test_this_machines_own_names_are_served(base_url: str, host: str) -> None:
+    check_served(base_url, host)
+
+
+@pytest.fixture(scope="module")
+def public_url(no_settings_from_outside: None) -> Iterator[str]:
+    """A daemon that listens to other machines and asks for no key."""
+    settings = Settings(
+        host="0.0.0.0",
+        port=0,
+        allow_public_without_key=True,
+        allowed_host=("llm.lan", "*.example.org"),
+    )
+    with running(FakeEngine(), settings) as url:
+        yield url.replace("0.0.0.0", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["192.168.1.2:8000", "10.0.0.1", "0.0.0.0:8000", "llm.lan:8000", "LLM.lan", "a.example.org"],
+)
+def test_addresses_and_allowed_names_are_served(public_url: str, host: str) -> None:
+    check_served(public_url, host)
+
+
+@pytest.mark.parametrize("host", [*FOREIGN, "example.org", "x.llm.lan", "evilexample.org"])
+def test_other_names_are_refused_to_other_machines_as_well(public_url: str, host: str) -> None:
+    check_refused(public_url, host)
+
+
+def test_who_was_refused_is_counted() -> None:
+    with running(FakeEngine(), Settings(port=0)) as url:
+        check_refused(url, "evil.example")
+        assert refusals(url) == {("foreign_host", ""): 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["GET /v1/models HTTP/1.0"], 200),
+        (["GET /v1/models HTTP/1.0", "Host: localhost"], 200),
+        (["GET /v1/models HTTP/1.0", "Host: evil.example"], 403),
+        (["GET /v1/models HTTP/1.0", "Host:"], 403),
+        (["GET /v1/models HTTP/1.0", "Origin: null"], 403),
+        (["GET /v1/models HTTP/1.1", "Host:"], 403),
+        (["GET /v1/models HTTP/1.1"], 400),
+    ],
+)
+def test_only_old_clients_need_no_host(base_url: str, lines: list[str], status: int) -> None:
+    assert status_of(base_url, *lines) == status
