@@ -25,7 +25,7 @@ NAMESPACES: Mapping[str, Callable[[ApiKey], str]] = {
 """By the setting `cache_namespace`: whose requests share what is cached."""
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
-READABLE_HEADERS = ("X-Request-Id", "Retry-After")
+READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
 
 
 def access_control(settings: Settings, refusals: Refusals) -> list[Middleware]:
