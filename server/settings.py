@@ -36,7 +36,9 @@ from server.access.origins import ANY_ORIGIN, APP_SCHEMES, is_origin
 from server.parsing.registry import REASONING_FORMATS, TOOL_FORMATS
 
 ENVIRONMENT_PREFIX = "ROOTSTOCK_"
-CHAT_KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}CHAT_API_KEY"  # not the daemon's: of `rootstock chat`
+CLIENT_KEY_VARIABLE = (
+    f"{ENVIRONMENT_PREFIX}CLIENT_API_KEY"  # not the daemon's: of commands that ask it
+)
 
 
 def _as_texts(value: object) -> object:
@@ -430,7 +432,7 @@ def _line(error: ErrorDetails) -> str:
 
 def _refuse_unknown_variables() -> None:
     """Raise SettingsError for ROOTSTOCK_* variables that set nothing. Their case is free."""
-    given = {name.upper() for name, value in os.environ.items() if value} - {CHAT_KEY_VARIABLE}
+    given = {name.upper() for name, value in os.environ.items() if value} - {CLIENT_KEY_VARIABLE}
     names = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower()
         for name in given

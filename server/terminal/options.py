@@ -4,15 +4,15 @@ from typing import Annotated
 
 import typer
 
-from server.settings import CHAT_KEY_VARIABLE
+from server.settings import CLIENT_KEY_VARIABLE
 
 URL = "Any OpenAI-compatible server, such as http://127.0.0.1:8000/v1."
 DAEMON = "A daemon, such as http://127.0.0.1:8000/v1. Without it the one that runs."
 KEY = (
-    "What the URL asks for. Without it the daemon's own address gets the key of the settings, "
-    "such as ROOTSTOCK_API_KEY."
+    "What the server asks for. The daemon's own address gets the key of the settings, such as "
+    "ROOTSTOCK_API_KEY, if they have one and no other is given with the URL."
 )
 
 Url = Annotated[str | None, typer.Option(help=URL)]
 DaemonUrl = Annotated[str | None, typer.Option("--url", help=DAEMON)]
-ApiKey = Annotated[str, typer.Option(envvar=CHAT_KEY_VARIABLE, help=KEY)]
+ApiKey = Annotated[str, typer.Option(envvar=CLIENT_KEY_VARIABLE, help=KEY)]

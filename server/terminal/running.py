@@ -9,12 +9,12 @@ from server.terminal.client.models import served_models
 from server.terminal.errors import KeyRefused, TerminalError, Unreachable
 
 
-def running_daemon(settings: Settings, model: str | None) -> Endpoint | None:
+def running_daemon(settings: Settings, model: str | None, api_key: str = "") -> Endpoint | None:
     """The daemon at the configured port of this machine, if it answers and serves the model.
 
-    Raises KeyRefused when it asks for another key than the settings have.
+    `api_key` is for where the settings have none. Raises KeyRefused when it asks for another.
     """
-    endpoint = _own(settings)
+    endpoint = _own(settings, api_key)
     if endpoint is None:
         return None
     try:
@@ -30,7 +30,7 @@ def endpoint_of(url: str | None, api_key: str, settings: Settings) -> Endpoint:
     """The server at the URL, or the daemon that runs. Raises TerminalError when none does."""
     if url is not None:
         return endpoint_at(url, api_key, settings)
-    endpoint = _own(settings)
+    endpoint = _own(settings, api_key)
     if endpoint is None:
         raise TerminalError(
             f"the settings do not say where a daemon of this machine listens (host "
@@ -50,20 +50,21 @@ def endpoint_at(url: str, api_key: str, settings: Settings) -> Endpoint:
     """The URL with the key that was given for it. The daemon's own key is for its own address
     alone: on another port of this machine somebody else may listen.
     """
-    own = _own(settings)
+    own = _own(settings, "")
     if not api_key and own is not None and _origin(url) == _origin(own.base_url):
         return Endpoint(url, own.api_key)
     return Endpoint(url, api_key)
 
 
-def _own(settings: Settings) -> Endpoint | None:
-    """Where the daemon of the settings is asked, with its key; None where that is not this
-    machine for sure, or nobody knows the port.
+def _own(settings: Settings, api_key: str) -> Endpoint | None:
+    """Where the daemon of the settings is asked, with its key, or else the one given: a daemon
+    with a file of keys has only their digests. None where that is not this machine for sure, or
+    nobody knows the port.
     """
     host = _reachable(settings.host)
     if settings.port == 0 or not is_loopback(host):
         return None
-    key = settings.api_key.get_secret_value() if settings.api_key else ""
+    key = settings.api_key.get_secret_value() if settings.api_key else api_key
     return Endpoint(base_url(host, settings.port), key)
 
 

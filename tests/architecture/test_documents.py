@@ -9,7 +9,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from server.cli import app
-from server.settings import CHAT_KEY_VARIABLE, ENVIRONMENT_PREFIX, Settings
+from server.settings import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, Settings
 from server.terminal.commands.on_demand import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_flags_are_those_of_the_command() -> None:
 
 def test_variables_are_settings() -> None:
     variables = [(path, name) for path, (name,) in found(VARIABLE)]
-    chat_key = CHAT_KEY_VARIABLE.removeprefix(ENVIRONMENT_PREFIX)
+    chat_key = CLIENT_KEY_VARIABLE.removeprefix(ENVIRONMENT_PREFIX)
     known = {name.upper() for name in Settings.model_fields} | {chat_key}
     assert variables
     assert not [(path, name) for path, name in variables if name not in known]

@@ -8,7 +8,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from server.settings import CHAT_KEY_VARIABLE, Settings
+from server.settings import CLIENT_KEY_VARIABLE, Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Script
 
@@ -26,7 +26,7 @@ CLIENT_SECONDS = 20.0
 @pytest.fixture(scope="session", autouse=True)
 def no_settings_from_outside() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
-        environment.delenv(CHAT_KEY_VARIABLE, raising=False)
+        environment.delenv(CLIENT_KEY_VARIABLE, raising=False)
         for name in Settings.model_fields:
             environment.delenv(f"ROOTSTOCK_{name.upper()}", raising=False)
         yield

@@ -160,7 +160,7 @@ def test_a_misspelt_key_in_yaml_is_refused_with_what_was_meant(tmp_path: Path) -
 def test_variables_that_are_no_settings_of_the_daemon_do_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("ROOTSTOCK_CHAT_API_KEY", "k")
+    monkeypatch.setenv("ROOTSTOCK_CLIENT_API_KEY", "k")
     monkeypatch.setenv("ROOTSTOCK_PROT", "")
     monkeypatch.setenv("MY_ROOTSTOCK_PROT", "1")
     monkeypatch.setenv("rootstock_port", "8001")

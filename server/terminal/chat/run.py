@@ -30,13 +30,14 @@ PIPE_ENDS = TERMINAL_ENDS | {signal.SIGINT}  # Ctrl-C ends a script, not only on
 
 def chat(
     endpoint: Endpoint | None,
+    api_key: str,
     settings: Settings,
     model: str | None,
     system: str,
     parameters: Parameters,
 ) -> bool:
     """Chat until the user leaves: with the endpoint, else the daemon that runs at the settings'
-    port, else one of its own.
+    port, else one of its own. `api_key` is for a daemon whose key the settings do not have.
 
     Returns whether every question was answered.
     """
@@ -48,7 +49,7 @@ def chat(
         screen, ends = pipe_screen(), PIPE_ENDS
     with _exiting_on(ends):
         try:
-            with _client(endpoint, settings, model, parameters, screen) as client:
+            with _client(endpoint, api_key, settings, model, parameters, screen) as client:
                 return _talk(client, screen, Conversation(system))
         except TerminalError as error:
             screen.error(str(error))
@@ -65,12 +66,13 @@ def _talk(client: ChatClient, screen: Screen, conversation: Conversation) -> boo
 @contextmanager
 def _client(
     endpoint: Endpoint | None,
+    api_key: str,
     settings: Settings,
     model: str | None,
     parameters: Parameters,
     screen: Screen,
 ) -> Iterator[ChatClient]:
-    endpoint = endpoint or running_daemon(settings, model)
+    endpoint = endpoint or running_daemon(settings, model, api_key)
     with ExitStack() as stack:
         if endpoint is None:
             with screen.busy("starting a daemon") as progress:

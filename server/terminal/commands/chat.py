@@ -37,5 +37,5 @@ def chat(
     given = {name: value for name, value in parameters.items() if value is not None}
     settings = settings_or_exit({})
     endpoint = None if url is None else endpoint_at(url, api_key, settings)
-    if not run_chat(endpoint, settings, model, system, given):
+    if not run_chat(endpoint, api_key, settings, model, system, given):
         raise typer.Exit(1)

@@ -82,7 +82,7 @@ def test_the_key_may_come_from_the_environment() -> None:
         port = base_url.rpartition(":")[2]
         ours = {"ROOTSTOCK_PORT": port, "ROOTSTOCK_API_KEY": "secret"}
         assert piped("", "--url", base_url, **ours).exit_code == 0
-        assert piped("", "--url", base_url, ROOTSTOCK_CHAT_API_KEY="secret").exit_code == 0
+        assert piped("", "--url", base_url, ROOTSTOCK_CLIENT_API_KEY="secret").exit_code == 0
         assert piped("", "--url", base_url, ROOTSTOCK_API_KEY="secret").exit_code == 1
 
 

@@ -54,6 +54,8 @@ def test_a_daemon_with_another_key_is_no_reason_to_load_the_model_twice(keyed_po
     result = piped("hello\n", ROOTSTOCK_PORT=str(keyed_port))
     assert result.stderr.startswith("error: HTTP 401")
     assert result.exit_code == 1
+    given = piped("hello\n", ROOTSTOCK_PORT=str(keyed_port), ROOTSTOCK_CLIENT_API_KEY="k")
+    assert given.exit_code == 0
 
 
 def test_nobody_there() -> None:

@@ -80,7 +80,8 @@ def test_the_daemon_that_runs_gets_its_key_and_another_port_does_not(keyed_url: 
     ours = {"ROOTSTOCK_PORT": port, "ROOTSTOCK_API_KEY": "k"}
     assert run("ps", **ours).exit_code == 0
     assert run("ps", "--url", keyed_url, **ours).exit_code == 0
-    assert run("ps", "--url", keyed_url, ROOTSTOCK_CHAT_API_KEY="k").exit_code == 0
+    assert run("ps", "--url", keyed_url, ROOTSTOCK_CLIENT_API_KEY="k").exit_code == 0
+    assert run("ps", ROOTSTOCK_PORT=port, ROOTSTOCK_CLIENT_API_KEY="k").exit_code == 0
     with canned() as elsewhere:
         run("ps", "--url", elsewhere.url, **ours)
     assert elsewhere.keys
