@@ -64,8 +64,6 @@ class RequestLog(HttpMiddleware):
         try:
             await self.app(scope, watched, send_with_id)
         finally:
-            if not record.goes_on:
-                await record.until_done.aclose()
             self._answers.count(_route(scope), scope["method"], record.status)
             log.info("%s", _access_line(scope, record, current_time() - started))
 

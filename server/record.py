@@ -22,15 +22,14 @@ class RequestRecord:
     id: str
     client: str  # whose turn it takes: of an address, or of a key where there are several
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
-    key: str = ""  # the name of the API key that came with it
+    key: str = ""  # the name of its API key; what is stored under one is not seen under another
     cache_namespace: str = ""  # of its key, if the keys share nothing
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)  # of the limits of its key
     tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
     usage: Usage | None = None
     cache_marks: int = 0  # how often the client said `cache_control`
     status: int = 0
     client_left: bool = False
-    goes_on: bool = False  # behind its answer, in the background
-    until_done: AsyncExitStack = field(default_factory=AsyncExitStack)  # what it holds so long
 
     def cache_salt(self, chosen: str) -> str:
         """The salt that the client chose, within the namespace of its key. No name has a NUL."""

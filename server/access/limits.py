@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from limits import RateLimitItemPerMinute, WindowStats
@@ -91,10 +91,13 @@ class RequestsPerMinute:
 
 @asynccontextmanager
 async def held(limits: Sequence[Limit], record: RequestRecord) -> AsyncIterator[None]:
-    """All of them, or none. Raises Spent."""
-    async with AsyncExitStack() as stack:
+    """All of them, or none. Raises Spent.
+
+    They are held by the record, of which work that goes on may take them over.
+    """
+    async with record.held:
         for limit in limits:
-            await stack.enter_async_context(limit.held(record))
+            await record.held.enter_async_context(limit.held(record))
         yield
 
 

@@ -132,11 +132,11 @@ class KeyLimits(HttpMiddleware):
             return
         record = request_record(scope)
         try:
-            await record.until_done.enter_async_context(held(self._limits[record.key], record))
+            async with held(self._limits[record.key], record):
+                await self.app(scope, receive, send)
         except Spent as spent:
             self._refusals.count(spent.reason, record.key)
             raise busy(429, str(spent), "rate_limit_exceeded", spent.retry_after_seconds) from None
-        await self.app(scope, receive, send)
 
 
 class SameOrigin(HttpMiddleware):

@@ -138,3 +138,44 @@ def test_who_is_refused_by_the_engine_pays_nothing(tmp_path: Path) -> None:
         for _ in range(3):
             answer = alice.post("/v1/completions", json={"prompt": "abcd"})
             assert "so many wait" in answer.json()["error"]["message"]
+
+
+def begun(alice: httpx.Client, engine: FakeEngine) -> str:
+    """The id of a response that is made in the background, and has its first tokens."""
+    answer = alice.post("/v1/responses", json={"input": "Hi", "background": True})
+    assert answer.json()["status"] == "queued"
+    engine.at_gate.get(timeout=CLIENT_SECONDS)
+    return str(answer.json()["id"])
+
+
+def test_a_background_response_has_its_place_until_its_end(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = FakeEngine(Script(gate=gate))
+    with daemon(engine, tmp_path, concurrency=1) as url, client_of(url, "alice") as alice:
+        id = begun(alice, engine)
+        check_refused(alice.post("/v1/completions", json={"prompt": "a"}), "1 requests at a time")
+        assert alice.get(f"/v1/responses/{id}").json()["status"] == "in_progress"
+        assert alice.post(f"/v1/responses/{id}/cancel").json()["status"] == "cancelled"
+        gate.open()
+        assert alice.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+
+
+def test_a_background_response_pays_for_what_was_computed(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = FakeEngine(Script(gate=gate, gate_after_tokens=3))
+    with daemon(engine, tmp_path, tokens_per_minute=1) as url, client_of(url, "alice") as alice:
+        alice.post(f"/v1/responses/{begun(alice, engine)}/cancel")
+        check_refused(alice.post("/v1/completions", json={"prompt": "a"}), "1 tokens a minute")
+        gate.open()
+
+
+def test_a_response_is_not_there_for_other_keys(tmp_path: Path) -> None:
+    with (
+        daemon(FakeEngine(), tmp_path) as url,
+        client_of(url, "alice") as alice,
+        client_of(url, "bob") as bob,
+    ):
+        id = alice.post("/v1/responses", json={"input": "Hi"}).json()["id"]
+        statuses = [client.get(f"/v1/responses/{id}").status_code for client in (bob, alice)]
+        assert statuses == [404, 200]
+        assert bob.delete(f"/v1/responses/{id}").status_code == 404

@@ -44,7 +44,6 @@ class BackgroundResponses:
             )
         key = exchange.task.owner, exchange.task.id
         self._running[key] = running = _Running(exchange, self._unsent)
-        exchange.task.record.goes_on = True
         self._tasks.start_soon(running.run, lambda: self._running.pop(key))
         return running.json("queued")
 
@@ -67,6 +66,7 @@ class _Running:
     def __init__(self, exchange: ResponsesExchange, unsent: UnsentBudget) -> None:
         self._exchange = exchange
         self._unsent = unsent
+        self._held = exchange.task.record.held.pop_all()  # it goes on when the request is over
         self.scope = CancelScope()
         self.ended = Event()
 
@@ -75,13 +75,13 @@ class _Running:
 
     async def run(self, ended: Callable[[], object]) -> None:
         try:
-            async with self._exchange.task.record.until_done:
-                await self._make()
+            async with self._held:
+                await self._keep()
         finally:
             ended()
             self.ended.set()
 
-    async def _make(self) -> None:
+    async def _keep(self) -> None:
         try:
             with self.scope:
                 await self._generate()
