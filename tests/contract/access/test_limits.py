@@ -167,15 +167,3 @@ def test_a_background_response_pays_for_what_was_computed(tmp_path: Path) -> Non
         alice.post(f"/v1/responses/{begun(alice, engine)}/cancel")
         check_refused(alice.post("/v1/completions", json={"prompt": "a"}), "1 tokens a minute")
         gate.open()
-
-
-def test_a_response_is_not_there_for_other_keys(tmp_path: Path) -> None:
-    with (
-        daemon(FakeEngine(), tmp_path) as url,
-        client_of(url, "alice") as alice,
-        client_of(url, "bob") as bob,
-    ):
-        id = alice.post("/v1/responses", json={"input": "Hi"}).json()["id"]
-        statuses = [client.get(f"/v1/responses/{id}").status_code for client in (bob, alice)]
-        assert statuses == [404, 200]
-        assert bob.delete(f"/v1/responses/{id}").status_code == 404
