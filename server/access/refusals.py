@@ -21,7 +21,8 @@ class Refusals:
     """By reason and by the name of the key, which the operator chose: a client adds no labels."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[Reason, str], int] = {}
+        # Those without a key are there from the start: a rate needs a value to rise from.
+        self._counts = {(reason, ""): 0 for reason in (Reason.HOST, Reason.ORIGIN, Reason.NO_KEY)}
 
     def count(self, reason: Reason, key: str = "") -> None:
         """`key` is empty where none was found or asked for."""

@@ -55,4 +55,4 @@ def refusals(base_url: str) -> dict[tuple[str, str], float]:
             labels, value = line.partition("{")[2].split("} ")
             pairs = dict(label.split("=") for label in labels.split(","))
             counts[pairs["reason"].strip('"'), pairs["key"].strip('"')] = float(value)
-    return counts
+    return {labels: count for labels, count in counts.items() if count}
