@@ -9,7 +9,7 @@ from server.terminal.commands.on_demand import CommandsOnDemand
 
 app = typer.Typer(
     cls=CommandsOnDemand,
-    help="Serve language models with MLX behind the OpenAI API.",
+    help="Serve language models with MLX behind the APIs of OpenAI and Anthropic.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # tables cut the names of flags short
