@@ -2,6 +2,7 @@
 
 import random
 import secrets
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -9,6 +10,8 @@ from rich.console import Console
 
 from server.terminal.bench import Measured, loads, play
 from server.terminal.client.chat import connected
+from server.terminal.client.models import models_of
+from server.terminal.client.wire import ServedModel
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import errors_told
 from server.terminal.flags import settings_or_exit
@@ -17,6 +20,10 @@ from server.terminal.running import endpoint_of
 from server.terminal.tables import listing, show
 
 HEADS = ("load", "prompt", "cached", "first token", "tokens/s", "in all")
+
+PROMPT_WORDS = 1500
+WORD_TOKENS = 10
+"""At the most, were each byte a token, and some room for the answer."""
 
 app = command_app()
 
@@ -31,8 +38,14 @@ def bench(
         str | None, typer.Option(help="As the server lists it; without, its first one.")
     ] = None,
     prompt_words: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Length of the prompt that is shared.")
-    ] = 1500,
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help=f"Length of the prompt that is shared. Default: {PROMPT_WORDS}, or fewer where "
+            "the model's context is short.",
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     seed: Annotated[
         int | None, typer.Option(help="The same prompts again, which a server may have cached.")
@@ -49,11 +62,17 @@ def bench(
     with errors_told():
         endpoint = endpoint_of(url, api_key, settings_or_exit({}))
         with connected(endpoint, model, parameters) as client:
-            for load in loads(prompt_words, draw):
+            words = prompt_words or _fitting_words(models_of(client.http), client.model)
+            for load in loads(words, draw):
                 with notes.status(load.name):
                     rows.append(_row(play(load, client)))
             typer.echo(f"{client.model} at {client.base_url}", err=True)
     show(listing(HEADS, rows))
+
+
+def _fitting_words(served: Sequence[ServedModel], model: str) -> int:
+    context = next((listed.context_tokens for listed in served if listed.name == model), None)
+    return PROMPT_WORDS if context is None else max(1, min(PROMPT_WORDS, context // WORD_TOKENS))
 
 
 def _row(measured: Measured) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -22,7 +23,7 @@ from server.terminal.client.http import Endpoint
 from server.terminal.errors import TerminalError
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
-from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.fake_engine import CARD, FakeEngine, Gate, Script
 
 WAIT_SECONDS = 20
 
@@ -150,6 +151,17 @@ def test_bench_is_a_table_of_loads(url: str) -> None:
     assert cold[0] > 200  # prompt
     assert cold[1] < 40  # cached
     assert warm[1] > 120
+
+
+@pytest.mark.parametrize("context_tokens", [1024, 8192])
+def test_bench_fits_a_short_context(context_tokens: int) -> None:
+    card = replace(CARD, max_context_tokens=context_tokens, arena_tokens=2 * context_tokens)
+    with running(FakeEngine(card=card), Settings(port=0)) as base_url:
+        result = run("bench", f"{base_url}/v1", "--max-tokens", "4", "--seed", "1")
+    assert result.exit_code == 0
+    figures = re.findall(r"  ([\d,]+)  ", result.stdout)
+    longest = max(int(figure.replace(",", "")) for figure in figures)
+    assert context_tokens / 2 < longest < context_tokens
 
 
 def test_loads_have_as_many_under_way_as_they_say(url: str, engine: FakeEngine) -> None:
