@@ -36,7 +36,9 @@ async def create_response(
 ) -> Response:
     model = service.resolve(body.model)
     service.check_priority(body.priority)
-    exchange = ResponsesExchange(await responses_task(body, model, record, service.responses))
+    max_bytes = service.settings.max_body_bytes
+    task = await responses_task(body, model, record, service.responses, max_bytes)
+    exchange = ResponsesExchange(task)
     if body.background:
         return _json(service.background.start(exchange))
     return await respond(exchange, http, service.settings)

@@ -1,5 +1,6 @@
 """Responses that are asked for again: by id, as what another continues, item by item."""
 
+from functools import partial
 from typing import Any
 
 import httpx
@@ -157,3 +158,38 @@ def test_the_oldest_makes_room() -> None:
         client.retrieve(one.id)
         with pytest.raises(NotFoundError):
             client.retrieve(two.id)
+
+
+SEALED = {"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": "x" * 1000}
+THOUGHTS = {
+    "type": "reasoning",
+    "id": "rs_y",
+    "summary": [{"type": "summary_text", "text": ""}] * 1000,
+}
+
+
+def test_what_is_only_named_may_be_no_longer_than_a_body() -> None:
+    with daemon(max_body_bytes=4000) as small:
+        create = partial(small.client.responses.create, model="bytes")
+        ids = [create(input=[SEALED, USER]).id]
+        with pytest.raises(BadRequestError) as often:
+            create(input=[{"type": "item_reference", "id": "rs_x"}] * 4)
+        with pytest.raises(BadRequestError) as long:  # noqa: PT012
+            for _ in range(4):
+                ids.append(create(input=[SEALED, USER], previous_response_id=ids[-1]).id)
+        assert len(ids) == 3
+        create(input="Hi", previous_response_id=ids[1])
+    assert (often.value.param, long.value.param) == ("input", "previous_response_id")
+    assert "4000 bytes" in often.value.message
+
+
+def test_what_is_only_named_may_have_no_more_parts_than_a_body(
+    hermes: Daemon, create: Created
+) -> None:
+    """The item has some 3,000: a text has three."""
+    create(input=[THOUGHTS, USER])
+    reference = {"type": "item_reference", "id": "rs_y"}
+    create(input=[reference, USER])
+    with pytest.raises(BadRequestError) as refused:
+        create(input=[reference] * 40)
+    assert "100000 objects" in refused.value.message

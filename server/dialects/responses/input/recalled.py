@@ -1,0 +1,78 @@
+"""What a request says by naming it: the response that it continues, and items by their ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from pydantic import TypeAdapter
+
+from server.dialects.responses.kept.store import ResponseStore, StoredItem
+from server.errors import ApiError, invalid
+from server.schemas.responses.items import ConversationItem, ItemReference
+from server.schemas.responses.request import ResponsesRequest
+from server.transport.body import MAX_NODES, count_nodes
+
+_ITEMS = TypeAdapter(list[ConversationItem])
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A conversation with nothing in it that is only named."""
+
+    before: Sequence[StoredItem]  # all up to the end of the response that is continued ...
+    earlier: Sequence[ConversationItem]  # ... which are these
+    items: Sequence[ConversationItem]  # the request's own
+
+
+def recalled(body: ResponsesRequest, store: ResponseStore, owner: str, max_bytes: int) -> Recalled:
+    """Raises ApiError (400) for what is not stored, and for more than a body could say itself: a
+    few bytes can name a lot, and name it often.
+    """
+    before = _continued(body.previous_response_id, store, owner)
+    named = _named(body, store, owner)
+    _check_length([*before, *named], max_bytes, "previous_response_id" if before else "input")
+    parsed = iter(_ITEMS.validate_json(_json([*before, *named])))
+    earlier = list(islice(parsed, len(before)))
+    items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
+    return Recalled(before, earlier, items)
+
+
+def _continued(id: str | None, store: ResponseStore, owner: str) -> Sequence[StoredItem]:
+    if id is None:
+        return ()
+    previous = store.get(owner, id)
+    if previous is None:
+        raise ApiError(
+            400,
+            f"Previous response with id '{id}' not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return (*previous.input, *previous.output)
+
+
+def _named(body: ResponsesRequest, store: ResponseStore, owner: str) -> list[StoredItem]:
+    """What the references refer to, in their order."""
+    named = []
+    for index, item in enumerate(body.input):
+        if isinstance(item, ItemReference):
+            stored = store.item(owner, item.id)
+            if stored is None:
+                message = f"input[{index}].id: Item with id '{item.id}' not found."
+                raise invalid(message, f"input[{index}].id")
+            named.append(stored)
+    return named
+
+
+def _check_length(stored: Sequence[StoredItem], max_bytes: int, param: str) -> None:
+    if sum(len(item.json) for item in stored) > max_bytes:
+        limit = f"at most {max_bytes} bytes (max_body_bytes)"
+    elif count_nodes(_json(stored)) > MAX_NODES:
+        limit = f"at most {MAX_NODES} objects, lists and members of objects"
+    else:
+        return
+    raise invalid(f"{param}: the items that it stands for are too long: {limit}", param)
+
+
+def _json(stored: Sequence[StoredItem]) -> bytes:
+    return b"[" + b",".join(item.json for item in stored) + b"]"
