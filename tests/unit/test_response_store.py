@@ -1,5 +1,9 @@
 """The responses that are kept: whose they are, and which are forgotten."""
 
+import tracemalloc
+
+import pytest
+
 from server.dialects.responses.kept.store import ResponseStore, StoredItem, StoredResponse
 
 MANY = 1 << 30
@@ -87,3 +91,22 @@ def test_nothing_is_kept_where_nothing_may_be() -> None:
     store = ResponseStore(0, MANY)
     store.put("", "a", response("a"))
     assert kept(store, "a") == [False]
+
+
+@pytest.mark.parametrize(("n_responses", "n_items"), [(11_000, 0), (6_000, 1), (1, 11_000)])
+def test_no_more_memory_is_held_than_is_counted(n_responses: int, n_items: int) -> None:
+    """Also where the tables have just grown."""
+    counted = 0
+    tracemalloc.start()
+    try:
+        store = ResponseStore(MANY, MANY)
+        for number in range(n_responses):
+            id = f"resp_{number:032x}"
+            made = response(id, 500 + number % 2, *(f"{id}i{index:x}" for index in range(n_items)))
+            store.put("", id, made)
+            counted += made.n_bytes
+        del made
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held <= counted

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-OVERHEAD_BYTES = 200  # of an object that holds bytes, and of what points to it; rounded up
+OVERHEAD_BYTES = 400  # of an item or a response, and of what points to it: measured, rounded up
 
 
 @dataclass(frozen=True, slots=True)
