@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -33,7 +33,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in self.server.headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # a client may have read enough
+            self.wfile.write(body)
 
 
 class CannedServer(ThreadingHTTPServer):

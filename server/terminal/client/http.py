@@ -12,6 +12,7 @@ from server.terminal.errors import KeyRefused, TerminalError, Unreachable
 
 PATIENT = httpx.Timeout(None, connect=10.0)  # an answer may take its time: a long prompt, a queue
 BRIEF = httpx.Timeout(2.0)
+MAX_BODY_BYTES = 16 * 2**20  # of what is no stream: lists and errors are much shorter
 KEY_STATUSES = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
 
 
@@ -55,7 +56,7 @@ def parsed(text: str) -> httpx.URL:
 def ask(http: httpx.Client, method: str, path: str, body: object = None) -> bytes:
     """What the server answers. Raises TerminalError."""
     with answer(http, method, path, body) as response:
-        return response.read()
+        return _body(response)
 
 
 @contextmanager
@@ -68,10 +69,21 @@ def answer(
     """
     with _failures_told(http), http.stream(method, path, json=body) as response:
         if response.status_code != httpx.codes.OK:
-            message = error_message(response.read()) or response.reason_phrase
+            message = error_message(_body(response)) or response.reason_phrase
             kind = KeyRefused if response.status_code in KEY_STATUSES else TerminalError
             raise kind(f"HTTP {response.status_code} from {shown(response.url)}: {message}")
         yield response
+
+
+def _body(response: httpx.Response) -> bytes:
+    """Read to its end. Raises TerminalError for one that is longer than any that makes sense."""
+    body = bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            limit = f"{MAX_BODY_BYTES >> 20} MiB"
+            raise TerminalError(f"{shown(response.url)} answers with more than {limit}")
+    return bytes(body)
 
 
 @contextmanager

@@ -7,6 +7,10 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-str
 
 from collections.abc import Iterator
 
+from server.terminal.errors import TerminalError
+
+MAX_LINE_BYTES = 16 * 2**20
+
 
 class EventStream:
     """One stream, fed in pieces of any size.
@@ -20,8 +24,13 @@ class EventStream:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Yield the data of each event that the piece completes."""
+        """Yield the data of each event that the piece completes.
+
+        Raises TerminalError for a line that is longer than any that makes sense.
+        """
         *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise TerminalError(f"the stream has a line of more than {MAX_LINE_BYTES >> 20} MiB")
         for line in lines:
             yield from self._take(line.removesuffix(b"\r"))
 

@@ -85,7 +85,7 @@ def error_message(body: bytes) -> str:
     """The message in OpenAI's error object or the likes of it, else the beginning of the body."""
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return one_line(body)
     match content:
         case (

@@ -164,7 +164,7 @@ def qwen_code(target: Target) -> Setup:
             "OPENAI_API_KEY": target.api_key,
             "OPENAI_MODEL": target.model,
         },
-        ("--auth-type", "openai", "--model", target.model),
+        ("--auth-type", "openai", f"--model={target.model}"),  # a name may begin with a dash
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from server.cli import app
 from server.settings import Settings
+from server.terminal.launch.agents import AGENTS
 from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
@@ -131,7 +133,7 @@ def test_opencode_gets_its_configuration_in_a_variable(
         (
             "qwen",
             {"OPENAI_BASE_URL": "{url}", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "{model}"},
-            ["--auth-type", "openai", "--model", "{model}"],
+            ["--auth-type", "openai", "--model={model}"],
         ),
         (
             "copilot",
@@ -217,6 +219,13 @@ def test_a_models_name_is_data_to_the_shell() -> None:
     assert """export ANTHROPIC_MODEL='$(touch x); m'"'"''""" in lines
     with canned(models={"data": [{"id": "a\nb"}]}) as server:
         assert "control characters" in shown("claude", "--url", server.url, "--print").stderr
+
+
+def test_a_models_name_is_no_option_of_the_agent() -> None:
+    with canned(models={"data": [{"id": "--yolo", "max_model_len": 1}]}) as server:
+        for agent in AGENTS:
+            line = shown(agent, "--url", server.url, "--print").stdout.splitlines()[-1]
+            assert "--yolo" not in shlex.split(line), agent
 
 
 def test_no_daemon_runs() -> None:

@@ -101,6 +101,17 @@ def test_what_an_error_says(body: object, message: str) -> None:
     assert error_message(json.dumps(body).encode()) == message
 
 
+def test_an_error_too_deep_to_be_read_is_shown_as_it_is() -> None:
+    assert error_message(b'{"error":' * 100_000).startswith('{"error":{"error":')
+
+
+def test_a_line_that_does_not_end_is_given_up() -> None:
+    events = EventStream()
+    list(events.feed(b"x" * 2**24))
+    with pytest.raises(TerminalError, match="16 MiB"):
+        list(events.feed(b"x"))
+
+
 def test_an_error_that_is_a_page_is_cut() -> None:
     message = error_message(b"<html>\n  <body>" + b"x" * 10_000)
     assert message.startswith("<html> <body>xxx")
