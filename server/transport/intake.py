@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import CLIENT_LEFT_STATUS
 from server.middleware import HttpMiddleware
+from server.record import request_record
 from server.transport.connections import Guard, guard_of
 from server.transport.unsent import UnsentBudget
 
@@ -132,7 +133,8 @@ class ConnectionUse(HttpMiddleware):
 class Intake(HttpMiddleware):
     """Bounds the body and what waits unsent, and says when the body has come whole.
 
-    Both count until the client has taken the last byte. Raises HTTPException (413, 503).
+    The body counts until the request has been worked on, in the background too; what is unsent,
+    until the client has taken the last byte. Raises HTTPException (413, 503).
     """
 
     def __init__(self, app: ASGIApp, bodies: Bodies, unsent: UnsentBudget) -> None:
@@ -142,12 +144,12 @@ class Intake(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         guard = guard_of(scope)
-        with (
-            self._bodies.body(receive, partial(_admit, guard, scope["path"])) as body,
-            self._unsent.answer(lambda error: guard.abort()) as scope["state"]["unsent"],
-        ):
-            self._check_head(Headers(scope=scope), body)
-            await self.app(scope, body.receive, send)
+        taken = self._bodies.body(receive, partial(_admit, guard, scope["path"]))
+        with self._unsent.answer(lambda error: guard.abort()) as scope["state"]["unsent"]:
+            async with request_record(scope).held as held:
+                body = held.enter_context(taken)
+                self._check_head(Headers(scope=scope), body)
+                await self.app(scope, body.receive, send)
             await guard.flushed()
 
     def _check_head(self, headers: Headers, body: Body) -> None:

@@ -1,11 +1,12 @@
 """`background`: an answer is made while nobody waits, and asked for later."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from openai import BadRequestError, RateLimitError
+from openai import BadRequestError, InternalServerError, RateLimitError
 
 from engine.api import QueueFull
 from tests.contract.fake_engine import Gate, Script
@@ -117,6 +118,22 @@ def test_there_are_only_so_many() -> None:
         small.client.responses.cancel(first.id)
         gate.open()
         assert create(model="bytes", input="Hi", background=True).status == "queued"
+
+
+def test_what_they_were_asked_counts_as_a_body_until_they_end() -> None:
+    """A format's description is sent back and no part of the prompt."""
+    with daemon(max_body_bytes=100_000, max_total_body_bytes=150_000) as small:
+        gate = Gate()
+        small.engine.script = Script(gate=gate)
+        create = partial(small.client.responses.create, model="bytes", input="Hi")
+        text = {"format": {"type": "text", "description": "x" * 90_000}}
+        first = create(background=True, text=text)
+        with pytest.raises(InternalServerError) as refused:
+            create(text=text)
+        assert "bodies" in refused.value.message
+        small.client.responses.cancel(first.id)
+        gate.open()
+        assert create(text=text).status == "completed"
 
 
 def test_they_end_when_the_daemon_drains() -> None:
