@@ -24,6 +24,8 @@ SAME = {"model", "max_tokens", "stream", "temperature", "top_p", "top_k"}
 SAME |= {"cache_salt", "seed", "priority"}
 """What a ChatRequest calls by the same names."""
 
+MAX_LOGGED = 8  # types of tools, which are a client's words
+
 log = logging.getLogger("rootstock.messages")
 
 Fields = dict[str, Any]
@@ -66,9 +68,8 @@ def _without_billing_line(text: str) -> str:
 
 
 def _tools(tools: Sequence[ToolParam]) -> Fields:
-    for tool in tools:
-        if tool.is_hosted:
-            log.info("a tool of type %s is left out: it runs at Anthropic alone", tool.type)
+    if kinds := sorted({tool.type for tool in tools if tool.is_hosted}):
+        log.info("left out, as they run at Anthropic alone: tools of types %r", kinds[:MAX_LOGGED])
     return {"tools": [_function(tool) for tool in tools if not tool.is_hosted]}
 
 

@@ -97,7 +97,7 @@ def log_dropped(tools: Sequence[ResponseTool], request_id: str) -> None:
     """Say which tools the model does not get."""
     kinds = sorted({tool.type[:64] for tool in _all(tools) if isinstance(tool, HostedTool)})
     if kinds:
-        log.info("request %s: no such tools here: %s", request_id, ", ".join(kinds[:MAX_LOGGED]))
+        log.info("request %s: no such tools here: %r", request_id, kinds[:MAX_LOGGED])
 
 
 def _named(tool: ChosenTool) -> Mapping[str, object]:

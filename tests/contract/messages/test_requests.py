@@ -136,6 +136,16 @@ def test_tools_that_run_at_anthropic_are_left_out(
     assert [tool["function"]["name"] for tool in hermes.given[1]["tools"]] == ["ping"]
 
 
+def test_what_is_left_out_is_one_line_of_the_log_and_no_client_makes_it_two(
+    hermes: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rootstock")
+    hermes.create(tools=[{"type": f"web_search_{n}\nINFO forged", "name": "s"} for n in range(99)])
+    (line,) = (line for line in caplog.messages if "web_search" in line)
+    assert "\n" not in line
+    assert len(line) < 500
+
+
 def test_sampling_and_limits(hermes: Daemon) -> None:
     fields: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": 3}
     hermes.post(stop_sequences=["a", "b"], max_tokens=9, **fields)

@@ -141,10 +141,12 @@ def test_hosted_tools_are_dropped_with_a_note(
     hermes: Daemon, create: Created, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "rootstock.responses"):
-        response = create(tools=[{"type": "web_search"}, WEATHER_TOOL])
+        forged = {"type": "web_search\nINFO forged"}
+        response = create(tools=[{"type": "web_search"}, forged, WEATHER_TOOL])
     assert set(told(hermes)) == {"get_weather"}
     assert [tool.type for tool in response.tools] == ["function"]
-    assert "web_search" in caplog.text
+    (line,) = (line for line in caplog.messages if "web_search" in line)
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize(
