@@ -46,7 +46,9 @@ class MaskFiller:
 
 
 def _allow(words: Masks, token_id: int) -> None:
-    words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+    """A token that the model does not have stays out, so that a row of such alone fails alone."""
+    if token_id < 32 * len(words):
+        words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
 
 
 def _ban(words: Masks, tokens: Sequence[int]) -> None:

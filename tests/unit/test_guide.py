@@ -224,3 +224,13 @@ def test_a_matcher_that_went_wrong_rules_out_every_token(
     say(guide, tokenizer, "x")
     assert allowed(guide) == set()
     assert not guide.is_complete
+
+
+def test_a_marker_that_the_model_does_not_have_rules_out_every_token_of_its_row_alone(
+    compiler: GrammarCompiler,
+) -> None:
+    budget = ThinkingBudget(tokens=0, start=(), end=(VOCAB_SIZE,))
+    lost = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
+    sound = compiler.guides(request(GrammarKind.REGEX, "ab"))()
+    bits = MaskFiller(VOCAB_SIZE).fill([lost.choice, sound.choice], [(), ()])
+    assert [row.any() for row in bits] == [False, True]
