@@ -101,7 +101,8 @@ class Constraint:
 
     It holds from the first token on, or behind a `thinking` block, or where the marker `behind` has
     been generated; what comes before is free. Where it is fulfilled, and nothing may follow, the
-    sequence ends; with `repeats` it is free until the marker comes again.
+    sequence ends; with `repeats` it is free until the marker comes again. `instead` may come in its
+    place.
     """
 
     grammar: Grammar
@@ -109,6 +110,19 @@ class Constraint:
     thinking: ThinkingBlock | None = None
     behind: tuple[int, ...] = ()
     repeats: bool = False
+    instead: "Alternative | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What may come in place of what a grammar asks for; the first token tells which it is.
+
+    That token is `begin`, which takes precedence where a text of the grammar begins with it. All
+    that is generated from there on, `begin` included, has a constraint of its own, or is free.
+    """
+
+    begin: int
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from engine.constraints.guide import (
     GrammarGuide,
     Guide,
     GuideFactory,
-    PerhapsBehind,
     RepeatingGuide,
+    Unless,
 )
 from engine.constraints.json_schema import faithful
-from engine.types import Constraint, Grammar, GrammarKind, Request
+from engine.types import Alternative, Constraint, Grammar, GrammarKind, Request
 
 MAX_GRAMMAR_CHARACTERS = {
     GrammarKind.JSON_SCHEMA: 256 * 1024,
@@ -84,7 +84,15 @@ class GrammarCompiler:
         def grammar() -> Guide:
             return GrammarGuide(matcher.deep_copy())
 
-        return lambda: _placed(constraint, grammar)
+        either = self._either(constraint.instead, grammar)
+        return lambda: _placed(constraint, either)
+
+    def _either(self, instead: Alternative | None, grammar: GuideFactory) -> GuideFactory:
+        """The grammar's guide, or the alternative's where its token comes first."""
+        if instead is None:
+            return grammar
+        other, begin = self._constrained(instead.constraint), instead.begin
+        return lambda: Unless(begin, other(), grammar())
 
     def _matcher(self, grammar: Grammar, param: str) -> LLMatcher:
         """A matcher at its beginning: to be copied, never to be moved on."""
@@ -109,7 +117,8 @@ def _placed(constraint: Constraint, grammar: GuideFactory) -> Guide:
     """The grammar's guide where it is to hold."""
     thinking, marker = constraint.thinking, constraint.behind
     if thinking is not None and thinking.begin:
-        return PerhapsBehind(thinking.begin[0], thinking.end, grammar())
+        guide = grammar()
+        return Unless(thinking.begin[0], BehindMarker(thinking.end, guide), guide)
     if thinking is not None:
         return BehindMarker(thinking.end, grammar())
     if not marker:

@@ -9,14 +9,15 @@ from llguidance import LLMatcher
 
 @dataclass(frozen=True, slots=True)
 class AlsoAllowed:
-    """What a matcher allows, and one token more."""
+    """What a matcher allows, and some tokens more."""
 
     matcher: LLMatcher
-    token_id: int
+    token_ids: tuple[int, ...]
 
 
 Choice: TypeAlias = LLMatcher | AlsoAllowed | int | None
-"""Who says which tokens may come next: a matcher, one token that must come, or nobody."""
+"""Who says which tokens may come next: a matcher, perhaps with some tokens more, one token that
+must come, or nobody."""
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -105,32 +106,39 @@ class BehindMarker:
             self._marker = None
 
 
-class PerhapsBehind:
-    """Another guide's, unless the first token is the one that begins a block: then behind that."""
+class Unless:
+    """Another guide's, unless the first token is the one with which something else begins: then
+    that other one's, which is told the token too."""
 
-    def __init__(self, begin: int, end: TokenIds, then: Guide) -> None:
+    def __init__(self, begin: int, other: Guide, guide: Guide) -> None:
         self._begin = begin
-        self._end = end
-        self._guide = then
-        self._has_begun = False
+        self._other: Guide | None = other
+        self._guide = guide
 
     @property
     def choice(self) -> Choice:
         choice = self._guide.choice
-        if self._has_begun or not isinstance(choice, LLMatcher):
-            return choice
-        return AlsoAllowed(choice, self._begin)
+        return choice if self._other is None else _also(choice, self._begin)
 
     @property
     def is_complete(self) -> bool:
         return self._guide.is_complete
 
     def accept(self, token_id: int) -> None:
-        if self._has_begun or token_id != self._begin:
-            self._guide.accept(token_id)
-        else:
-            self._guide = BehindMarker(self._end, self._guide)
-        self._has_begun = True
+        if self._other is not None and token_id == self._begin:
+            self._guide = self._other
+        self._other = None
+        self._guide.accept(token_id)
+
+
+def _also(choice: Choice, token_id: int) -> Choice:
+    match choice:
+        case LLMatcher():
+            return AlsoAllowed(choice, (token_id,))
+        case AlsoAllowed(matcher, token_ids):
+            return AlsoAllowed(matcher, (*token_ids, token_id))
+        case _:
+            return choice
 
 
 class RepeatingGuide:

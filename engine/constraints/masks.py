@@ -39,7 +39,8 @@ class MaskFiller:
                 bits[row] = 0  # rules out all, so that the row fails alone
         for row, choice in enumerate(choices):
             if isinstance(choice, AlsoAllowed):
-                _allow(bits[row], choice.token_id)
+                for token_id in choice.token_ids:
+                    _allow(bits[row], token_id)
         for row, tokens in enumerate(banned):
             _ban(bits[row], tokens)
         return bits

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.types import (
+    Alternative,
     Constraint,
     Grammar,
     GrammarKind,
@@ -186,29 +187,31 @@ class _Writer:
         self._thinking = thinking
 
     def constraint(self, body: ChatRequest, functions: Sequence[Function]) -> Constraint | None:
-        if functions and self._tools is not None and must_call(body.tool_choice):
-            begin = self._tools.syntax.opens + self._tools.syntax.begin
-            grammar = self._calls(self._tools, functions, many=body.parallel_tool_calls)
+        tools = self._tools if functions else None
+        if tools is not None and must_call(body.tool_choice):
+            begin = tools.syntax.opens + tools.syntax.begin
+            grammar = self._calls(tools, functions, many=body.parallel_tool_calls)
             return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
-        if body.structure is not None:
-            param, grammar = body.structure
-            return Constraint(grammar, param, thinking=self._thinking.before_content())
-        if functions and self._tools is not None:
-            return self._once_begun(self._tools, body, functions)
-        return None
+        marker = self._marker(tools) if tools is not None else ""
+        calls = self._once_begun(tools, marker, body, functions) if tools and marker else None
+        if body.structure is None:
+            return calls
+        param, grammar = body.structure
+        instead = Alternative(self._tokenizer.added_tokens[marker], calls) if marker else None
+        return Constraint(grammar, param, thinking=self._thinking.before_content(), instead=instead)
+
+    def _marker(self, tools: ToolFormat) -> str:
+        """With which calls begin, if it is a token of its own: only such can be told from text."""
+        return next((m for m in tools.begins if m in self._tokenizer.added_tokens), "")
 
     def _once_begun(
-        self, tools: ToolFormat, body: ChatRequest, functions: Sequence[Function]
+        self, tools: ToolFormat, marker: str, body: ChatRequest, functions: Sequence[Function]
     ) -> Constraint | None:
-        """Holds a model that chooses to call to what it may call, where that matters.
-
-        Only markers that are tokens of their own can be told from text.
-        """
+        """Holds a model that chooses to call to what it may call, where that matters."""
         parallel = body.parallel_tool_calls
         matters = not parallel or any(function.strict for function in functions)
         matters |= len(functions) < len(body.tools)
-        marker = next((m for m in tools.begins if m in self._tokenizer.added_tokens), None)
-        if marker is None or not matters:
+        if not matters:
             return None
         return Constraint(
             self._calls(tools, functions, many=False, behind=marker),

@@ -4,6 +4,7 @@ nobody beside it notices."""
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ import pytest_asyncio
 from engine.api import Engine, InvalidRequest
 from engine.launch import launch
 from engine.types import (
+    Alternative,
     Constraint,
     EngineConfig,
     FinishReason,
@@ -25,6 +27,8 @@ from engine.types import (
     ThinkingBudget,
 )
 from server.metrics import EngineTelemetry
+from server.parsing.formats.json_calls import HERMES
+from server.parsing.lark import Function, calls_grammar
 from tests.checkpoints import FAMILIES, write_family
 
 SCHEMA = {
@@ -78,6 +82,32 @@ async def test_what_a_schema_asks_for_validates(engine: Engine) -> None:
     complete = [a for a in answers if a[-1].finish_reason is FinishReason.STOP]
     assert len(complete) > 12  # others write numbers without end
     for events in complete:
+        jsonschema.validate(json.loads(text_of(events)), SCHEMA)
+
+
+BEGIN = 40
+"""Stands for a marker of calls that is a token of its own."""
+
+
+async def test_an_answer_is_of_its_schema_or_a_call_and_nothing_else(engine: Engine) -> None:
+    marker = "<tool_call>"
+    function = Function("look", {"properties": {"depth": {"enum": [1, 2]}}, "required": ["depth"]})
+    text = calls_grammar(HERMES.syntax, [function], {marker: BEGIN}, many=False, behind=marker)
+    calls = Constraint(Grammar(GrammarKind.LARK, text), "tools", behind=(BEGIN,))
+    either = replace(schema(), instead=Alternative(BEGIN, calls))
+    options: dict[str, Any] = {"constraint": either, "sampling": {"logit_bias": {BEGIN: 2.0}}}
+    requests = [request(f"e{i}", seed=i, **options) for i in range(24)]
+    answers = await asyncio.gather(*(said(engine, one) for one in requests))
+    complete = [a for a in answers if a[-1].finish_reason is FinishReason.STOP]
+    called = [a for a in complete if _tokens(a)[0] == BEGIN]
+    spoken = [a for a in complete if _tokens(a)[0] != BEGIN]
+    assert len(called) > 2
+    assert len(spoken) > 2
+    for events in called:
+        call = engine.tokenizer.decode(_tokens(events)[1:]).partition("</tool_call>")[0]
+        assert json.loads(call)["name"] == "look"
+        assert json.loads(call)["arguments"]["depth"] in {1, 2}
+    for events in spoken:
         jsonschema.validate(json.loads(text_of(events)), SCHEMA)
 
 

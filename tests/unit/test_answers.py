@@ -1,16 +1,17 @@
 """What is planned for a request's answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from engine.types import Alternative, GrammarKind
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.parsing.registry import REASONING_FORMATS
 from server.schemas.chat import ChatRequest
 from tests.contract.fake_engine import ByteTokenizer
 
-TOOL = {"type": "function", "function": {"name": "ping"}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
 CONTENT_AFTER = sorted(name for name, format in REASONING_FORMATS.items() if format.content)
 
 
@@ -37,6 +38,52 @@ def test_a_model_that_may_not_call_all_it_knows_of_is_held_to_the_others() -> No
     assert "pong" not in constraint.grammar.text
     free = planner.plan(ChatRequest.model_validate({**body, "tool_choice": "auto"}), [])
     assert free.constraint is None
+
+
+ANSWER = {
+    "type": "json_schema",
+    "json_schema": {"name": "answer", "schema": {"type": "object"}},
+}
+MARKED = {"<tool_call>": 200, "[TOOL_CALLS]": 201}
+
+
+def structured(added: Mapping[str, int] = MARKED, parser: str = "hermes", **fields: Any) -> Any:
+    """The constraint of an answer that has a schema, with a tool."""
+    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), parser, "deepseek_r1")
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "tools": [TOOL], "response_format": ANSWER, **fields}
+    return planner.plan(ChatRequest.model_validate(body), []).constraint
+
+
+@pytest.mark.parametrize(("parser", "begin"), [("hermes", 200), ("mistral", 201)])
+def test_an_answer_is_of_its_schema_or_calls(parser: str, begin: int) -> None:
+    constraint = structured(parser=parser)
+    assert constraint.grammar.kind is GrammarKind.JSON_SCHEMA
+    assert text(constraint.thinking.begin) == "<think>"
+    assert constraint.instead == Alternative(begin)
+
+
+def test_calls_in_place_of_a_schema_are_held_as_they_are_without_one() -> None:
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    for fields in ({"tools": [strict]}, {"parallel_tool_calls": False}):
+        calls = structured(response_format={"type": "text"}, **fields)
+        assert calls.behind == (200,)
+        assert structured(**fields).instead == Alternative(200, calls)
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": []}, {"added": {}}], ids=str)
+def test_who_may_not_call_or_cannot_be_told_from_text_is_held_to_the_schema(
+    fields: dict[str, Any],
+) -> None:
+    constraint = structured(**fields)
+    assert constraint.grammar.kind is GrammarKind.JSON_SCHEMA
+    assert constraint.instead is None
+
+
+def test_who_must_call_is_held_to_calls_alone() -> None:
+    constraint = structured(tool_choice="required")
+    assert constraint.grammar.kind is GrammarKind.LARK
+    assert constraint.instead is None
 
 
 def text(tokens: Sequence[int]) -> str:

@@ -13,7 +13,15 @@ from engine.constraints.compiler import MAX_GRAMMAR_CHARACTERS, GrammarCompiler
 from engine.constraints.guide import Guide
 from engine.constraints.masks import MaskFiller
 from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
-from engine.types import Constraint, Grammar, GrammarKind, Request, ThinkingBlock, ThinkingBudget
+from engine.types import (
+    Alternative,
+    Constraint,
+    Grammar,
+    GrammarKind,
+    Request,
+    ThinkingBlock,
+    ThinkingBudget,
+)
 
 VOCAB_SIZE = 1024
 END = 2  # <|im_end|>
@@ -90,6 +98,73 @@ def test_a_block_may_come_before_the_grammar_or_not(
         assert 5 not in allowed(guide) or guide is direct
         say(guide, tokenizer, "ab")
         assert guide.is_complete
+
+
+BEGIN = 7
+"""Begins the alternative; no text of the grammars here begins with it."""
+CALL = Constraint(Grammar(GrammarKind.REGEX, "call"), "tools", behind=(BEGIN,))
+
+
+def either(thinking: ThinkingBlock | None, calls: Constraint | None) -> Request:
+    grammar = Grammar(GrammarKind.REGEX, "yes|no")
+    constraint = Constraint(
+        grammar, "response_format", thinking, instead=Alternative(BEGIN, constraint=calls)
+    )
+    return Request("r", (1,), 100, constraint=constraint)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "thoughts"),
+    [
+        (None, ()),
+        (ThinkingBlock((), (8, 9)), (50, 8, 9)),
+        (ThinkingBlock((5, 6), (8, 9)), ()),
+        (ThinkingBlock((5, 6), (8, 9)), (5, 6, 50, BEGIN, 8, 9)),
+    ],
+)
+def test_the_first_token_of_an_answer_tells_which_of_two_grammars_holds(
+    compiler: GrammarCompiler,
+    tokenizer: LLTokenizer,
+    thinking: ThinkingBlock | None,
+    thoughts: Sequence[int],
+) -> None:
+    guides = compiler.guides(either(thinking, CALL))
+    grammar = allowed(compiler.guides(request(GrammarKind.REGEX, "yes|no"))())
+    for other, text in ((True, "call"), (False, "no")):
+        guide = guides()
+        for token_id in thoughts:
+            assert token_id != BEGIN or guide.choice is None, "within a block it begins nothing"
+            guide.accept(token_id)
+        may_think = {5} if thinking is not None and thinking.begin and not thoughts else set()
+        assert allowed(guide) == grammar | {BEGIN} | may_think
+        assert not guide.is_complete
+        if other:
+            guide.accept(BEGIN)
+        say(guide, tokenizer, text[0])
+        assert allowed(guide).isdisjoint({BEGIN, 5})
+        say(guide, tokenizer, text[1:])
+        assert guide.is_complete
+
+
+def test_an_alternative_without_a_constraint_is_free(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    guides = compiler.guides(either(None, None))
+    free, held = guides(), guides()
+    for token_id in (BEGIN, 50, BEGIN, 51):
+        free.accept(token_id)
+        assert free.choice is None
+        assert not free.is_complete
+    say(held, tokenizer, "yes")
+    assert held.is_complete
+
+
+def test_an_alternative_that_is_no_grammar_is_refused_by_its_own_field(
+    compiler: GrammarCompiler,
+) -> None:
+    wrong = Constraint(Grammar(GrammarKind.REGEX, "("), "tools", behind=(BEGIN,))
+    with pytest.raises(InvalidRequest, match=r"^tools: ."):
+        compiler.guides(either(None, wrong))
 
 
 def test_a_complete_sentence_may_only_end(
