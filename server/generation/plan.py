@@ -154,8 +154,9 @@ class _Thinking:
         return block
 
     def before_content(self) -> ThinkingBlock | None:
-        """What may come before content, with what the model writes in between."""
-        return self._block(self._format.end + self._format.content) if self._format else None
+        """What may come before content: all up to what a model writes right before that, if it
+        writes anything. One that has not reasoned, or has called instead, is free likewise."""
+        return self._block(self._format.content or self._format.end) if self._format else None
 
     def _block(self, end: str) -> ThinkingBlock | None:
         if self._format is None or self._is_over:

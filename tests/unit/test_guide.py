@@ -100,6 +100,19 @@ def test_a_block_may_come_before_the_grammar_or_not(
         assert guide.is_complete
 
 
+def test_what_ends_a_block_may_begin_as_the_block_does(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    """As Harmony's channels do: the final one may be the first."""
+    guides = compiler.guides(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (5, 9))))
+    for block in ((5, 6, 50, 5, 9), (5, 9)):
+        guide = guides()
+        for token_id in block:
+            guide.accept(token_id)
+        say(guide, tokenizer, "ab")
+        assert guide.is_complete
+
+
 BEGIN = 7
 """Begins the alternative; no text of the grammars here begins with it."""
 CALL = Constraint(Grammar(GrammarKind.REGEX, "call"), "tools", behind=(BEGIN,))
