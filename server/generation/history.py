@@ -10,7 +10,8 @@ from server.schemas.chat import Conversation, Message
 from server.schemas.tools import ToolCall
 
 NO_EFFORT = "none"
-
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""What templates call it: most the first, gpt-oss's the last."""
 
 WriteArguments = Callable[[str], object]
 """What a template is given for the JSON text of a call's arguments."""
@@ -41,6 +42,19 @@ def template_messages(
             names[call.id] = call.function.name
         rendered.append(_template_message(message, names, arguments))
     return rendered
+
+
+def has_thought_preamble(message: Message) -> bool:
+    """Whether it has reasoning, a call, and something that is said in between."""
+    return bool(message.tool_calls and _reasoning(message) and _text(message))
+
+
+def preamble_as_thought(message: Message) -> Message:
+    """The message for a template that takes one text before a call: all of it as reasoning."""
+    if not has_thought_preamble(message):
+        return message
+    thought = f"{_reasoning(message)}\n\n{_text(message)}"
+    return message.model_copy(update={"content": None, "reasoning_content": thought})
 
 
 def template_arguments(body: Conversation) -> dict[str, Any]:
@@ -79,8 +93,12 @@ def _said(message: Message, calls: Sequence[ToolCall]) -> Said:
     return Said(
         [Call(call.id, call.function.name, as_object(call.function.arguments)) for call in calls],
         _text(message),
-        message.reasoning_content or message.reasoning,
+        _reasoning(message),
     )
+
+
+def _reasoning(message: Message) -> str | None:
+    return message.reasoning_content or message.reasoning
 
 
 def _text(message: Message) -> str:
@@ -124,7 +142,6 @@ def _template_message(
         ]
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
-    if reasoning := message.reasoning_content or message.reasoning:
-        # What templates call it: most the first, gpt-oss's the last.
-        fields |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
+    if reasoning := _reasoning(message):
+        fields |= dict.fromkeys(REASONING_FIELDS, reasoning)
     return fields

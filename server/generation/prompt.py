@@ -10,7 +10,14 @@ from engine.api import PromptTooLong
 from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
 from server.generation.engine_requests import check_token_ids, too_long
-from server.generation.history import WriteArguments, as_object, as_text, template_messages
+from server.generation.history import (
+    WriteArguments,
+    as_object,
+    as_text,
+    has_thought_preamble,
+    preamble_as_thought,
+    template_messages,
+)
 from server.generation.roles import Roles, roles_of
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
@@ -47,18 +54,25 @@ class PromptEncoder:
         """
 
         def encode() -> list[int]:
+            said = self._with_places(messages)
             try:
-                return render(as_object)
+                return render(said, as_object)
             except ValueError:
                 if not any(message.tool_calls for message in messages):
                     raise
-                return render(as_text)
+                return render(said, as_text)
 
-        def render(written: WriteArguments) -> list[int]:
-            conversation = template_messages(messages, written)
+        def render(said: Sequence[Message], written: WriteArguments) -> list[int]:
+            conversation = template_messages(said, written)
             return self._tokenizer.apply_chat_template(conversation, replays, **arguments)
 
         return await self._encode(encode, "messages")
+
+    def _with_places(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with all that they say where the template has a place for it."""
+        if any(map(has_thought_preamble, messages)) and self.roles.preambles == "reasoning":
+            return [preamble_as_thought(message) for message in messages]
+        return messages
 
     async def text(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A bare prompt; token ids are taken as they are.

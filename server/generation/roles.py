@@ -1,10 +1,11 @@
-"""What a chat template makes of roles, told by trying."""
+"""What a chat template makes of roles and of what they say, told by trying."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.types import Tokenizer
+from server.generation.history import REASONING_FIELDS
 
 _WORD = "somethingthatissaid"
 _CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
@@ -27,25 +28,39 @@ _LATE_SYSTEM = (
 )
 
 
+def _called(content: str, reasoning: str) -> Sequence[Mapping[str, object]]:
+    thoughts = dict.fromkeys(REASONING_FIELDS, reasoning)
+    call = {**_RESULT[1], "content": content, **thoughts}
+    return (_RESULT[0], call, {**_RESULT[2], "content": "B"})
+
+
+_PREAMBLE = _called(_WORD, "C")
+_THOUGHT_PREAMBLE = _called("", f"C\n\n{_WORD}")
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """Who says what a template may have no place for.
 
     `late_system`: what the system says behind the conversation's beginning. `behind_results`: what
-    the user says right behind the results of tools.
+    the user says right behind the results of tools. `preambles`: what the assistant says before a
+    call, where there is reasoning too.
     """
 
     late_system: Literal["system", "user"]
     behind_results: Literal["user", "tool"]
+    preambles: Literal["content", "reasoning"]
 
 
 def roles_of(tokenizer: Tokenizer) -> Roles:
     """The roles that the model's template refuses nowhere, and says nothing less with."""
     has_late_system = _says(tokenizer, _LATE_SYSTEM)
     needs_an_answer = _says(tokenizer, _RESULT) and not _says(tokenizer, _BEHIND_RESULT)
+    wants_one = not _says(tokenizer, _PREAMBLE) and _says(tokenizer, _THOUGHT_PREAMBLE)
     return Roles(
         late_system="system" if has_late_system else "user",
         behind_results="tool" if needs_an_answer else "user",
+        preambles="reasoning" if wants_one else "content",
     )
 
 

@@ -21,7 +21,7 @@ LOOK = FunctionTool(type="function", name="look")
 PATCH = CustomTool(type="custom", name="patch")
 AGENTS = NamespaceTool(type="namespace", name="agents", tools=[LOOK, PATCH])
 TOOLBOX = Toolbox([LOOK, PATCH, AGENTS])
-USERS, TOOLS = Roles("user", "user"), Roles("user", "tool")
+USERS, TOOLS = Roles("user", "user", "content"), Roles("user", "tool", "content")
 FUNCTIONS = ["look", "agents__look", "made_up"]
 CUSTOM = ["patch", "agents__patch"]
 

@@ -1,0 +1,84 @@
+"""What an assistant says between its reasoning and a call, where a template has no place for it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlx_lm.utils import load_tokenizer
+
+from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from server.errors import ApiError
+from server.generation.prompt import PromptEncoder
+from server.schemas.chat import Message
+from tests.checkpoints import FAMILIES, write_family
+from tests.contract.fake_engine import FakeEngine
+
+_CALLS = "{%- for call in m.tool_calls or [] %}[call {{ call.function.name }}]{%- endfor %}"
+BOTH = (
+    "{%- for m in messages %}[{{ m.role }}][thought {{ m.reasoning }}]{{ m.content }}"
+    + _CALLS
+    + "{%- endfor %}"
+)
+ONE_TEXT = (  # as gpt-oss's
+    "{%- for m in messages %}[{{ m.role }}]"
+    "{%- if 'tool_calls' in m %}"
+    "{%- if m.content and m.thinking %}{{- raise_exception('not both') }}{%- endif %}"
+    "[thought {{ m.content or m.thinking }}]" + _CALLS + "{%- else %}{{ m.content }}{%- endif %}"
+    "{%- endfor %}"
+)
+NO_THOUGHTS = (
+    "{%- for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{%- if m.tool_calls and m.thinking %}{{- raise_exception('never both') }}{%- endif %}"
+    + _CALLS
+    + "{%- endfor %}"
+)
+
+
+def encoder(directory: Path, template: str) -> PromptEncoder:
+    wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], directory))
+    wrapper.chat_template = template
+    card = replace(FakeEngine().card, vocab_size=4096, max_context_tokens=4096, arena_tokens=4096)
+    return PromptEncoder(CheckpointTokenizer(wrapper, 4096), card)
+
+
+def history(**said: str) -> Sequence[Message]:
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "tool_calls": [call], **said},
+        {"role": "tool", "tool_call_id": "a", "content": "There."},
+    ]
+    return [Message.model_validate(message) for message in messages]
+
+
+async def rendered(prompts: PromptEncoder, messages: Sequence[Message]) -> str:
+    return await prompts.decode(await prompts.chat(messages), "tokens")
+
+
+@pytest.mark.parametrize(
+    ("template", "assistant"),
+    [
+        (BOTH, "[thought Hm.]I look.[call look]"),
+        (ONE_TEXT, "[thought Hm.\n\nI look.][call look]"),
+    ],
+)
+async def test_reasoning_and_a_preamble_both_reach_the_model(
+    tmp_path: Path, template: str, assistant: str
+) -> None:
+    prompts = encoder(tmp_path, template)
+    said = await rendered(prompts, history(reasoning_content="Hm.", content="I look."))
+    assert f"[assistant]{assistant}[tool]" in said
+
+
+@pytest.mark.parametrize("said", [{"reasoning": "Hm."}, {"content": "Hm."}], ids=str)
+async def test_one_of_them_alone_stays_what_it_is(tmp_path: Path, said: dict[str, str]) -> None:
+    prompts = encoder(tmp_path, ONE_TEXT)
+    text = await rendered(prompts, history(**said))
+    assert text == "[user]Where?[assistant][thought Hm.][call look][tool]There."
+
+
+async def test_a_template_that_takes_neither_refuses_in_its_own_words(tmp_path: Path) -> None:
+    prompts = encoder(tmp_path, NO_THOUGHTS)
+    with pytest.raises(ApiError, match="never both"):
+        await prompts.chat(history(reasoning_content="Hm.", content="I look."))
