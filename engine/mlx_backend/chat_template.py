@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.mlx_backend.control_tokens import ControlTokens, new_mark
@@ -37,6 +38,8 @@ class ChatTemplate:
             raise ValueError("the model has no chat template; /v1/completions takes any prompt")
         try:
             return self._encode(list(messages), replays, arguments)
+        except SecurityError as error:  # it is of no use for these, whatever they say
+            raise ValueError(f"the chat template does what no template may: {error}") from error
         except _REFUSALS as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 

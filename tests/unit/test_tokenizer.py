@@ -58,6 +58,21 @@ def test_template_errors_are_value_errors(tmp_path: Path, template: str) -> None
         )
 
 
+def test_a_template_that_changes_lists_is_told_from_one_that_refuses(tmp_path: Path) -> None:
+    """As some copies of Kimi K2's do with the ids of calls: only where the conversation has any."""
+    wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], tmp_path))
+    wrapper.chat_template = (
+        "{% set ids = [] %}{% for m in messages %}{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{% set _ = ids.append(call.id) %}{% endfor %}"
+        "{% endfor %}"
+    )
+    tokenizer = CheckpointTokenizer(wrapper, MAX_TOKENS)
+    assert tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]))
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}
+    with pytest.raises(ValueError, match=r"what no template may: .*'append'"):
+        tokenizer.apply_chat_template([called])
+
+
 def test_a_model_without_a_chat_template_says_so(tmp_path: Path) -> None:
     checkpoint = write_family(FAMILIES["qwen3"], tmp_path)
     config = json.loads((checkpoint / "tokenizer_config.json").read_text())
