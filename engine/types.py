@@ -88,11 +88,12 @@ class ThinkingBlock:
     """Free text up to an `end` marker, which may come before what a grammar asks for.
 
     It begins with the `begin` marker, whose first token no text of the grammar begins with; where
-    that is empty the block is open already.
+    that is empty the block is open already. One of the tokens of white `space` may follow it.
     """
 
     begin: tuple[int, ...]
     end: tuple[int, ...]
+    space: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

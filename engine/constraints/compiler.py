@@ -16,6 +16,7 @@ from engine.constraints.guide import (
     GrammarGuide,
     Guide,
     GuideFactory,
+    PerhapsSpaced,
     RepeatingGuide,
     Unless,
 )
@@ -116,11 +117,10 @@ class GrammarCompiler:
 def _placed(constraint: Constraint, grammar: GuideFactory) -> Guide:
     """The grammar's guide where it is to hold."""
     thinking, marker = constraint.thinking, constraint.behind
-    if thinking is not None and thinking.begin:
-        guide = grammar()
-        return Unless(thinking.begin[0], BehindMarker(thinking.end, guide), guide)
     if thinking is not None:
-        return BehindMarker(thinking.end, grammar())
+        guide = grammar()
+        behind = BehindMarker(thinking.end, PerhapsSpaced(thinking.space, guide))
+        return Unless(thinking.begin[0], behind, guide) if thinking.begin else behind
     if not marker:
         return grammar()
     if constraint.repeats:

@@ -131,12 +131,33 @@ class Unless:
         self._guide.accept(token_id)
 
 
-def _also(choice: Choice, token_id: int) -> Choice:
+class PerhapsSpaced:
+    """Another guide's, which is not told of the first token if that is one of white space."""
+
+    def __init__(self, space: TokenIds, guide: Guide) -> None:
+        self._space = space
+        self._guide = guide
+
+    @property
+    def choice(self) -> Choice:
+        return _also(self._guide.choice, *self._space)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._guide.is_complete
+
+    def accept(self, token_id: int) -> None:
+        if token_id not in self._space:
+            self._guide.accept(token_id)
+        self._space = ()
+
+
+def _also(choice: Choice, *token_ids: int) -> Choice:
     match choice:
-        case LLMatcher():
-            return AlsoAllowed(choice, (token_id,))
-        case AlsoAllowed(matcher, token_ids):
-            return AlsoAllowed(matcher, (*token_ids, token_id))
+        case LLMatcher() if token_ids:
+            return AlsoAllowed(choice, token_ids)
+        case AlsoAllowed(matcher, others):
+            return AlsoAllowed(matcher, (*others, *token_ids))
         case _:
             return choice
 

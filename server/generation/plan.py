@@ -162,7 +162,16 @@ class _Thinking:
         if self._format is None or self._is_over:
             return None
         begin = "" if self.is_open else self._format.begin
-        return ThinkingBlock(self._tokens(begin), self._tokens(end))
+        return ThinkingBlock(self._tokens(begin), self._tokens(end), self._space)
+
+    @property
+    def _space(self) -> tuple[int, ...]:
+        """What models write behind their reasoning and nobody is shown, where that is one token. A
+        grammar that ruled it out would have the model go on where it never does."""
+        if self._format is None or self._format.content:
+            return ()
+        lines = (self._tokens("\n"), self._tokens("\n\n"))
+        return tuple(tokens[0] for tokens in lines if len(tokens) == 1)
 
     def budget(self, tokens: int | None) -> ThinkingBudget | None:
         """Raises ApiError (400) for a model that does not reason."""

@@ -125,6 +125,26 @@ def test_a_render_is_what_each_step_computes(client: StrictClient) -> None:
             messages += [answer["choices"][0]["message"], result]
 
 
+def test_a_line_break_behind_the_reasoning_is_no_part_of_the_answer(
+    url: str, client: StrictClient
+) -> None:
+    """It may come, since models write it there, and whoever has a grammar does not see it."""
+    (line,) = httpx.post(f"{url}/tokenize", json={"prompt": "\n"}).json()["tokens"]
+    extra = {**options(client).get("extra_body", {}), "guided_regex": "ab"}
+    completion = client.chat.completions.create(
+        model="",
+        messages=[{"role": "user", "content": "Look everywhere."}],
+        max_tokens=50,
+        logit_bias={str(line): 100},
+        logprobs=True,
+        extra_body=extra,
+    )
+    (choice,) = completion.choices
+    assert (choice.message.content, choice.finish_reason) == ("ab", "stop")
+    said = "".join(token.token for token in choice.logprobs.content)
+    assert said.endswith("</think>\nab" if "thinking_budget" in extra else "ab")
+
+
 def test_of_two_tools_the_allowed_one_is_called(client: StrictClient) -> None:
     touch = {"type": "function", "function": {"name": "touch"}}
     chosen = {"mode": "required", "tools": [touch]}

@@ -60,6 +60,7 @@ def test_an_answer_is_of_its_schema_or_calls(parser: str, begin: int) -> None:
     constraint = structured(parser=parser)
     assert constraint.grammar.kind is GrammarKind.JSON_SCHEMA
     assert text(constraint.thinking.begin) == "<think>"
+    assert text(constraint.thinking.space) == "\n"  # two of them are no token here
     assert constraint.instead == Alternative(begin)
 
 
@@ -104,6 +105,7 @@ def test_calls_come_right_behind_the_reasoning_and_content_behind_what_leads_to_
     assert structured.thinking is not None
     assert text(required.thinking.end) == format.end
     assert text(structured.thinking.end) == format.content, "with reasoning before it or without"
+    assert required.thinking.space == structured.thinking.space == ()
 
 
 @pytest.mark.parametrize("name", sorted(REASONING_FORMATS))

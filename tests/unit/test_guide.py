@@ -113,6 +113,27 @@ def test_what_ends_a_block_may_begin_as_the_block_does(
         assert guide.is_complete
 
 
+def test_white_space_may_stand_between_a_block_and_the_grammar(
+    compiler: GrammarCompiler, tokenizer: LLTokenizer
+) -> None:
+    space = (60, 61)
+    grammar = allowed(compiler.guides(request(GrammarKind.REGEX, "ab"))())
+    for begin in ((), (5,)):
+        block = ThinkingBlock(begin, (8,), space)
+        guides = compiler.guides(request(GrammarKind.REGEX, "ab", block))
+        for said in ((), (61,)):
+            guide = guides()
+            for token_id in (*begin, 50, 61, 8):
+                guide.accept(token_id)
+            assert allowed(guide) == grammar | {*space}
+            for token_id in said:
+                guide.accept(token_id)
+                assert allowed(guide) == grammar, "once"
+            say(guide, tokenizer, "ab")
+            assert guide.is_complete
+    assert allowed(guides()) == grammar | {5}, "in front there is none"
+
+
 BEGIN = 7
 """Begins the alternative; no text of the grammars here begins with it."""
 CALL = Constraint(Grammar(GrammarKind.REGEX, "call"), "tools", behind=(BEGIN,))
