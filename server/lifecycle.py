@@ -86,17 +86,20 @@ class DrainingServer(uvicorn.Server):
             log.info("ready on %s", url(bound))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info(
+            "draining for up to %d s; a second signal stops at once", self._drain_timeout_seconds
+        )
         async with create_task_group() as tasks:
             tasks.start_soon(self._engine.drain, self._drain_timeout_seconds)
             await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Writes nothing: the signal may come in the midst of a line of the log, and a stream that
+        is entered again raises, so that the signal would be lost.
+        """
+        self.should_exit = True
         for handled in (signal.SIGINT, signal.SIGTERM):
             signal.signal(handled, signal.SIG_DFL)
-        log.info(
-            "draining for up to %d s; a second signal stops at once", self._drain_timeout_seconds
-        )
-        self.should_exit = True
 
 
 def _connections(settings: Settings) -> Connections:

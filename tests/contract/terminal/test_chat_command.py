@@ -123,6 +123,15 @@ def read_until(terminal: int, awaited: bytes) -> bytes:
     return shown
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes begin as in a terminal, though a shell's background job ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_ctrl_d_leaves(
     url: str, engine: FakeEngine, tmp_path: Path
 ) -> None:

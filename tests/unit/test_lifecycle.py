@@ -1,0 +1,59 @@
+"""What a signal does to a server, wherever it comes."""
+
+import io
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI
+
+from server.lifecycle import DrainingServer
+from server.settings import Settings
+from tests.contract.fake_engine import FakeEngine
+
+
+class Interrupted(io.StringIO):
+    """A stream in whose writing a signal comes. Like a buffered file it cannot be entered again."""
+
+    def __init__(self, server: DrainingServer) -> None:
+        super().__init__()
+        self._server = server
+        self._is_writing = False
+
+    def write(self, text: str) -> int:
+        if self._is_writing:
+            raise RuntimeError("reentrant call")
+        self._is_writing = True
+        self._server.handle_exit(signal.SIGTERM, None)
+        self._is_writing = False
+        return super().write(text)
+
+
+@pytest.fixture
+def handlers_put_back() -> Iterator[None]:
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in signals]
+    yield
+    for number, handler in zip(signals, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers_put_back")
+def test_a_signal_in_the_midst_of_a_line_of_the_log_is_not_lost(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "rootstock")
+    server = DrainingServer(FastAPI(), FakeEngine(), Settings())
+    stream = Interrupted(server)
+    monkeypatch.setattr(sys, "stderr", stream)
+    handler = logging.StreamHandler(stream)
+    log = logging.getLogger("rootstock")
+    log.addHandler(handler)
+    try:
+        log.error("a line")
+    finally:
+        log.removeHandler(handler)
+    assert server.should_exit
+    assert "a line" in stream.getvalue()
