@@ -21,6 +21,12 @@ class PrefixIndex(Protocol):
         self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]: ...
 
+    def insert_behind(
+        self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
+    ) -> tuple[BlockId, ...]: ...
+
+    def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None: ...
+
     def evict(self) -> BlockId | None: ...
 
     def offer(self, blocks: Sequence[BlockId]) -> None: ...
@@ -45,6 +51,14 @@ class NoIndex:
         self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
         return ()
+
+    def insert_behind(
+        self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
+    ) -> tuple[BlockId, ...]:
+        return ()
+
+    def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
+        return None
 
     def evict(self) -> BlockId | None:
         return None

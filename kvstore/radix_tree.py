@@ -106,6 +106,18 @@ class RadixTree:
                 break
         return Match(n_tokens, tuple(blocks), tuple(path))
 
+    def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
+        """The indexed block that holds `packed`, up to a block of tokens behind a whole `block`."""
+        node: Node | None = self._node_of[block]
+        assert node is not None
+        above = node.blocks.index(block) + 1 if node.blocks[-1] != block else len(node.blocks)
+        if above < len(node.blocks):
+            common = self._common_behind(node, above, packed)
+        else:
+            above = 0
+            node, common = self._closest(node, packed, 0)
+        return node.blocks[above] if node and common * TOKEN_BYTES == len(packed) else None
+
     def touch(self, match: Match) -> None:
         """Make what was matched the most recently used.
 
@@ -129,25 +141,30 @@ class RadixTree:
         indexed block covers is not indexed; a tail that the new blocks cover is forgotten.
         """
         self._clock += 1
-        node: Node = self._root(namespace)
-        equal = list[BlockId]()
-        while True:
-            start = len(equal) * self._block_bytes
-            child, common = self._closest(node, packed, start)
-            whole = common // self._block_size
-            is_covered = start + common * TOKEN_BYTES == len(packed)
-            if child is None or (whole == 0 and not is_covered):
-                self._drop_covered_tail(child, common)
-                self._grow(node, packed[start:], blocks[len(equal) :])
-                break
-            equal += child.blocks[:whole]
-            if whole < len(child.blocks) and not is_covered:
-                self._split(child, whole)
-            child.last_used = self._clock
-            if is_covered:
-                break
-            node = child
-        return tuple(equal)
+        return self._insert(self._root(namespace), packed, blocks)
+
+    def insert_behind(
+        self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
+    ) -> tuple[BlockId, ...]:
+        """The same below an indexed whole `block`; `packed` and `blocks` are what follows it.
+
+        Costs what is new, however deep the block stands.
+        """
+        self._clock += 1
+        node = self._node_of[block]
+        node.last_used = self._clock
+        if node.blocks[-1] == block:
+            return self._insert(node, packed, blocks) if packed else ()
+        above = node.blocks.index(block) + 1
+        common = self._common_behind(node, above, packed)
+        whole = common // self._block_size
+        equal = tuple(node.blocks[above : above + whole])
+        if common * TOKEN_BYTES == len(packed):
+            return equal
+        if above + whole < len(node.blocks):
+            self._split(node, above + whole)
+        start = whole * self._block_bytes
+        return equal + self._insert(node, packed[start:], blocks[whole:])
 
     def evict(self) -> BlockId | None:
         """Forget the last block of the least recently used leaf that no table holds.
@@ -219,6 +236,33 @@ class RadixTree:
             if common > most:
                 best, most = child, common
         return best, most
+
+    def _common_behind(self, node: Node, n_blocks: int, packed: bytes) -> int:
+        """How many tokens `packed` shares with the edge behind its first `n_blocks` blocks."""
+        start = n_blocks * self._block_bytes
+        run = bytes(node.packed[start : start + len(packed)])
+        return common_tokens(packed[: len(run)], run)
+
+    def _insert(self, node: Node, packed: bytes, blocks: Sequence[BlockId]) -> tuple[BlockId, ...]:
+        """See `insert`; all is below the lower end of `node`."""
+        equal = list[BlockId]()
+        while True:
+            start = len(equal) * self._block_bytes
+            child, common = self._closest(node, packed, start)
+            whole = common // self._block_size
+            is_covered = start + common * TOKEN_BYTES == len(packed)
+            if child is None or (whole == 0 and not is_covered):
+                self._drop_covered_tail(child, common)
+                self._grow(node, packed[start:], blocks[len(equal) :])
+                break
+            equal += child.blocks[:whole]
+            if whole < len(child.blocks) and not is_covered:
+                self._split(child, whole)
+            child.last_used = self._clock
+            if is_covered:
+                break
+            node = child
+        return tuple(equal)
 
     def _drop_covered_tail(self, child: Node | None, common: int) -> None:
         """Forget a child that is no more than a tail of `common` tokens.
@@ -293,6 +337,7 @@ class RadixTree:
         """Take a leaf from its parent, which is returned."""
         parent = leaf.parent
         assert parent is not None, "a root is no leaf"
+        parent.last_used = max(parent.last_used, leaf.last_used)  # who used the one used the other
         at = bisect_left(parent.children, self._first_block(leaf), key=self._first_block)
         del parent.children[at]
         self._forget(leaf)

@@ -270,7 +270,8 @@ class KVStore:
             self._drop(adopted)
             return fresh
         table = BlockTable(self._block_size, (*adopted, *fresh))
-        lease = Lease(namespace, tokens, table, adopted_tokens, adopted_tokens)
+        indexed_blocks = adopted_tokens // self._block_size
+        lease = Lease(namespace, tokens, table, adopted_tokens, adopted_tokens, indexed_blocks)
         for group in self._groups:
             hold, orders = group.admit(table, adopted_tokens, len(tokens))
             lease.holds += (hold,)
@@ -316,24 +317,39 @@ class KVStore:
         It may be another's, which begins with the same tokens as the lease's own and goes on
         otherwise; then it carries from now on what the lease's own does up to here.
         """
-        n_tokens = lease.written_tokens
-        match = self._index.match(lease.namespace, lease.tokens.packed(0, n_tokens))
-        if match.n_tokens < n_tokens:
-            return None
-        index, before = divmod(n_tokens - 1, self._block_size)
-        own, indexed = lease.table[index], match.blocks[-1]
-        if own != indexed:
+        index, before = divmod(lease.written_tokens - 1, self._block_size)
+        indexed = self._indexed_block(lease, index)
+        own = lease.table[index]
+        if indexed is not None and own != indexed:
             self._carry_over(own, indexed, before + 1)
         return indexed
 
-    def _insert(self, lease: Lease, n_tokens: int) -> None:
-        blocks = lease.table[: blocks_for(n_tokens, self._block_size)]
-        equal = self._index.insert(lease.namespace, lease.tokens.packed(0, n_tokens), blocks)
-        self._repoint(lease, equal)
+    def _indexed_block(self, lease: Lease, index: int) -> BlockId | None:
+        """The indexed block with the lease's last tokens, which are those of its `index`-th."""
+        packed = lease.tokens.packed(index * self._block_size, lease.written_tokens)
+        if index and self._pool.is_kept(above := lease.table[index - 1]):
+            return self._index.holder_behind(above, packed)
+        match = self._index.match(lease.namespace, lease.tokens.packed(0, lease.written_tokens))
+        return match.blocks[-1] if match.n_tokens == lease.written_tokens else None
 
-    def _repoint(self, lease: Lease, blocks: Sequence[BlockId]) -> None:
-        """Let the table begin with `blocks`, which hold the same tokens as its own."""
-        for i, block in enumerate(blocks):
+    def _insert(self, lease: Lease, n_tokens: int) -> None:
+        """Index the first `n_tokens` tokens, going on behind what is indexed already."""
+        first = lease.indexed_blocks
+        above = lease.table[first - 1] if first else None
+        if above is not None and not self._pool.is_kept(above):
+            first, above = 0, None  # the index has been cleared meanwhile
+        packed = lease.tokens.packed(first * self._block_size, n_tokens)
+        blocks = lease.table[first : blocks_for(n_tokens, self._block_size)]
+        if above is None:
+            equal = self._index.insert(lease.namespace, packed, blocks)
+        else:
+            equal = self._index.insert_behind(above, packed, blocks)
+        self._repoint(lease, first, equal)
+        lease.indexed_blocks = n_tokens // self._block_size
+
+    def _repoint(self, lease: Lease, first: int, blocks: Sequence[BlockId]) -> None:
+        """Let the table go on from `first` with `blocks`, which hold the same tokens as its own."""
+        for i, block in enumerate(blocks, first):
             if (own := lease.table[i]) != block:
                 for hold in lease.holds:
                     hold.repoint(own, block)

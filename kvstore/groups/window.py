@@ -37,9 +37,10 @@ class WindowHold:
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
     ) -> Sequence[Order]:
+        first = max(self.first, written_tokens // table.block_size)  # none above is copied
         orders = [
             self._fork(index, copy)
-            for index in range(self.first, self.first + len(self.slots))
+            for index in range(first, self.first + len(self.slots))
             if (copy := copies.get(table[index])) is not None
         ]
         end = blocks_for(written_tokens + n_tokens, table.block_size)

@@ -1,0 +1,201 @@
+"""What the bookkeeping of a step costs beside long contexts. No model, no tensors.
+
+    python -m load_tests.bench_steps [--json PATH]
+
+So many sequences decode at once, each with the given context. They begin with one prompt, off whose
+path a short branch leaves at every block, so that the path is as fragmented as it can be. A step is
+`plan` and `commit`; the result in between is made up. With groups the store has a sliding window
+and recurrent states as well. Times are the thread's own, in milliseconds over the steps, in
+which each sequence completes some blocks.
+"""
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from engine.detokenizer import Detokenizer
+from engine.output import OutputFactory
+from engine.scheduler import Scheduler
+from engine.sharing import WaitForTwins
+from engine.step import SampledToken, StepPlan, StepResult
+from engine.types import Request, SamplingParams
+from engine.validation import Limits
+from kvstore.block_pool import BlockPool
+from kvstore.groups.group import Group
+from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.window import WindowGroup, lease_slots
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from load_tests.report import Table
+
+BLOCK_SIZE_TOKENS = 32
+WINDOW_TOKENS = 1024
+STEP_TOKENS = 2048
+VOCABULARY = 150_000
+CASES = ((1, 32_768), (32, 32_768), (256, 4_096), (256, 32_768))
+"""Sequences, tokens of context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    sequences: int
+    context_tokens: int
+    groups: str
+    penalties: str
+    median_milliseconds: float
+    p99_milliseconds: float
+    most_milliseconds: float
+
+
+class Silent:
+    """A Detokenizer whose tokens have no text."""
+
+    def add(self, token_id: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+def silent(request: Request) -> Detokenizer:
+    return Silent()
+
+
+class Workload:
+    """Sequences that have computed their prompts and decode from now on."""
+
+    def __init__(
+        self, sequences: int, context_tokens: int, has_groups: bool, sampling: SamplingParams
+    ) -> None:
+        self._random = random.Random(sequences * context_tokens)
+        self._prompt = self._tokens(context_tokens)
+        n_blocks = context_tokens // BLOCK_SIZE_TOKENS
+        pool = BlockPool(4 * n_blocks + 64 * sequences)
+        self.store = KVStore(
+            pool,
+            RadixTree(pool, BLOCK_SIZE_TOKENS),
+            BLOCK_SIZE_TOKENS,
+            self._groups(sequences) if has_groups else (),
+        )
+        limits = Limits(
+            vocab_size=VOCABULARY,
+            max_context_tokens=2 * context_tokens,
+            arena_tokens=pool.n_blocks * BLOCK_SIZE_TOKENS,
+            max_running=sequences,
+            max_waiting=2 * sequences,  # a client may take half
+            step_tokens=max(STEP_TOKENS, sequences),
+        )
+        self._scheduler = Scheduler(
+            self.store,
+            WaitForTwins(BLOCK_SIZE_TOKENS, self.store.checkpoint),
+            OutputFactory(frozenset(), silent),
+            limits,
+            lambda: 7,
+        )
+        self._fill(context_tokens)
+        for index in range(sequences):
+            # They differ in length so that some complete a block in every step.
+            prompt = [*self._prompt[: context_tokens - index % BLOCK_SIZE_TOKENS], index]
+            self._add(f"running-{index}", prompt, context_tokens // 2, sampling)
+        while self._scheduler.n_waiting or self._has_prompts():
+            self.step()
+
+    def step(self) -> float:
+        """Seconds that planning and committing take."""
+        start = time.thread_time()
+        plan = self._scheduler.plan()
+        planned = time.thread_time()
+        result = self._result(plan)
+        computed = time.thread_time()
+        self._scheduler.take_admissions()
+        self._scheduler.commit(plan, result)
+        return planned - start + time.thread_time() - computed
+
+    def _groups(self, sequences: int) -> Sequence[Group]:
+        n_slots = 2 * sequences * lease_slots(WINDOW_TOKENS, BLOCK_SIZE_TOKENS, STEP_TOKENS)
+        return (
+            WindowGroup(0, WINDOW_TOKENS, n_slots, BLOCK_SIZE_TOKENS, STEP_TOKENS),
+            RecurrentGroup(sequences, sequences, BLOCK_SIZE_TOKENS, 1024),
+        )
+
+    def _fill(self, context_tokens: int) -> None:
+        for depth in range(0, context_tokens, BLOCK_SIZE_TOKENS):
+            branch = self._tokens(BLOCK_SIZE_TOKENS)
+            self._add(f"branch-{depth}", self._prompt[:depth] + branch, 1, SamplingParams())
+            while self._scheduler.has_work:
+                self.step()
+
+    def _add(self, name: str, prompt: list[int], max_tokens: int, sampling: SamplingParams) -> None:
+        self._scheduler.add(Request(name, tuple(prompt), max_tokens, sampling=sampling))
+
+    def _has_prompts(self) -> bool:
+        return any(sequence.remaining_tokens > 1 for sequence in self._scheduler.running)
+
+    def _tokens(self, n_tokens: int) -> list[int]:
+        return self._random.choices(range(VOCABULARY), k=n_tokens)
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        sampling = [row.sequence_id for row in plan.rows if row.sample is not None]
+        return StepResult(
+            {key: SampledToken(self._random.randrange(VOCABULARY)) for key in sampling}, {}
+        )
+
+
+def measure(
+    sequences: int, context_tokens: int, has_groups: bool, sampling: SamplingParams, n_steps: int
+) -> Figures:
+    workload = Workload(sequences, context_tokens, has_groups, sampling)
+    times = sorted(1e3 * workload.step() for _ in range(n_steps))
+    return Figures(
+        sequences=sequences,
+        context_tokens=context_tokens,
+        groups="window, states" if has_groups else "none",
+        penalties="all" if sampling.repetition_penalty != 1.0 else "none",
+        median_milliseconds=statistics.median(times),
+        p99_milliseconds=times[len(times) * 99 // 100],
+        most_milliseconds=times[-1],
+    )
+
+
+def table(all_figures: Sequence[Figures]) -> Table:
+    columns = ("sequences", "context", "groups", "penalties", "median ms", "p99 ms", "most ms")
+    rows = (
+        (
+            str(figures.sequences),
+            f"{figures.context_tokens:,}",
+            figures.groups,
+            figures.penalties,
+            f"{figures.median_milliseconds:.2f}",
+            f"{figures.p99_milliseconds:.2f}",
+            f"{figures.most_milliseconds:.2f}",
+        )
+        for figures in all_figures
+    )
+    return Table(columns, tuple(rows))
+
+
+def main(
+    steps: int = 128,
+    json_path: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Measure steps of several numbers of sequences, with and without groups and penalties."""
+    plain = SamplingParams()
+    penalised = SamplingParams(repetition_penalty=1.1, presence_penalty=0.5)
+    all_figures = [measure(*case, False, plain, steps) for case in CASES]
+    all_figures.append(measure(*CASES[-1], True, plain, steps))
+    all_figures.append(measure(*CASES[-1], True, penalised, steps))
+    Console(width=100).print(table(all_figures).rich())
+    if json_path is not None:
+        json_path.write_text(json.dumps([asdict(figures) for figures in all_figures], indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
