@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from kvstore.block_table import blocks_for
-from kvstore.radix_tree import Node
+from kvstore.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import BlockId

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from kvstore.radix_tree import Match, Node
+from kvstore.radix_node import Match, Node
 from kvstore.types import BlockId, Namespace
 
 

@@ -14,59 +14,13 @@ neighbour of the place where that run would stand.
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import count
 
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import blocks_for
+from kvstore.radix_node import Match, Node, Root
 from kvstore.tokens import TOKEN_BYTES, common_tokens
 from kvstore.types import BlockId, Namespace
-
-
-class Node:
-    """One edge of the tree. `packed` are its tokens, `blocks` their blocks, in order."""
-
-    __slots__ = ("blocks", "children", "last_used", "packed", "parent", "queued", "serial")
-
-    def __init__(
-        self, serial: int, parent: "Node | None", packed: bytes | bytearray, last_used: int
-    ) -> None:
-        self.serial = serial
-        self.parent = parent
-        self.packed = bytearray(packed)
-        self.blocks: list[BlockId] = []
-        self.children: list[Node] = []
-        self.last_used = last_used
-        self.queued = False  # has its one entry in the eviction queue
-
-
-class Root(Node):
-    """Where the prefixes of one namespace begin. Has no edge."""
-
-    __slots__ = ("namespace",)
-
-    def __init__(self, serial: int, namespace: Namespace) -> None:
-        super().__init__(serial, None, b"", 0)
-        self.namespace = namespace
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest indexed prefix of a run of tokens.
-
-    `blocks` hold its `n_tokens` tokens; the last one may hold more, or other tokens behind them.
-    """
-
-    n_tokens: int
-    blocks: tuple[BlockId, ...]
-    path: tuple[Node, ...]
-
-    def until(self, n_tokens: int, block_size: int) -> "Match":
-        """What there is of it in the first `n_tokens` tokens."""
-        blocks = self.blocks[: blocks_for(n_tokens, block_size)]
-        above = accumulate((len(node.blocks) for node in self.path), initial=0)
-        path = [node for node, start in zip(self.path, above, strict=False) if start < len(blocks)]
-        return Match(n_tokens, blocks, tuple(path))
 
 
 class RadixTree:

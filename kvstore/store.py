@@ -18,7 +18,8 @@ from kvstore.block_table import BlockTable, blocks_for
 from kvstore.groups.group import Group
 from kvstore.lease import Lease, Refusal
 from kvstore.prefix_index import PrefixIndex
-from kvstore.radix_tree import Match
+from kvstore.publication import Publication
+from kvstore.radix_node import Match
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
 
@@ -44,6 +45,7 @@ class KVStore:
         self._pool = pool
         self._index = index
         self._block_size = block_size
+        self._published = Publication(pool, index, block_size)
         self._groups = tuple(groups)
         self._leases: set[Lease] = set()
         self._orders: list[Order] = []  # of groups, for the next step
@@ -318,34 +320,14 @@ class KVStore:
         otherwise; then it carries from now on what the lease's own does up to here.
         """
         index, before = divmod(lease.written_tokens - 1, self._block_size)
-        indexed = self._indexed_block(lease, index)
-        own = lease.table[index]
+        indexed, own = self._published.holder(lease), lease.table[index]
         if indexed is not None and own != indexed:
             self._carry_over(own, indexed, before + 1)
         return indexed
 
-    def _indexed_block(self, lease: Lease, index: int) -> BlockId | None:
-        """The indexed block with the lease's last tokens, which are those of its `index`-th."""
-        packed = lease.tokens.packed(index * self._block_size, lease.written_tokens)
-        if index and self._pool.is_kept(above := lease.table[index - 1]):
-            return self._index.holder_behind(above, packed)
-        match = self._index.match(lease.namespace, lease.tokens.packed(0, lease.written_tokens))
-        return match.blocks[-1] if match.n_tokens == lease.written_tokens else None
-
     def _insert(self, lease: Lease, n_tokens: int) -> None:
-        """Index the first `n_tokens` tokens, going on behind what is indexed already."""
-        first = lease.indexed_blocks
-        above = lease.table[first - 1] if first else None
-        if above is not None and not self._pool.is_kept(above):
-            first, above = 0, None  # the index has been cleared meanwhile
-        packed = lease.tokens.packed(first * self._block_size, n_tokens)
-        blocks = lease.table[first : blocks_for(n_tokens, self._block_size)]
-        if above is None:
-            equal = self._index.insert(lease.namespace, packed, blocks)
-        else:
-            equal = self._index.insert_behind(above, packed, blocks)
+        first, equal = self._published.insert(lease, n_tokens)
         self._repoint(lease, first, equal)
-        lease.indexed_blocks = n_tokens // self._block_size
 
     def _repoint(self, lease: Lease, first: int, blocks: Sequence[BlockId]) -> None:
         """Let the table go on from `first` with `blocks`, which hold the same tokens as its own."""

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -12,11 +13,15 @@ from kvstore.block_pool import BlockPool
 from kvstore.lease import Refusal
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
-from kvstore.tokens import Tokens
-from kvstore.types import Namespace
-from tests.unit.kv_helpers import NS, admit, compute, drain, fork, make_store, run_of, serve
+from kvstore.tokens import TOKEN_BYTES, Tokens
+from kvstore.types import BlockId, Namespace
+from tests.unit.kv_helpers import NS, admit, compute, drain, extend, fork, make_store, run_of, serve
 
 A, B, C = run_of(1000, 16), run_of(2000, 16), run_of(3000, 16)
+
+
+def packed(tokens: list[int]) -> bytes:
+    return Tokens(tokens).packed(0, len(tokens))
 
 
 def hits(store: KVStore, tokens: list[int]) -> int:
@@ -340,3 +345,112 @@ def test_probes_and_refusals_do_not_change_what_is_evicted_when(
             case Refuse(prompt):
                 assert isinstance(store.admit(NS, Tokens(prompt + [9] * 20)), Refusal)
     assert drain(store) == drain(undisturbed)
+
+
+class TestBehind:
+    """A block may be indexed behind another without a walk from the root."""
+
+    def test_a_leaf_grows(self) -> None:
+        pool = BlockPool(8)
+        tree = RadixTree(pool, 4)
+        above, new = pool.allocate(2), pool.allocate(1)
+        tree.insert(NS, packed(A[:8]), above)
+        assert tree.insert_behind(above[1], packed(A[8:12]), new) == ()
+        assert tree.match(NS, packed(A[:12])).blocks == (*above, *new)
+        assert tree.n_nodes == 1
+
+    def test_it_branches_off_in_the_middle_of_a_run(self) -> None:
+        pool = BlockPool(8)
+        tree = RadixTree(pool, 4)
+        run, new = pool.allocate(3), pool.allocate(2)
+        tree.insert(NS, packed(A[:12]), run)
+        assert tree.insert_behind(run[0], packed(B[:8]), new) == ()
+        assert tree.match(NS, packed(A[:12])).blocks == tuple(run)
+        assert tree.match(NS, packed(A[:4] + B[:8])).blocks == (run[0], *new)
+
+    def test_what_the_run_goes_on_with_is_equal(self) -> None:
+        pool = BlockPool(8)
+        tree = RadixTree(pool, 4)
+        run, new = pool.allocate(3), pool.allocate(3)
+        tree.insert(NS, packed(A[:12]), run)
+        assert tree.insert_behind(run[0], packed(A[4:8] + B[:8]), new) == (run[1],)
+        assert tree.match(NS, packed(A[:8] + B[:8])).blocks == (*run[:2], *new[1:])
+        assert tree.insert_behind(run[0], packed(A[4:8]), new[:1]) == (run[1],)
+
+    def test_a_longer_tail_takes_the_place_of_the_run_s(self) -> None:
+        pool = BlockPool(8)
+        tree = RadixTree(pool, 4)
+        run, new = pool.allocate(3), pool.allocate(1)
+        tree.insert(NS, packed(A[:10]), run)
+        assert tree.insert_behind(run[1], packed(A[8:11]), new) == ()
+        assert tree.match(NS, packed(A[:11])).blocks == (*run[:2], *new)
+        assert not pool.is_kept(run[2])
+
+    def test_what_is_used_behind_it_keeps_a_run_from_eviction(self) -> None:
+        store = make_store(6)
+        lease = admit(store, A[:8])
+        compute(store, lease)
+        serve(store, B[:8])
+        store.donate(lease)  # served before B, and used after it
+        evict(store, 2)
+        assert [hits(store, prompt[:8]) for prompt in (A, B)] == [8, 0]
+
+    def test_what_stands_above_was_used_as_late_as_what_was_published_behind_it(self) -> None:
+        store = make_store(16)
+        serve(store, A[:4] + B[:4])
+        serve(store, A[:4] + B[8:12])
+        user = admit(store, A[:4] + B[:4] + C[:8])
+        other = admit(store, C[8:12])
+        compute(store, other)
+        compute(store, user)
+        store.donate(user)
+        evict(store, 4)  # both branches; the other prompt is held
+        store.release(other)
+        evict(store, 1)
+        assert [hits(store, prompt) for prompt in (A[:4], C[8:12])] == [4, 0]
+
+    def test_whose_block_holds_what_follows(self) -> None:
+        pool = BlockPool(8)
+        tree = RadixTree(pool, 4)
+        run = pool.allocate(3)
+        tree.insert(NS, packed(A[:10]), run)
+        assert tree.holder_behind(run[0], packed(A[4:7])) == run[1]
+        assert tree.holder_behind(run[1], packed(A[8:10])) == run[2]
+        assert tree.holder_behind(run[1], packed(A[8:11])) is None
+        assert tree.holder_behind(run[1], packed(B[:1])) is None
+
+
+class Recording(RadixTree):
+    """Notes how many bytes of tokens it is given for each insertion."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        super().__init__(pool, block_size)
+        self.given: list[int] = []
+
+    def insert(
+        self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
+    ) -> tuple[BlockId, ...]:
+        self.given.append(len(packed))
+        return super().insert(namespace, packed, blocks)
+
+    def insert_behind(
+        self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
+    ) -> tuple[BlockId, ...]:
+        self.given.append(len(packed))
+        return super().insert_behind(block, packed, blocks)
+
+
+def test_a_block_is_published_alone_however_long_the_prompt() -> None:
+    pool = BlockPool(32)
+    index = Recording(pool, 4)
+    store = KVStore(pool, index, 4)
+    prompt = run_of(5000, 64)
+    lease = admit(store, prompt)
+    for written in range(4, 65, 4):
+        extend(store, lease, 4)
+        store.publish(lease, written)
+    assert index.given == [4 * TOKEN_BYTES] * 16
+    store.clear()
+    store.donate(lease)
+    assert index.given[-1] == 64 * TOKEN_BYTES  # what was forgotten is indexed again
+    assert hits(store, prompt) == 64
