@@ -3,7 +3,7 @@
 Layout per layer, K and V each: `[blocks, kv_heads, block_size, dim]`. One block of one layer is one
 contiguous run of memory, so a copy is a single memcpy and the pool viewed as
 `[blocks * kv_heads, block_size, dim]` can be read block by block without moving it. The layout is
-this file's secret and was chosen by measurement (`load_tests/bench_arena.py`).
+this file's secret and was chosen by measurement (`load_tests/bench/arena.py`).
 
 MLX writes into an array in place only while nobody else refers to it. Every operation below
 therefore rebinds its array at once and hands out no second reference that outlives a step.

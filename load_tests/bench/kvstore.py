@@ -1,6 +1,6 @@
 """What the KV store costs with a large index. No model, no tensors.
 
-    python -m load_tests.bench_kvstore [--json PATH]
+    python -m load_tests.bench.kvstore [--json PATH]
 
 The index holds a base prompt with about as many branches, at random depths, as it has blocks, so
 that its path has hundreds of nodes, and unrelated prompts of mixed lengths up to the given number

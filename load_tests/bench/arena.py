@@ -1,6 +1,6 @@
 """What the arena's operations cost, whatever its size, and how its layout compares. No model.
 
-    python -m load_tests.bench_arena
+    python -m load_tests.bench.arena
 
 One layer of 4 KV heads of 64, blocks of 32 tokens, float32. Times are medians in microseconds.
 """

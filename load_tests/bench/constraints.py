@@ -1,6 +1,6 @@
 """What grammars cost: 8 rows free and 8 held to one schema; 8 free rows beside 8 of either kind.
 
-    python -m load_tests.bench_constraints
+    python -m load_tests.bench.constraints
 
 In process, on the demonstration model and on a random checkpoint of 151,936 tokens, as Qwen's. The
 kinds alternate, so that what else the machine does is the same for all. Ratios are of one round's

@@ -1,6 +1,6 @@
 """What the bookkeeping of a step costs beside long contexts. No model, no tensors.
 
-    python -m load_tests.bench_steps [--json PATH]
+    python -m load_tests.bench.steps [--json PATH]
 
 So many sequences decode at once, each with the given context. They begin with one prompt, off whose
 path a short branch leaves at every block, so that the path is as fragmented as it can be. A step is
