@@ -107,6 +107,10 @@ def _leases(store: KVStore) -> Iterator[str]:
     for lease in store.leases:
         if lease.written_tokens > len(lease.table) * store.block_size:
             yield f"{lease.written_tokens} tokens written in {len(lease.table)} blocks"
+        written_blocks = lease.written_tokens // store.block_size
+        for block in lease.table[written_blocks : lease.writable_tokens // store.block_size]:
+            if (references := store.pool.count(block)) != 1:
+                yield f"block {block} is to be written, and has {references} references"
         for i, block in enumerate(lease.table):
             written = min((i + 1) * store.block_size, lease.written_tokens)
             if block not in indexed or written <= i * store.block_size:

@@ -13,7 +13,8 @@ class Lease:
     """The KV of one sequence. Only the store changes it; its owner reads.
 
     `tokens` belongs to the sequence and grows as it generates. Positions [0, cached_tokens) were
-    adopted; [0, written_tokens) hold KV that was adopted or that a step has computed. The first
+    adopted; [0, written_tokens) hold KV that was adopted or that a step has computed;
+    positions from there to `writable_tokens` are in blocks that nobody else refers to. The first
     `indexed_blocks` blocks are in the index, unless that has been cleared. `holds` are its shares
     of the store's groups, in their order.
     """
@@ -23,6 +24,7 @@ class Lease:
     table: BlockTable
     cached_tokens: int
     written_tokens: int
+    writable_tokens: int
     indexed_blocks: int
     holds: tuple[Hold, ...] = ()
 

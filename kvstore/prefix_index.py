@@ -25,6 +25,8 @@ class PrefixIndex(Protocol):
         self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]: ...
 
+    def has_whole(self, block: BlockId) -> bool: ...
+
     def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None: ...
 
     def evict(self) -> BlockId | None: ...
@@ -56,6 +58,9 @@ class NoIndex:
         self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
         return ()
+
+    def has_whole(self, block: BlockId) -> bool:
+        return False
 
     def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
         return None

@@ -1,6 +1,5 @@
 """The way of a lease's blocks into the index."""
 
-from kvstore.block_pool import BlockPool
 from kvstore.block_table import blocks_for
 from kvstore.lease import Lease
 from kvstore.prefix_index import PrefixIndex
@@ -10,8 +9,7 @@ from kvstore.types import BlockId
 class Publication:
     """Goes on behind what is indexed of a lease, so that a block costs the same at any depth."""
 
-    def __init__(self, pool: BlockPool, index: PrefixIndex, block_size: int) -> None:
-        self._pool = pool
+    def __init__(self, index: PrefixIndex, block_size: int) -> None:
         self._index = index
         self._block_size = block_size
 
@@ -43,9 +41,9 @@ class Publication:
         return match.blocks[-1] if match.n_tokens == written_tokens else None
 
     def _indexed(self, lease: Lease, entry: int) -> BlockId | None:
-        """The block of that entry of the table, if there is one and the index has it (still: it
-        may have been cleared).
+        """The block of that entry of the table, if there is one and the index has all of it: it may
+        have been cleared since, and then have got a part of the block from a fork.
         """
-        if entry < 0 or not self._pool.is_kept(block := lease.table[entry]):
+        if entry < 0 or not self._index.has_whole(block := lease.table[entry]):
             return None
         return block

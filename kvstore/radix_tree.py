@@ -60,6 +60,13 @@ class RadixTree:
                 break
         return Match(n_tokens, tuple(blocks), tuple(path))
 
+    def has_whole(self, block: BlockId) -> bool:
+        """Whether the block is indexed, and not as a tail."""
+        node = self._node_of.get(block)
+        if node is None:
+            return False
+        return node.blocks[-1] != block or len(node.packed) == len(node.blocks) * self._block_bytes
+
     def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
         """The indexed block that holds `packed`, up to a block of tokens behind a whole `block`."""
         node: Node | None = self._node_of[block]

@@ -45,7 +45,7 @@ class KVStore:
         self._pool = pool
         self._index = index
         self._block_size = block_size
-        self._published = Publication(pool, index, block_size)
+        self._published = Publication(index, block_size)
         self._groups = tuple(groups)
         self._leases: set[Lease] = set()
         self._orders: list[Order] = []  # of groups, for the next step
@@ -134,6 +134,7 @@ class KVStore:
         needed = fresh_blocks + (1 if n_tokens % self._block_size else 0) + spare_blocks
         if needed > self.available_blocks:
             return Refusal(needed, self.available_blocks)
+        lease.writable_tokens = 0  # the last block that it has begun is shared now
         return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
 
     def stride(self, lease: Lease, n_tokens: int) -> int:
@@ -155,23 +156,12 @@ class KVStore:
         are for the next step, whoever runs in it; among them are those that admissions and saved
         states have left since the last call.
         """
-        first = lease.written_tokens // self._block_size
-        end = blocks_for(lease.written_tokens + n_tokens, self._block_size)
-        shared = [i for i in range(first, min(end, len(lease.table))) if self._is_shared(lease, i)]
-        fresh_blocks = max(end - len(lease.table), 0)
-        blocks = self._take(len(shared) + fresh_blocks)
-        if isinstance(blocks, Refusal):
-            return blocks
-        lease.table.append(blocks[len(shared) :])
-        copies = []
-        for i, target in zip(shared, blocks, strict=False):
-            source = lease.table.repoint(i, target)
-            copied_tokens = max(lease.written_tokens - i * self._block_size, 0)
-            copies.append(CopyBlock(source, target, copied_tokens))
-            self._carry_over(source, target, copied_tokens)
-        self._extend_holds(lease, n_tokens, copies)
+        copies = self._make_writable(lease, lease.written_tokens + n_tokens)
+        if isinstance(copies, Refusal):
+            return copies
+        if lease.holds:
+            self._extend_holds(lease, n_tokens, copies)
         self._drop([copy.source for copy in copies])
-        self.counters.cow_copies += len(copies)
         orders, self._orders = self._orders, []
         return (*copies, *orders)
 
@@ -273,7 +263,7 @@ class KVStore:
             return fresh
         table = BlockTable(self._block_size, (*adopted, *fresh))
         indexed_blocks = adopted_tokens // self._block_size
-        lease = Lease(namespace, tokens, table, adopted_tokens, adopted_tokens, indexed_blocks)
+        lease = Lease(namespace, tokens, table, adopted_tokens, adopted_tokens, 0, indexed_blocks)
         for group in self._groups:
             hold, orders = group.admit(table, adopted_tokens, len(tokens))
             lease.holds += (hold,)
@@ -290,6 +280,27 @@ class KVStore:
                 return Refusal(n_blocks, self._pool.n_free)
             self.counters.evictions += 1
         return self._pool.allocate(n_blocks)
+
+    def _make_writable(self, lease: Lease, end_tokens: int) -> Sequence[CopyBlock] | Refusal:
+        """Blocks of the lease's own for what it has not written, up to `end_tokens`."""
+        if end_tokens <= lease.writable_tokens:
+            return ()
+        first = lease.written_tokens // self._block_size
+        end = blocks_for(end_tokens, self._block_size)
+        shared = [i for i in range(first, min(end, len(lease.table))) if self._is_shared(lease, i)]
+        blocks = self._take(len(shared) + max(end - len(lease.table), 0))
+        if isinstance(blocks, Refusal):
+            return blocks
+        lease.table.append(blocks[len(shared) :])
+        lease.writable_tokens = end * self._block_size
+        copies = []
+        for i, target in zip(shared, blocks, strict=False):
+            source = lease.table.repoint(i, target)
+            copied_tokens = max(lease.written_tokens - i * self._block_size, 0)
+            copies.append(CopyBlock(source, target, copied_tokens))
+            self._carry_over(source, target, copied_tokens)
+        self.counters.cow_copies += len(copies)
+        return copies
 
     def _drop(self, blocks: Sequence[BlockId]) -> None:
         self._index.offer(self._pool.drop(blocks))

@@ -420,6 +420,20 @@ class TestBehind:
         assert tree.holder_behind(run[1], packed(B[:1])) is None
 
 
+def test_a_block_of_which_a_fork_has_left_a_part_is_indexed_whole_again() -> None:
+    store = make_store(16)
+    lease = admit(store, A[:8])
+    compute(store, lease)
+    store.clear()
+    other = fork(store, lease, A[:7], 7)
+    store.donate(other)  # the second block as a tail
+    lease.tokens.append(A[8])
+    compute(store, lease)
+    store.donate(lease)
+    invariants.check_idle(store)
+    assert hits(store, A[:9]) == 9
+
+
 class Recording(RadixTree):
     """Notes how many bytes of tokens it is given for each insertion."""
 
