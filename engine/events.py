@@ -1,12 +1,12 @@
 """What callers are told of a sequence. Pure functions."""
 
-from engine.output import Piece
-from engine.sequence import Sequence
+from engine.output import TextDelta
+from engine.sequence import LiveSequence
 from engine.step import SampledToken
 from engine.types import FinishReason, OutputEvent, TokenLogprob, Usage
 
 
-def admission(sequence: Sequence) -> OutputEvent:
+def admission(sequence: LiveSequence) -> OutputEvent:
     """It is computed from now on, or will be as soon as its turn comes in a step."""
     return OutputEvent(
         request_id=sequence.request.id,
@@ -15,22 +15,22 @@ def admission(sequence: Sequence) -> OutputEvent:
     )
 
 
-def token(sequence: Sequence, sampled: SampledToken, piece: Piece) -> OutputEvent:
+def token(sequence: LiveSequence, sampled: SampledToken, delta: TextDelta) -> OutputEvent:
     """A token that it has taken, with the text that can be shown for it."""
     return OutputEvent(
         request_id=sequence.request.id,
         index=sequence.index,
-        text=piece.text,
+        text=delta.text,
         token_ids=(sampled.token_id,),
         logprobs=(sampled.logprob,) if sampled.logprob else (),
         prompt_logprobs=_prompt_logprobs(sequence) if sequence.output_tokens == 1 else None,
-        finish_reason=piece.finish_reason,
-        stopped_by=piece.stopped_by,
-        usage=sequence.usage if piece.finish_reason else None,
+        finish_reason=delta.finish_reason,
+        stopped_by=delta.stopped_by,
+        usage=sequence.usage if delta.finish_reason else None,
     )
 
 
-def end(sequence: Sequence, reason: FinishReason) -> OutputEvent:
+def end(sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
     """It has ended without another token."""
     return OutputEvent(
         request_id=sequence.request.id,
@@ -41,7 +41,7 @@ def end(sequence: Sequence, reason: FinishReason) -> OutputEvent:
     )
 
 
-def failure(sequence: Sequence, message: str) -> OutputEvent:
+def failure(sequence: LiveSequence, message: str) -> OutputEvent:
     """It could not be computed."""
     return OutputEvent(
         request_id=sequence.request.id,
@@ -52,7 +52,7 @@ def failure(sequence: Sequence, message: str) -> OutputEvent:
     )
 
 
-def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob | None, ...] | None:
+def _prompt_logprobs(sequence: LiveSequence) -> tuple[TokenLogprob | None, ...] | None:
     if sequence.request.prompt_logprobs is None:
         return None
     return (None, *sequence.prompt_scores)

@@ -10,15 +10,15 @@ from engine.constraints.compiler import GrammarCompiler
 from engine.constraints.masks import MaskFiller
 from engine.constraints.vocabulary import Vocabulary
 from engine.detokenizer import detokenizer_factory
-from engine.groups import build_groups
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import ModelError
-from engine.mlx_backend.source import find_checkpoint
+from engine.mlx_backend.loading.source import find_checkpoint
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sharing import NoSharing, WaitForTwins
+from engine.storage_sizes import build_groups
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import EngineConfig

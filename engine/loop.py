@@ -7,13 +7,13 @@ from math import ceil
 from engine.api import QueueFull
 from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.masks import MaskFiller
-from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.runner import ModelRunner, RunnerLost
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequence import LiveSequence
 from engine.stats import clear, loop_stats
 from engine.step import Masks, SequenceId
+from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
 from engine.types import Cleared, LoopStats, OutputEvent, Request
 from engine.waiting import NoRoom
@@ -141,5 +141,5 @@ class EngineLoop:
     def _publish(self) -> None:
         self.stats = loop_stats(self.scheduler, self._sizes)
 
-    def live(self) -> tuple[Sequence, ...]:
+    def live(self) -> tuple[LiveSequence, ...]:
         return self.scheduler.running + self.scheduler.waiting

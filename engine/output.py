@@ -9,7 +9,7 @@ from engine.types import FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextDelta:
     """Text that became safe to show, and why the sequence ends with it, if it does."""
 
     text: str
@@ -31,31 +31,31 @@ class Output:
         self._stop = StopChecker(request.stop)
         self._n_tokens = 0
 
-    def add(self, token_id: int) -> Piece:
+    def add(self, token_id: int) -> TextDelta:
         """The text that the token completes. A stop token has none."""
         self._n_tokens += 1
         if token_id in self._stop_token_ids:
             return self._end("", FinishReason.STOP, token_id)
         text = self._detokenizer.add(token_id)
         if self._n_tokens < self._request.sampling.min_tokens:
-            return Piece(text)  # where a stop string cannot end it
+            return TextDelta(text)  # where a stop string cannot end it
         checked = self._stop.add(text)
         if checked.stopped_by is not None:
-            return Piece(checked.text, FinishReason.STOP, checked.stopped_by)
+            return TextDelta(checked.text, FinishReason.STOP, checked.stopped_by)
         if self._n_tokens < self._request.max_tokens:
-            return Piece(checked.text)
+            return TextDelta(checked.text)
         return self._end(checked.text, FinishReason.LENGTH)
 
-    def complete(self) -> Piece:
+    def complete(self) -> TextDelta:
         """What is left to show of a sequence behind whose last token nothing may follow."""
         return self._end("", FinishReason.STOP)
 
-    def _end(self, text: str, reason: FinishReason, stopped_by: int | None = None) -> Piece:
+    def _end(self, text: str, reason: FinishReason, stopped_by: int | None = None) -> TextDelta:
         """`text` and all that is still held back, unless a stop string is in it."""
         rest = self._stop.add(self._detokenizer.finish())
         if rest.stopped_by is not None:
-            return Piece(text + rest.text, FinishReason.STOP, rest.stopped_by)
-        return Piece(text + rest.text + self._stop.finish(), reason, stopped_by)
+            return TextDelta(text + rest.text, FinishReason.STOP, rest.stopped_by)
+        return TextDelta(text + rest.text + self._stop.finish(), reason, stopped_by)
 
 
 class OutputFactory:

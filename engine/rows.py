@@ -1,10 +1,10 @@
 """From a sequence to its row of a step. Pure functions."""
 
-from engine.sequence import Sequence, held_lease
+from engine.sequence import LiveSequence, held_lease
 from engine.step import Row, SampleOrder
 
 
-def next_row(sequence: Sequence, n_tokens: int) -> Row:
+def next_row(sequence: LiveSequence, n_tokens: int) -> Row:
     """The next `n_tokens` tokens of a running sequence; samples after its last one."""
     start, tokens = sequence.computed_tokens, sequence.tokens
     end = start + n_tokens
@@ -24,7 +24,7 @@ def next_row(sequence: Sequence, n_tokens: int) -> Row:
     )
 
 
-def _sample_order(sequence: Sequence) -> SampleOrder:
+def _sample_order(sequence: LiveSequence) -> SampleOrder:
     params, tokens = sequence.request.sampling, sequence.tokens
     repeats = params.repetition_penalty != 1.0
     penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0

@@ -7,21 +7,21 @@ computes some of the tokens it lacks. Running sequences come first, those that l
 before those with more, so a long prompt is computed in chunks beside the others' decodes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count
 
 from engine import events, policy
+from engine.admission import Admission, AdmissionCounters
 from engine.api import InvalidRequest
 from engine.constraints.guide import FreeGuide, Guide, GuideFactory
 from engine.output import OutputFactory
 from engine.rows import next_row
-from engine.sequence import Sequence, Status, held_lease
+from engine.sequence import LiveSequence, Status, held_lease
 from engine.sharing import Sharing
 from engine.step import Row, SampledToken, SequenceId, StepPlan, StepResult
 from engine.types import FinishReason, OutputEvent, Request
 from engine.validation import Limits, validate
-from engine.waiting import WaitingQueue
 from kvstore.actions import Order
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
@@ -33,9 +33,7 @@ from kvstore.types import Namespace
 class SchedulerCounters:
     """Counted since start; they only grow."""
 
-    queried_prompt_tokens: int = 0  # of those that may adopt
     computed_prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
@@ -68,16 +66,15 @@ class Scheduler:
         model: str = "",
     ) -> None:
         self._store = store
-        self._sharing = sharing
+        self._admission = Admission(store, sharing, limits)
         self._outputs = outputs
         self._limits = limits
         self._draw_seed = draw_seed
         self._model = model
         self._ids = count()
-        self._waiting = WaitingQueue(limits.max_waiting)
-        self._running: list[Sequence] = []
-        self._requests: dict[str, list[Sequence]] = {}
-        self._live: dict[SequenceId, Sequence] = {}
+        self._running: list[LiveSequence] = []
+        self._requests: dict[str, list[LiveSequence]] = {}
+        self._live: dict[SequenceId, LiveSequence] = {}
         self._admissions: list[OutputEvent] = []
         self.counters = SchedulerCounters()
 
@@ -86,12 +83,12 @@ class Scheduler:
         return self._store
 
     @property
-    def running(self) -> tuple[Sequence, ...]:
+    def running(self) -> tuple[LiveSequence, ...]:
         return tuple(self._running)
 
     @property
-    def waiting(self) -> tuple[Sequence, ...]:
-        return tuple(self._waiting)
+    def waiting(self) -> tuple[LiveSequence, ...]:
+        return tuple(self._admission.waiting)
 
     @property
     def n_running(self) -> int:
@@ -99,13 +96,17 @@ class Scheduler:
 
     @property
     def n_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._admission.waiting)
+
+    @property
+    def admission_counters(self) -> AdmissionCounters:
+        return self._admission.counters
 
     @property
     def has_work(self) -> bool:
         return bool(self._live)
 
-    def sequence(self, sequence_id: SequenceId) -> Sequence:
+    def sequence(self, sequence_id: SequenceId) -> LiveSequence:
         """A live one."""
         return self._live[sequence_id]
 
@@ -125,17 +126,17 @@ class Scheduler:
         validate(request, self._limits)
         if request.id in self._requests:
             raise InvalidRequest(f"a request with id {request.id} is being served", "id")
-        self._waiting.check_room(request.client, request.n)
+        self._admission.waiting.check_room(request.client, request.n)
         seed = request.sampling.seed
         base_seed = self._draw_seed() if seed is None else seed
-        first: Sequence | None = None
+        first: LiveSequence | None = None
         self._requests[request.id] = []
         for index in range(request.n):
             sequence = self._new_sequence(request, index, base_seed + index, guides(), first)
             first = first or sequence
             self._requests[request.id].append(sequence)
             self._live[sequence.id] = sequence
-            self._waiting.add(sequence)
+            self._admission.waiting.add(sequence)
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End what is left of a request. What it has computed stays in the cache."""
@@ -175,9 +176,9 @@ class Scheduler:
         return [self._fail(self._live[row.sequence_id], message) for row in plan.rows]
 
     def _new_sequence(
-        self, request: Request, index: int, seed: int, guide: Guide, first: Sequence | None
-    ) -> Sequence:
-        return Sequence(
+        self, request: Request, index: int, seed: int, guide: Guide, first: LiveSequence | None
+    ) -> LiveSequence:
+        return LiveSequence(
             id=SequenceId(next(self._ids)),
             index=index,
             request=request,
@@ -191,7 +192,7 @@ class Scheduler:
         )
 
     def _schedule_running(self, draft: _Draft) -> None:
-        def order(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
+        def order(sequence: LiveSequence) -> tuple[bool, tuple[int, int]]:
             return sequence.remaining_tokens > 1, policy.admission_key(sequence)
 
         for sequence in sorted(self._running, key=order):  # Limits leave each decode a token
@@ -201,62 +202,14 @@ class Scheduler:
                 self._schedule(sequence, draft)
 
     def _schedule_waiting(self, draft: _Draft) -> None:
-        turns = self._waiting.turns(self._may_start)
-        while draft.budget_tokens > 0 and len(self._running) < self._limits.max_running:
-            sequence = next(turns, None)
-            if sequence is None:
-                return
-            lease = self._admit(sequence)
-            if isinstance(lease, Refusal):
-                return  # nobody overtakes, or a long prompt might starve
-            self._waiting.take(sequence)
-            self._sharing.forget(sequence)
-            sequence.run_with(lease)
+        admitted = self._admission.admit(len(self._running))
+        while draft.budget_tokens > 0 and (sequence := next(admitted, None)) is not None:
             if sequence.admissions == 1:
-                self._count_admission(sequence)
                 self._admissions.append(events.admission(sequence))
             self._running.append(sequence)
-            self._sharing.joined(sequence, self._possible_followers(sequence))
             self._schedule(sequence, draft)
 
-    def _may_start(self, sequence: Sequence) -> bool:
-        """Whether nobody is about to compute what it could adopt."""
-        first = sequence.first
-        if first is not None and first.is_live and first.output_tokens == 0:
-            return False
-        return not (_adopts(sequence) and self._sharing.must_wait(sequence))
-
-    def _possible_followers(self, leader: Sequence) -> Iterator[Sequence]:
-        """Its siblings are none: they wait for its first token anyway, and fork behind that."""
-        for sequence in islice(self._waiting, self._limits.max_running):
-            if _adopts(sequence) and sequence.first is not leader:
-                yield sequence
-
-    def _count_admission(self, sequence: Sequence) -> None:
-        if _adopts(sequence):
-            self.counters.queried_prompt_tokens += sequence.prompt_tokens
-        self.counters.cached_prompt_tokens += sequence.cached_tokens
-
-    def _admit(self, sequence: Sequence) -> Lease | Refusal:
-        tokens, namespace = sequence.tokens, sequence.namespace
-        spare_blocks = len(self._running)  # room for everybody's next decode
-        reserve_tokens = 1 if sequence.lacks_tokens > 1 else 0  # the last one's KV is never needed
-        if not _adopts(sequence):
-            return self._store.admit_cold(namespace, tokens, reserve_tokens, spare_blocks)
-        first = sequence.first
-        forked_tokens = sequence.prompt_tokens - 1
-        if (
-            sequence.admissions == 0
-            and first is not None
-            and first.lease is not None
-            and first.computed_tokens > forked_tokens
-        ):
-            return self._store.fork(
-                first.lease, tokens, forked_tokens, reserve_tokens, spare_blocks
-            )
-        return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks)
-
-    def _schedule(self, sequence: Sequence, draft: _Draft) -> None:
+    def _schedule(self, sequence: LiveSequence, draft: _Draft) -> None:
         """Put as much of the sequence into the step as the budget allows."""
         lease = held_lease(sequence)
         n_tokens = self._store.stride(lease, min(sequence.remaining_tokens, draft.budget_tokens))
@@ -268,59 +221,52 @@ class Scheduler:
                 return
         draft.add(next_row(sequence, n_tokens), room)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: LiveSequence) -> None:
         """Its blocks go to the cache, where it will find most of them when it comes back."""
         self._store.donate(sequence.preempt())
         self._running.remove(sequence)
-        self._sharing.left(sequence)
-        self._waiting.add(sequence)
+        self._admission.wait_again(sequence)
         self.counters.preemptions += 1
 
-    def _progress(self, sequence: Sequence, row: Row) -> None:
+    def _progress(self, sequence: LiveSequence, row: Row) -> None:
         end = row.start + len(row.tokens)
         self._store.publish(held_lease(sequence), end)
         self.counters.computed_prompt_tokens += max(min(end, sequence.prompt_tokens) - row.start, 0)
 
-    def _append(self, sequence: Sequence, sampled: SampledToken) -> OutputEvent:
-        piece = sequence.take(sampled.token_id)
+    def _append(self, sequence: LiveSequence, sampled: SampledToken) -> OutputEvent:
+        delta = sequence.take(sampled.token_id)
         self.counters.generated_tokens += 1
-        if piece.finish_reason:
+        if delta.finish_reason:
             self._retire(sequence)
-        return events.token(sequence, sampled, piece)
+        return events.token(sequence, sampled, delta)
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> OutputEvent:
+    def _end(self, sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
         """The sequence ends without another token."""
         self._retire(sequence)
         return events.end(sequence, reason)
 
-    def _fail(self, sequence: Sequence, message: str) -> OutputEvent:
+    def _fail(self, sequence: LiveSequence, message: str) -> OutputEvent:
         """Its blocks may hold anything: they are let go, not donated."""
         lease = held_lease(sequence)
         self._leave(sequence)
         self._store.release(lease)
         return events.failure(sequence, message)
 
-    def _retire(self, sequence: Sequence) -> None:
+    def _retire(self, sequence: LiveSequence) -> None:
         lease = self._leave(sequence)
         if lease is not None:
             self._store.donate(lease)
 
-    def _leave(self, sequence: Sequence) -> Lease | None:
+    def _leave(self, sequence: LiveSequence) -> Lease | None:
         """Out of every list; hands over the lease, if there is one."""
         if sequence.status is Status.RUNNING:
             self._running.remove(sequence)
-            self._sharing.left(sequence)
+            self._admission.left(sequence)
         else:
-            self._waiting.remove(sequence)
-            self._sharing.forget(sequence)
+            self._admission.withdraw(sequence)
         del self._live[sequence.id]
         siblings = self._requests[sequence.request.id]
         siblings.remove(sequence)
         if not siblings:
             del self._requests[sequence.request.id]
         return sequence.finish()
-
-
-def _adopts(sequence: Sequence) -> bool:
-    """The logits that a prompt's scores take are in no cache."""
-    return not sequence.lacks_scores

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from engine.constraints.guide import FreeGuide, Guide
-from engine.output import Output, Piece
+from engine.output import Output, TextDelta
 from engine.step import SequenceId
 from engine.types import Request, TokenLogprob, Usage
 from kvstore.lease import Lease
@@ -32,7 +32,7 @@ class IllegalTransitionError(RuntimeError):
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class LiveSequence:
     """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
 
     `tokens` are prompt and output. Progress is one number, `computed_tokens`: how many of them
@@ -48,7 +48,7 @@ class Sequence:
     seed: int
     stop_token_ids: frozenset[int]
     guide: Guide = field(default_factory=FreeGuide)
-    first: "Sequence | None" = None  # of the same request; computes the prompt for the others
+    first: "LiveSequence | None" = None  # of the same request; computes the prompt for the others
     status: Status = Status.WAITING
     lease: Lease | None = None
     cached_tokens: int = 0  # of the prompt, adopted at the first admission
@@ -96,7 +96,7 @@ class Sequence:
         too_early = self.output_tokens < self.request.sampling.min_tokens
         return tuple(self.stop_token_ids) if too_early else ()
 
-    def take(self, token_id: int) -> Piece:
+    def take(self, token_id: int) -> TextDelta:
         """The next token has been generated. Returns what can be shown."""
         self.tokens.append(token_id)
         self.guide.accept(token_id)
@@ -139,7 +139,7 @@ class Sequence:
         self.status = status
 
 
-def held_lease(sequence: Sequence) -> Lease:
+def held_lease(sequence: LiveSequence) -> Lease:
     """The lease of a running sequence."""
     assert sequence.lease is not None, f"sequence {sequence.id} is {sequence.status.name}"
     return sequence.lease

@@ -4,25 +4,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.sequence import Sequence, Status, held_lease
+from engine.sequence import LiveSequence, Status, held_lease
 from kvstore.lease import Lease
 from kvstore.tokens import common_tokens
 
 
 class Sharing(Protocol):
-    def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
+    def joined(self, sequence: LiveSequence, waiting: Iterable[LiveSequence]) -> None:
         """The sequence runs from now on; `waiting` are those that may want to share with it."""
         ...
 
-    def left(self, sequence: Sequence) -> None:
+    def left(self, sequence: LiveSequence) -> None:
         """It runs no more."""
         ...
 
-    def must_wait(self, sequence: Sequence) -> bool:
+    def must_wait(self, sequence: LiveSequence) -> bool:
         """Whether a running sequence is about to publish blocks that this one would compute."""
         ...
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: LiveSequence) -> None:
         """The sequence waits no more."""
         ...
 
@@ -34,7 +34,7 @@ class _Wait:
     Leaders up to the `compared`-th have been compared with it.
     """
 
-    leader: Sequence | None = None
+    leader: LiveSequence | None = None
     until_tokens: int = 0
     compared: int = 0
 
@@ -49,20 +49,20 @@ class WaitForTwins:
     def __init__(self, block_size: int, checkpoint: Callable[[Lease, int], None]) -> None:
         self._block_size = block_size
         self._checkpoint = checkpoint
-        self._leaders: dict[Sequence, int] = {}  # running, with the order in which they joined
+        self._leaders: dict[LiveSequence, int] = {}  # running, with the order in which they joined
         self._joined = 0
-        self._waits: dict[Sequence, _Wait] = {}
+        self._waits: dict[LiveSequence, _Wait] = {}
 
-    def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
+    def joined(self, sequence: LiveSequence, waiting: Iterable[LiveSequence]) -> None:
         self._joined += 1
         self._leaders[sequence] = self._joined
         for other in waiting:  # now, before a step runs past where they will go on
             self.must_wait(other)
 
-    def left(self, sequence: Sequence) -> None:
+    def left(self, sequence: LiveSequence) -> None:
         self._leaders.pop(sequence, None)
 
-    def must_wait(self, sequence: Sequence) -> bool:
+    def must_wait(self, sequence: LiveSequence) -> bool:
         wait = self._waits.setdefault(sequence, _Wait())
         if self._is_computing(wait):
             return True
@@ -77,7 +77,7 @@ class WaitForTwins:
             self._checkpoint(held_lease(wait.leader), wait.until_tokens)
         return self._is_computing(wait)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: LiveSequence) -> None:
         self._waits.pop(sequence, None)
 
     def _is_computing(self, wait: _Wait) -> bool:
@@ -89,7 +89,7 @@ class WaitForTwins:
         wait.leader, wait.until_tokens = None, 0
         return False
 
-    def _shared_tokens(self, leader: Sequence, follower: Sequence) -> int:
+    def _shared_tokens(self, leader: LiveSequence, follower: LiveSequence) -> int:
         """Tokens in the whole blocks that both begin with, less the follower's last token."""
         if leader.namespace != follower.namespace:
             return 0
@@ -101,14 +101,14 @@ class WaitForTwins:
 class NoSharing:
     """Nobody waits for anybody: there is no index to find the blocks in."""
 
-    def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
+    def joined(self, sequence: LiveSequence, waiting: Iterable[LiveSequence]) -> None:
         """Nothing to note."""
 
-    def left(self, sequence: Sequence) -> None:
+    def left(self, sequence: LiveSequence) -> None:
         """Nothing to note."""
 
-    def must_wait(self, sequence: Sequence) -> bool:
+    def must_wait(self, sequence: LiveSequence) -> bool:
         return False
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: LiveSequence) -> None:
         """Nothing to forget."""

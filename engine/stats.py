@@ -3,8 +3,8 @@
 `loop_stats` runs twice a step: it copies counters, whatever the cache holds and however many wait.
 """
 
-from engine.groups import StorageBytes
 from engine.scheduler import Scheduler
+from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
 from engine.types import CacheStats, Cleared, LoopStats, RequestInfo
 from kvstore.store import KVStore
@@ -29,7 +29,7 @@ def loop_stats(scheduler: Scheduler, sizes: StorageBytes) -> LoopStats:
         running=scheduler.n_running,
         waiting=scheduler.n_waiting,
         computed_prompt_tokens=counters.computed_prompt_tokens,
-        cached_prompt_tokens=counters.cached_prompt_tokens,
+        cached_prompt_tokens=scheduler.admission_counters.cached_prompt_tokens,
         generated_tokens=counters.generated_tokens,
         preemptions=counters.preemptions,
         steps=counters.steps,
@@ -38,7 +38,7 @@ def loop_stats(scheduler: Scheduler, sizes: StorageBytes) -> LoopStats:
 
 
 def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
-    store, counters = scheduler.store, scheduler.counters
+    store, counters = scheduler.store, scheduler.admission_counters
     pool = store.pool
     return CacheStats(
         block_size=store.block_size,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.api import Telemetry
 from engine.pace import QueuePace
-from engine.sequence import Sequence
+from engine.sequence import LiveSequence
 from engine.types import OutputEvent, Request
 
 
@@ -40,10 +40,10 @@ class Timing:
         """An estimate of how long it takes until n more sequences have left the queue."""
         return self._pace.seconds_until_left(n, self._clock())
 
-    def age_seconds(self, sequence: Sequence) -> float:
+    def age_seconds(self, sequence: LiveSequence) -> float:
         return self._clock() - self._lives[sequence.request.id, sequence.index].arrived
 
-    def scheduled(self, running: Iterable[Sequence]) -> None:
+    def scheduled(self, running: Iterable[LiveSequence]) -> None:
         """These are in the step that is about to begin."""
         if not self._unscheduled:
             return

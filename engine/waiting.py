@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from math import ceil
 
 from engine.policy import admission_key
-from engine.sequence import Sequence, Status
+from engine.sequence import LiveSequence, Status
 
 
 class NoRoom(Exception):
@@ -27,17 +27,17 @@ class WaitingQueue:
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._lines: OrderedDict[str, list[Sequence]] = OrderedDict()  # in the order of turns
-        self._preempted: list[Sequence] = []
+        self._lines: OrderedDict[str, list[LiveSequence]] = OrderedDict()  # in the order of turns
+        self._preempted: list[LiveSequence] = []
 
     def __len__(self) -> int:
         return len(self._preempted) + self._taken
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[LiveSequence]:
         """In the order in which they would be admitted if all might start."""
         return self.turns(lambda sequence: True)
 
-    def turns(self, may_start: Callable[[Sequence], bool]) -> Iterator[Sequence]:
+    def turns(self, may_start: Callable[[LiveSequence], bool]) -> Iterator[LiveSequence]:
         """Whom to admit, one after another. `take` each before asking for the next.
 
         Who may not start yet is passed over; its client keeps its turn for the others in its line,
@@ -71,21 +71,21 @@ class WaitingQueue:
                 departures,
             )
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: LiveSequence) -> None:
         if sequence.status is Status.PREEMPTED:
             line = self._preempted
         else:
             line = self._lines.setdefault(sequence.request.client, [])
         insort(line, sequence, key=admission_key)
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: LiveSequence) -> None:
         """It is admitted: the turn is over. Raises ValueError when the sequence does not wait."""
         self.remove(sequence)
         client = sequence.request.client
         if sequence.status is not Status.PREEMPTED and client in self._lines:
             self._lines.move_to_end(client)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: LiveSequence) -> None:
         """It waits no more. Raises ValueError when the sequence does not wait."""
         client = sequence.request.client
         is_preempted = sequence.status is Status.PREEMPTED

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter
 
-from engine.mlx_backend.blas import load_blas
+from engine.mlx_backend.host.blas import load_blas
 from load_tests.agents.command import agents
 from load_tests.checkpoint import Shape, checkpoint
 from load_tests.client import TargetError, discover, play

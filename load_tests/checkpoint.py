@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from load_tests.random_checkpoint import CHATML, write_checkpoint
 from load_tests.tokenizer import build_tokenizer, word_ids
 

@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from engine.types import Replay
 
 MAX_TOKENS = 100_000

@@ -5,20 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.groups import StateCounts, StorageSizes, WindowSize, build_groups
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.batching import Batching
-from engine.mlx_backend.cached_model import CachedModel
-from engine.mlx_backend.layout import Layout
-from engine.mlx_backend.loader import LoadedModel, load_weights, open_model
+from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
+from engine.mlx_backend.model.batching import Batching
+from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
-from engine.mlx_backend.sampler import Sampler
-from engine.mlx_backend.storage import Storage
+from engine.mlx_backend.sampling.sampler import Sampler
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sharing import WaitForTwins
 from engine.step import no_masks
+from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from engine.types import Request, Usage
 from engine.validation import Limits
 from kvstore import invariants

@@ -6,27 +6,25 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.groups import StorageSizes
-from engine.mlx_backend import machine
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.cascade import CascadeAttention
-from engine.mlx_backend.attention.gather import GatherAttention
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.backend import Backend
-from engine.mlx_backend.blas import Blas
-from engine.mlx_backend.budget import Footprint
-from engine.mlx_backend.cached_model import CachedModel
-from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT, DEFAULT_NAME
+from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.errors import ModelError, one_line
-from engine.mlx_backend.fit import Room, fit, storage_bytes, working_bytes
-from engine.mlx_backend.generation_config import sampling_defaults
-from engine.mlx_backend.layout import Layout
-from engine.mlx_backend.loader import LoadedModel, Report, load_weights, open_model
+from engine.mlx_backend.host import machine
+from engine.mlx_backend.host.blas import Blas
+from engine.mlx_backend.loading.budget import Footprint
+from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
+from engine.mlx_backend.loading.generation_config import sampling_defaults
+from engine.mlx_backend.loading.loader import LoadedModel, Report, load_weights, open_model
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT, DEFAULT_NAME, find_checkpoint
+from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.storage import Storage
+from engine.mlx_backend.parts import Backend
 from engine.mlx_backend.runner import MlxRunner
-from engine.mlx_backend.sampler import Sampler
-from engine.mlx_backend.source import find_checkpoint
-from engine.mlx_backend.storage import Storage
-from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
+from engine.storage_sizes import StorageSizes
 from engine.types import EngineConfig, MachineReport, ModelCard, SamplingDefaults
 from kvstore.arena import block_bytes, token_bytes
 from kvstore.state_arena import state_bytes

@@ -1,28 +1,12 @@
 """The door of the MLX backend. Imports no MLX until the BLAS has been loaded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from engine.groups import StorageBytes, StorageSizes
-from engine.mlx_backend.blas import load_blas
 from engine.mlx_backend.errors import ModelError, one_line
-from engine.mlx_backend.file_limit import keep_file_limit
-from engine.runner import ModelRunner
-from engine.types import EngineConfig, MachineReport, ModelCard, Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """All that the engine needs of a loaded model."""
-
-    runner: ModelRunner
-    card: ModelCard
-    tokenizer: Tokenizer
-    hf_tokenizer: Any  # transformers' fast tokenizer
-    sizes: StorageSizes
-    bytes: StorageBytes
-    release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act
+from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.host.file_limit import keep_file_limit
+from engine.mlx_backend.parts import Backend
+from engine.types import EngineConfig, MachineReport
 
 
 def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend:

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from engine.mlx_backend.cached_model import CachedModel
-from engine.mlx_backend.forward import Piece
-from engine.mlx_backend.sampler import UnusableLogits
+from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.sampling.sampler import UnusableLogits
 from engine.runner import RunnerLost
 from engine.step import (
     NO_MASKS,

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.api import Engine
 from engine.launch import launch
-from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types import (
     Constraint,
     EngineConfig,

@@ -10,7 +10,7 @@ from mlx_lm.utils import load_model
 from pydantic import TypeAdapter
 
 from engine.mlx_backend.errors import ModelError
-from engine.mlx_backend.layout import (
+from engine.mlx_backend.model.layout import (
     CacheSpec,
     ChunkedCacheSpec,
     KVCacheSpec,

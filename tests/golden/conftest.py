@@ -9,8 +9,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 
 from engine.mlx_backend.attention.cascade import CascadeAttention
-from engine.mlx_backend.attention.gather import GatherAttention
-from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from tests.checkpoints import FAMILIES, write_family
 from tests.offline import Served, load
 

@@ -7,10 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.mlx_backend.attention.gather import GatherAttention
+from engine.mlx_backend.attention.strategy import GatherAttention
+from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
-from engine.mlx_backend.sampler import Sampler
-from engine.mlx_backend.storage import Storage
+from engine.mlx_backend.sampling.sampler import Sampler
 from engine.runner import RunnerLost
 from engine.step import Row, SampleOrder, SequenceId, StepPlan, no_masks
 from engine.types import SamplingParams

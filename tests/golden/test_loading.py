@@ -15,10 +15,10 @@ from mlx_lm.utils import load_model
 
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import ModelError, UnsupportedModel
-from engine.mlx_backend.layers import discover
-from engine.mlx_backend.layout import KVCacheSpec, Layout
-from engine.mlx_backend.loader import Report, open_model
-from engine.mlx_backend.selfcheck import check_batching
+from engine.mlx_backend.loading.loader import Report, open_model
+from engine.mlx_backend.loading.selfcheck import check_batching
+from engine.mlx_backend.model.discovery import discover
+from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.step import Row, SampleOrder, SequenceId, StepPlan, no_masks
 from engine.types import EngineConfig, SamplingParams
 from kvstore.arena import LayerShape

@@ -8,9 +8,8 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.cascade import CascadePlan
-from engine.mlx_backend.attention.gather import GatherAttention
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.forward import Forward, Piece
+from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.model.forward import Forward, Piece
 from engine.step import Row, StepPlan, no_masks
 from tests.golden.driving import (
     BLOCK_SIZE,

@@ -5,8 +5,8 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from engine.mlx_backend.attention.gather import GatherAttention
-from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
+from engine.mlx_backend.attention.strategy import GatherAttention
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types import Request, SamplingParams
 from tests.answering import (
     FAMILIES,

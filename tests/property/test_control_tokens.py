@@ -10,8 +10,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.mlx_backend.control_tokens import ControlTokens, is_control, new_mark
-from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from engine.mlx_backend.text.control_tokens import ControlTokens, is_control, new_mark
+from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 
 CHARACTERS = 'abceghilnorstu ABIM\n\t<>|/_.{}[]":é＜日'
 CONTROL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "IM", "<|user|>"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from tests.answering import (
     FAMILIES,
     OUTSPOKEN,

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend import logits as change
+from engine.mlx_backend.sampling import logits as change
 from engine.step import SampleOrder
 from engine.types import SamplingParams
 

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.constraints.compiler import GrammarCompiler
-from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types import Constraint, Grammar, GrammarKind, Request
 
 

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from engine.policy import admission_key
-from engine.sequence import Sequence, Status
+from engine.sequence import LiveSequence, Status
 from engine.sharing import Sharing
 
 
@@ -18,33 +18,33 @@ class FairSharing:
     sibling's first token. One that was preempted has started before.
     """
 
-    def __init__(self, sharing: Sharing, queue: Callable[[], Iterable[Sequence]]) -> None:
+    def __init__(self, sharing: Sharing, queue: Callable[[], Iterable[LiveSequence]]) -> None:
         self._sharing = sharing
         self._queue = queue
-        self._held_back: set[Sequence] = set()
+        self._held_back: set[LiveSequence] = set()
         self._starts_of_others: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
+    def joined(self, sequence: LiveSequence, waiting: Iterable[LiveSequence]) -> None:
         self._sharing.joined(sequence, waiting)
         if sequence.admissions == 1:
             self._check_start(sequence)
 
-    def left(self, sequence: Sequence) -> None:
+    def left(self, sequence: LiveSequence) -> None:
         self._sharing.left(sequence)
 
-    def must_wait(self, sequence: Sequence) -> bool:
+    def must_wait(self, sequence: LiveSequence) -> bool:
         must_wait = self._sharing.must_wait(sequence)
         (self._held_back.add if must_wait else self._held_back.discard)(sequence)
         return must_wait
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: LiveSequence) -> None:
         self._sharing.forget(sequence)
         self._held_back.discard(sequence)
         client = sequence.request.client
         if not any(s.request.client == client for s in self._waiting()):
             self._starts_of_others.pop(client, None)
 
-    def _check_start(self, started: Sequence) -> None:
+    def _check_start(self, started: LiveSequence) -> None:
         client = started.request.client
         ready = [s for s in self._waiting() if self._may_start(s)]
         for other in ready:
@@ -56,10 +56,10 @@ class FairSharing:
             assert starts == 1, f"{client} started {starts} while {overtaken} waited for its turn"
         self._starts_of_others.pop(client, None)
 
-    def _waiting(self) -> list[Sequence]:
+    def _waiting(self) -> list[LiveSequence]:
         return [s for s in self._queue() if s.status is Status.WAITING]
 
-    def _may_start(self, sequence: Sequence) -> bool:
+    def _may_start(self, sequence: LiveSequence) -> bool:
         first = sequence.first
         waits_for_first = first is not None and first.is_live and first.output_tokens == 0
         return not waits_for_first and sequence not in self._held_back

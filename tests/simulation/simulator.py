@@ -12,15 +12,15 @@ from llguidance import LLTokenizer
 from engine.api import InvalidRequest, QueueFull
 from engine.constraints.compiler import GrammarCompiler
 from engine.constraints.masks import MaskFiller
-from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.loop import EngineLoop
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequence import LiveSequence
 from engine.sharing import NoSharing, Sharing, WaitForTwins
 from engine.stats import loop_stats
 from engine.step import Row
+from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
 from engine.types import (
     FinishReason,
@@ -77,7 +77,7 @@ class Receiver:
     """What somebody who sent a request has received so far, by index."""
 
     request: Request
-    sequences: list[Sequence]
+    sequences: list[LiveSequence]
     expected: list[Expected]
     token_ids: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     text: dict[int, str] = field(default_factory=lambda: defaultdict(str))
@@ -236,7 +236,7 @@ class Simulation:
             request, sequences, [self._expected(sequence) for sequence in sequences]
         )
 
-    def _expected(self, sequence: Sequence) -> Expected:
+    def _expected(self, sequence: LiveSequence) -> Expected:
         stop_token_ids = self.outputs.stop_token_ids(sequence.request)
         return expected(sequence.request, sequence.seed, self.limits.vocab_size, stop_token_ids)
 
@@ -302,7 +302,7 @@ class Simulation:
             if len(receiver.ends) == receiver.request.n:
                 del self.receivers[event.request_id]
 
-    def _check_cached_tokens(self, sequence: Sequence) -> None:
+    def _check_cached_tokens(self, sequence: LiveSequence) -> None:
         """What was not reported as cached has been computed, each token once."""
         uncomputed = 1 if sequence.output_tokens else 0  # the last sampled token needs no KV
         computed = self.runner.computed_tokens.pop(sequence.id)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine.policy import admission_key
-from engine.sequence import Sequence
+from engine.sequence import LiveSequence
 from engine.waiting import WaitingQueue
 from tests.simulation.simulator import run
 
@@ -25,8 +25,8 @@ def test_first_come_first_served_is_found_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def by_arrival(
-        queue: WaitingQueue, may_start: Callable[[Sequence], bool]
-    ) -> Iterator[Sequence]:
+        queue: WaitingQueue, may_start: Callable[[LiveSequence], bool]
+    ) -> Iterator[LiveSequence]:
         everyone = [*queue._preempted, *(s for line in queue._lines.values() for s in line)]
         return filter(may_start, sorted(everyone, key=admission_key))
 

@@ -6,7 +6,7 @@ from itertools import count
 
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequence import LiveSequence
 from engine.sharing import NoSharing, WaitForTwins
 from engine.step import Row, StepPlan, no_masks
 from engine.types import FinishReason, OutputEvent, Request, SamplingParams, Usage
@@ -147,7 +147,7 @@ class Harness:
     def text(self, request_id: str, index: int = 0) -> str:
         return "".join(e.text for e in self.events[request_id] if e.index == index)
 
-    def sequence(self, request_id: str) -> Sequence:
+    def sequence(self, request_id: str) -> LiveSequence:
         everyone = self.scheduler.running + self.scheduler.waiting
         return next(s for s in everyone if s.request.id == request_id)
 

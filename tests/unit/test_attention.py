@@ -6,8 +6,8 @@ import pytest
 
 from engine.mlx_backend.attention.exponential import softmax_exp
 from engine.mlx_backend.attention.tiles import TILE_KEYS, TILE_QUERIES, TiledView, TilePlan
-from engine.mlx_backend.cache_views import CacheView
-from engine.mlx_backend.forward import Forward, Piece
+from engine.mlx_backend.model.cache_views import CacheView
+from engine.mlx_backend.model.forward import Forward, Piece
 from kvstore.arena import Arena, LayerShape
 from kvstore.types import BlockId
 

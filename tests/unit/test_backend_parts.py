@@ -10,14 +10,14 @@ import httpx
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-from engine.mlx_backend.batching import group_by_length
-from engine.mlx_backend.blas import ADVICE, Blas, candidates, first_loadable
-from engine.mlx_backend.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.errors import ModelError
-from engine.mlx_backend.file_limit import keep_file_limit
-from engine.mlx_backend.loader import max_context_tokens
-from engine.mlx_backend.machine import device_memory_bytes
-from engine.mlx_backend.source import find_checkpoint, fingerprint
+from engine.mlx_backend.host.blas import ADVICE, Blas, candidates, first_loadable
+from engine.mlx_backend.host.file_limit import keep_file_limit
+from engine.mlx_backend.host.machine import device_memory_bytes
+from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
+from engine.mlx_backend.loading.loader import max_context_tokens
+from engine.mlx_backend.loading.source import find_checkpoint, fingerprint
+from engine.mlx_backend.model.batching import group_by_length
 from engine.types import EngineConfig
 from kvstore.groups.window import lease_slots
 
@@ -162,7 +162,9 @@ def gated() -> GatedRepoError:
 def test_what_the_hub_refuses_is_said_in_a_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:
-    monkeypatch.setattr("engine.mlx_backend.source.snapshot_download", Mock(side_effect=error))
+    monkeypatch.setattr(
+        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=error)
+    )
     with pytest.raises(ModelError, match=said) as refused:
         find_checkpoint("some/model", download=True)
     assert "\n" not in str(refused.value)

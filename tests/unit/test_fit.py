@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ByteSize, TypeAdapter
 
-from engine.mlx_backend.budget import Footprint
 from engine.mlx_backend.errors import ModelError
-from engine.mlx_backend.fit import Room, fit, storage_bytes, working_bytes
+from engine.mlx_backend.loading.budget import Footprint
+from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
 from engine.types import EngineConfig
 
 GIB = 1 << 30

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.groups import StorageBytes
 from engine.stats import clear
+from engine.storage_sizes import StorageBytes
 from engine.types import Cleared
 from kvstore import invariants
 from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState

@@ -12,7 +12,7 @@ from engine.api import InvalidRequest
 from engine.constraints.compiler import MAX_GRAMMAR_CHARACTERS, GrammarCompiler
 from engine.constraints.guide import Guide
 from engine.constraints.masks import MaskFiller
-from engine.mlx_backend.default_model import DEFAULT_CHECKPOINT
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types import (
     Alternative,
     Constraint,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from server.errors import ApiError
 from server.generation.prompt import PromptEncoder
 from server.schemas.chat import Message

@@ -8,7 +8,7 @@ from itertools import repeat
 import pytest
 
 from engine.api import PromptTooLong
-from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from engine.types import Replay
 from tests.answering import (
     CONTROL,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from engine.mlx_backend.sampler import Sampler, UnusableLogits
+from engine.mlx_backend.sampling.sampler import Sampler, UnusableLogits
 from engine.step import SampleOrder
 from engine.types import SamplingParams, TokenLogprob
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.api import InvalidRequest
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequence import LiveSequence
 from engine.sharing import NoSharing
 from engine.types import FinishReason, Request, SamplingParams
 from engine.waiting import NoRoom
@@ -390,8 +390,8 @@ def test_prefix_tokens_are_counted_once_for_each_sequence() -> None:
     for start in (1, 2):
         harness.add(prompt(start, 17), max_tokens=12)
     harness.finish()
-    counters = harness.scheduler.counters
-    assert counters.preemptions > 0
+    counters = harness.scheduler.admission_counters
+    assert harness.scheduler.counters.preemptions > 0
     assert (counters.queried_prompt_tokens, counters.cached_prompt_tokens) == (34, 0)
     harness.serve(prompt(3, 17), n=2)
     assert (counters.queried_prompt_tokens, counters.cached_prompt_tokens) == (68, 16)
@@ -401,7 +401,7 @@ def test_who_cannot_follow_is_not_compared_with_a_leader() -> None:
     class Joining(NoSharing):
         followers: ClassVar[list[list[int]]] = []
 
-        def joined(self, sequence: Sequence, waiting: Iterable[Sequence]) -> None:
+        def joined(self, sequence: LiveSequence, waiting: Iterable[LiveSequence]) -> None:
             self.followers.append([other.id for other in waiting])
 
     harness = Harness()

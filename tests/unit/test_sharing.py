@@ -1,6 +1,6 @@
 """Which rows attend to a prefix together."""
 
-from engine.mlx_backend.attention.sharing import SharedPrefix, shared_prefixes
+from engine.mlx_backend.attention.shared_prefixes import SharedPrefix, shared_prefixes
 from kvstore.types import BlockId
 
 

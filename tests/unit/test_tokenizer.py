@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engine.api import PromptTooLong
-from engine.mlx_backend.prompt_limit import PromptLimit
-from engine.mlx_backend.tokenizer import CheckpointTokenizer
+from engine.mlx_backend.text.prompt_limit import PromptLimit
+from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from tests.checkpoints import FAMILIES, write_family
 
 MAX_TOKENS = 4096

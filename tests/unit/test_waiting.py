@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.output import OutputFactory
-from engine.sequence import Sequence, Status
+from engine.sequence import LiveSequence, Status
 from engine.step import SequenceId
 from engine.types import Request
 from engine.waiting import NoRoom, WaitingQueue
@@ -19,9 +19,11 @@ PLACES = 12
 OUTPUTS = OutputFactory(frozenset(), lambda _: LetterDetokenizer())
 
 
-def sequence(id: int, client: str, priority: int = 0, status: Status = Status.WAITING) -> Sequence:
+def sequence(
+    id: int, client: str, priority: int = 0, status: Status = Status.WAITING
+) -> LiveSequence:
     request = Request(str(id), (1,), 1, client=client, priority=priority)
-    return Sequence(
+    return LiveSequence(
         SequenceId(id),
         index=0,
         request=request,
@@ -34,7 +36,7 @@ def sequence(id: int, client: str, priority: int = 0, status: Status = Status.WA
     )
 
 
-def may_start(blocked: list[Sequence]) -> Callable[[Sequence], bool]:
+def may_start(blocked: list[LiveSequence]) -> Callable[[LiveSequence], bool]:
     return lambda sequence: sequence not in blocked
 
 
@@ -42,10 +44,10 @@ class NaiveQueue:
     """Sequences, and the clients in the order of their turns; everything else is searched for."""
 
     def __init__(self) -> None:
-        self.sequences: list[Sequence] = []
+        self.sequences: list[LiveSequence] = []
         self.clients: list[str] = []
 
-    def turns(self, blocked: Iterable[Sequence]) -> list[Sequence]:
+    def turns(self, blocked: Iterable[LiveSequence]) -> list[LiveSequence]:
         left = sorted(
             (s for s in self.sequences if s not in blocked),
             key=lambda s: (s.status is not Status.PREEMPTED, s.request.priority, s.id),
@@ -71,17 +73,17 @@ class NaiveQueue:
     def has_room(self, client: str) -> bool:
         return self.waiting(client) < PLACES - self.waiting()
 
-    def add(self, added: Sequence) -> None:
+    def add(self, added: LiveSequence) -> None:
         self.sequences.append(added)
         if added.status is Status.WAITING and added.request.client not in self.clients:
             self.clients.append(added.request.client)
 
-    def remove(self, removed: Sequence) -> None:
+    def remove(self, removed: LiveSequence) -> None:
         self.sequences.remove(removed)
         if removed.status is Status.WAITING and not self.waiting(removed.request.client):
             self.clients.remove(removed.request.client)
 
-    def take(self, taken: Sequence) -> None:
+    def take(self, taken: LiveSequence) -> None:
         self.remove(taken)
         client = taken.request.client
         if taken.status is Status.WAITING and client in self.clients:

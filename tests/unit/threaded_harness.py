@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from engine.constraints.masks import MaskFiller
-from engine.groups import StorageBytes
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.step import AskMasks, StepPlan, StepResult
+from engine.storage_sizes import StorageBytes
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import ModelCard, OutputEvent, Request, SamplingParams

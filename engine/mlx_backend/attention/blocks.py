@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.mlx_backend.attention.exponential import softmax_exp
-from engine.mlx_backend.forward import Table
+from engine.mlx_backend.model.forward import Table
 from kvstore.arena import Arena, LayerArena
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.attention.blocks import BlockReads, attend, attend_together, merge, reads
-from engine.mlx_backend.attention.sharing import SharedPrefix, shared_prefixes
+from engine.mlx_backend.attention.shared_prefixes import SharedPrefix, shared_prefixes
 from engine.mlx_backend.attention.tiles import TiledView, TilePlan
-from engine.mlx_backend.cache_views import CacheView
-from engine.mlx_backend.forward import Forward, pad_tables
+from engine.mlx_backend.model.cache_views import CacheView
+from engine.mlx_backend.model.forward import Forward, pad_tables
 from kvstore.arena import Arena, LayerArena
 from kvstore.types import BlockId
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
-from engine.mlx_backend.cache_views import CacheView
+from engine.mlx_backend.model.cache_views import CacheView
 
 _original = base.scaled_dot_product_attention
 

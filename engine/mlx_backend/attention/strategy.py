@@ -1,10 +1,10 @@
-"""What the runner asks of an attention strategy."""
+"""What the runner asks of an attention strategy, and the reference."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.mlx_backend.cache_views import CacheView
-from engine.mlx_backend.forward import Forward
+from engine.mlx_backend.model.cache_views import CacheView
+from engine.mlx_backend.model.forward import Forward
 from kvstore.arena import Arena
 
 
@@ -14,3 +14,10 @@ class Attention(Protocol):
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
         """One view per layer for this forward."""
         ...
+
+
+class GatherAttention:
+    """The reference: gather every row's blocks, then the model's own attention. Any device."""
+
+    def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
+        return [CacheView(layer, forward) for layer in arena.layers]

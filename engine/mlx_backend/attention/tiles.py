@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.mlx_backend.attention.blocks import Part, merge, part_of
-from engine.mlx_backend.cache_views import CacheView
-from engine.mlx_backend.forward import Forward
+from engine.mlx_backend.model.cache_views import CacheView
+from engine.mlx_backend.model.forward import Forward
 from kvstore.arena import LayerArena
 
 TILE_QUERIES = 32

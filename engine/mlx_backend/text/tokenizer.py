@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers.pre_tokenizers import ByteLevel
 
-from engine.mlx_backend.chat_template import ChatTemplate
 from engine.mlx_backend.errors import ModelError
-from engine.mlx_backend.prompt_limit import PromptLimit
+from engine.mlx_backend.text.chat_template import ChatTemplate
+from engine.mlx_backend.text.prompt_limit import PromptLimit
 from engine.types import NO_REPLAYS, Replay
 
 _SPACE = "▁"  # SentencePiece's space

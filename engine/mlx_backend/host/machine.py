@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.mlx_backend.budget import CPU_SHARE, GPU_SHARE
-from engine.mlx_backend.host_memory import host_memory
+from engine.mlx_backend.host.host_memory import host_memory
+from engine.mlx_backend.loading.budget import CPU_SHARE, GPU_SHARE
 
 _MEMORY_KEYS = ("max_recommended_working_set_size", "total_memory", "memory_size")
 

@@ -14,14 +14,14 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
-from engine.mlx_backend.batching import Batching
 from engine.mlx_backend.errors import ModelError, UnsupportedModel, one_line
-from engine.mlx_backend.layers import discover
-from engine.mlx_backend.layout import Layout
-from engine.mlx_backend.selfcheck import check_batching
-from engine.mlx_backend.source import fingerprint
-from engine.mlx_backend.tokenizer import check_vocabulary
-from engine.mlx_backend.weights import weight_bytes
+from engine.mlx_backend.loading.selfcheck import check_batching
+from engine.mlx_backend.loading.source import fingerprint
+from engine.mlx_backend.loading.weights import weight_bytes
+from engine.mlx_backend.model.batching import Batching
+from engine.mlx_backend.model.discovery import discover
+from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.text.tokenizer import check_vocabulary
 
 Report = Callable[[str], None]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import mlx.core as mx
 
-from engine.groups import StorageSizes
-from engine.mlx_backend.layout import Layout
+from engine.mlx_backend.model.layout import Layout
+from engine.storage_sizes import StorageSizes
 from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
 from kvstore.arena import Arena
 from kvstore.state_arena import StateArena

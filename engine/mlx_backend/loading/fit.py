@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from engine.groups import StorageBytes, StorageSizes
-from engine.mlx_backend.budget import (
+from engine.mlx_backend.errors import ModelError
+from engine.mlx_backend.loading.budget import (
     USEFUL_STATES,
     Footprint,
     divide,
     find_budget,
     least_kv_bytes,
 )
-from engine.mlx_backend.errors import ModelError
+from engine.storage_sizes import StorageBytes, StorageSizes
 from engine.types import EngineConfig
 
 _PROCESS_BYTES = 256 << 20

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.groups import StateCounts, StorageSizes, WindowSize
 from engine.mlx_backend.errors import ModelError
+from engine.storage_sizes import StateCounts, StorageSizes, WindowSize
 from engine.types import EngineConfig
 from kvstore.block_table import blocks_for
 from kvstore.groups.window import lease_slots

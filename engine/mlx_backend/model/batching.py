@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.mlx_backend.forward import Forward, GroupedMaskForward, LoneForward, Piece
+from engine.mlx_backend.model.forward import Forward, GroupedMaskForward, LoneForward, Piece
 from kvstore.state_arena import StateArena
 from kvstore.types import SlotId
 

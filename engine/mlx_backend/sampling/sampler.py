@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import mlx.core as mx
 import numpy as np
 
-from engine.mlx_backend import logits as change
+from engine.mlx_backend.sampling import logits as change
 from engine.step import NO_MASKS, Masks, SampledToken, SampleOrder
 from engine.types import TokenLogprob
 

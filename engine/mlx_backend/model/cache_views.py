@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from engine.mlx_backend.forward import Forward
+from engine.mlx_backend.model.forward import Forward
 from kvstore.arena import LayerArena
 
 

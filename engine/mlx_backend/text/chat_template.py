@@ -7,9 +7,9 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from engine.mlx_backend.control_tokens import ControlTokens, new_mark
-from engine.mlx_backend.prompt_limit import PromptLimit
-from engine.mlx_backend.replays import Outline
+from engine.mlx_backend.text.control_tokens import ControlTokens, new_mark
+from engine.mlx_backend.text.prompt_limit import PromptLimit
+from engine.mlx_backend.text.replays import Outline
 from engine.types import Replay
 
 _REFUSALS = (TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError)

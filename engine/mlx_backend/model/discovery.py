@@ -16,7 +16,7 @@ from mlx_lm.models.cache import (
 )
 
 from engine.mlx_backend.errors import UnsupportedModel
-from engine.mlx_backend.layout import (
+from engine.mlx_backend.model.layout import (
     CacheSpec,
     ChunkedCacheSpec,
     KVCacheSpec,

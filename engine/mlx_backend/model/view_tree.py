@@ -7,10 +7,16 @@ from typing import TypeAlias
 import mlx.core as mx
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.batching import Batching
-from engine.mlx_backend.cache_views import CacheView, ChunkView, StateView, UnusedView, WindowView
-from engine.mlx_backend.forward import Forward, Piece
-from engine.mlx_backend.layout import (
+from engine.mlx_backend.model.batching import Batching
+from engine.mlx_backend.model.cache_views import (
+    CacheView,
+    ChunkView,
+    StateView,
+    UnusedView,
+    WindowView,
+)
+from engine.mlx_backend.model.forward import Forward, Piece
+from engine.mlx_backend.model.layout import (
     ChunkedCacheSpec,
     KVCacheSpec,
     Layout,
@@ -18,7 +24,7 @@ from engine.mlx_backend.layout import (
     StateSpec,
     UnusedSpec,
 )
-from engine.mlx_backend.storage import Storage
+from engine.mlx_backend.model.storage import Storage
 from kvstore.groups.group import Hold
 from kvstore.groups.recurrent import StateHold
 from kvstore.groups.window import WindowHold

@@ -11,8 +11,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from engine.mlx_backend.checkpoint_files import WEIGHTS, check_files
 from engine.mlx_backend.errors import ModelError, one_line
+from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, check_files
+
+DEFAULT_NAME = "rootstock-demo"
+DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
+"""The embedded default: the demonstration model that `tools/train_demo_model.py` trained."""
 
 _FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _SAMPLES = 16

@@ -9,15 +9,15 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.groups import StateCounts, StorageSizes, WindowSize, build_groups
-from engine.mlx_backend.attention.gather import GatherAttention
-from engine.mlx_backend.batching import LADDER, Batching
-from engine.mlx_backend.cached_model import CachedModel
+from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.errors import UnsupportedModel
-from engine.mlx_backend.forward import Piece
-from engine.mlx_backend.layers import RUN_ERRORS
-from engine.mlx_backend.layout import Layout
-from engine.mlx_backend.storage import Storage
+from engine.mlx_backend.model.batching import LADDER, Batching
+from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.discovery import RUN_ERRORS
+from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.storage import Storage
+from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import blocks_for
 from kvstore.groups.window import lease_slots

@@ -6,11 +6,11 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.batching import FORWARD_TOKENS, Batching
-from engine.mlx_backend.forward import Piece
-from engine.mlx_backend.layout import Layout
-from engine.mlx_backend.storage import Storage
-from engine.mlx_backend.view_tree import ViewFactory
+from engine.mlx_backend.model.batching import FORWARD_TOKENS, Batching
+from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.storage import Storage
+from engine.mlx_backend.model.view_tree import ViewFactory
 
 
 class CachedModel:

@@ -13,9 +13,9 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.mlx_backend.checkpoint_files import GENERATION_CONFIG
 from engine.mlx_backend.errors import one_line
-from engine.mlx_backend.loader import Report
+from engine.mlx_backend.loading.checkpoint_files import GENERATION_CONFIG
+from engine.mlx_backend.loading.loader import Report
 from engine.types import SamplingDefaults
 
 

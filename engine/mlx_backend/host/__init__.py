@@ -1,0 +1,1 @@
+"""The machine: its BLAS, its memory, its limits."""

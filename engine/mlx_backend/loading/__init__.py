@@ -1,0 +1,1 @@
+"""From a name to a checked model, and what of it fits into this machine."""

@@ -1,0 +1,22 @@
+"""What the backend hands to the engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.runner import ModelRunner
+from engine.storage_sizes import StorageBytes, StorageSizes
+from engine.types import ModelCard, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """All that the engine needs of a loaded model."""
+
+    runner: ModelRunner
+    card: ModelCard
+    tokenizer: Tokenizer
+    hf_tokenizer: Any  # transformers' fast tokenizer
+    sizes: StorageSizes
+    bytes: StorageBytes
+    release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act
