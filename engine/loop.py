@@ -1,18 +1,18 @@
-"""The engine's loop: inbox -> plan -> run -> commit -> emit. Everything here is one thread's."""
+"""The engine's loop: inbox -> plan -> pipeline -> emit. Everything here is one thread's."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import ceil
 
 from engine.api import QueueFull
 from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
-from engine.runner import ModelRunner, RunnerLost
+from engine.pipeline import Pipeline
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
 from engine.stats import clear, loop_stats
-from engine.step import Masks, SequenceId
 from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
 from engine.types import Cleared, LoopStats, OutputEvent, Request
@@ -43,11 +43,10 @@ class EngineLoop:
     ) -> None:
         self.scheduler = scheduler
         self.timing = timing
-        self._runner = runner
+        self._pipeline = Pipeline(scheduler, runner, masks)
         self._inbox = inbox
         self._deliver = deliver
         self._sizes = sizes
-        self._masks = masks
         self._stopping = False
         self._when_idle: list[Callable[[], None]] = []
         self.step_started_seconds: float | None = None  # None between steps
@@ -97,13 +96,18 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Take in what has arrived, then compute one step if there is one."""
-        if not self.scheduler.has_work:
+        if self.is_idle:
             self._inbox.wait()
         self._inbox.handle_all()
-        if self.scheduler.has_work:
+        if not self.is_idle:
             self._step()
-        if not self.scheduler.has_work:
+        if self.is_idle:
             self._notify_idle()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is to be computed, and nothing is being."""
+        return self._pipeline.is_empty and not self.scheduler.has_work
 
     def _notify_idle(self) -> None:
         waiters, self._when_idle = self._when_idle, []
@@ -115,23 +119,10 @@ class EngineLoop:
         plan = self.scheduler.plan()
         self.timing.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
-        try:
-            result = self._runner.run(plan, self._ask_masks)
-        except RunnerLost:
-            raise
-        except Exception as error:
-            logger.exception("a step of %d sequences failed", len(plan.rows))
-            events = self.scheduler.fail(plan, f"the step failed: {type(error).__name__}: {error}")
-        else:
-            events = self.scheduler.commit(plan, result)
+        events = self._pipeline.advance(plan)
         self.timing.stepped(started)
         self._emit(events)
         self.step_started_seconds = None
-
-    def _ask_masks(self, sequence_ids: Iterable[SequenceId]) -> Masks:
-        asking = [self.scheduler.sequence(sequence_id) for sequence_id in sequence_ids]
-        choices = [sequence.guide.choice for sequence in asking]
-        return self._masks.fill(choices, [sequence.banned_tokens for sequence in asking])
 
     def _emit(self, events: list[OutputEvent]) -> None:
         self.timing.emitted(events)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.step import AskMasks, StepPlan, StepResult
+from engine.step import StepMasks, StepPlan, StepResult
 
 
 class RunnerLost(Exception):
@@ -10,13 +10,26 @@ class RunnerLost(Exception):
 
 
 class ModelRunner(Protocol):
-    """Computes steps. Lives on the engine thread, where it was made."""
+    """Computes steps, one while the next is planned. Lives on the engine thread, where it was made.
 
-    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
-        """Carry out the orders, write the rows' KV into their blocks, sample where asked.
+        submit(1) sample(1) submit(2) collect(1) sample(2) submit(3) collect(2) ...
 
-        `masks` is asked for those of `masked` rows when their forward is under way.
-        Returns when everything has been computed. Raises whatever the device raises; the rows'
-        blocks are then undefined, all others untouched. Raises RunnerLost when that cannot be said.
+    Each method may raise whatever the device raises. The step for which `submit` or `sample` has
+    raised is forgotten, and all are when `collect` has; the blocks of their rows are undefined
+    then, all others untouched. Raises RunnerLost when that cannot be said.
+    """
+
+    def submit(self, plan: StepPlan) -> None:
+        """Change the batch, and have the forwards computed. Returns while they are.
+
+        A decode's token may still be on its way: the device has it before the host does.
         """
+        ...
+
+    def sample(self, masks: StepMasks) -> None:
+        """Have the step that was submitted last sample, now that the one before is collected."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step that has not been collected."""
         ...

@@ -2,27 +2,27 @@
 
     add / abort ─► plan() ─► StepPlan ─► (runner) ─► StepResult ─► commit() ─► OutputEvents
 
-A machine without a clock, threads or tensors. Each sequence has one progress counter: a step
-computes some of the tokens it lacks. Running sequences come first, those that lack a single token
-before those with more, so a long prompt is computed in chunks beside the others' decodes.
+A machine without a clock, threads or tensors. The next step may be planned before the one before is
+committed. Running sequences come first, those that lack a single token before those with more, so a
+long prompt is computed in chunks beside the others' decodes.
 """
 
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 
-from engine import events, policy
+from engine import events, policy, rows
 from engine.admission import Admission, AdmissionCounters
 from engine.api import InvalidRequest
 from engine.constraints.guide import FreeGuide, Guide, GuideFactory
 from engine.output import OutputFactory
-from engine.rows import next_row
 from engine.sequence import LiveSequence, Status, held_lease
 from engine.sharing import Sharing
-from engine.step import Row, SampledToken, SequenceId, StepPlan, StepResult
+from engine.step import Chunk, Entry, SampledToken, SequenceId, StepPlan, StepResult
 from engine.types import FinishReason, OutputEvent, Request
 from engine.validation import Limits, validate
-from kvstore.actions import Order
+from kvstore.actions import NO_ORDERS, Order, Room, TablePatch
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -44,13 +44,46 @@ class _Draft:
     """The step that is being planned."""
 
     budget_tokens: int
-    rows: dict[SequenceId, Row] = field(default_factory=dict)
-    orders: list[Order] = field(default_factory=list)
+    sequence_ids: set[SequenceId] = field(default_factory=set)
+    enter: list[Entry] = field(default_factory=list)
+    patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
+    before: list[Order] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    decodes: list[SequenceId] = field(default_factory=list)
+    after: list[Order] = field(default_factory=list)
 
-    def add(self, row: Row, orders: tuple[Order, ...]) -> None:
-        self.rows[row.sequence_id] = row
-        self.orders += orders
-        self.budget_tokens -= len(row.tokens)
+    def add(self, sequence: LiveSequence, start: int, n_tokens: int, room: Room) -> None:
+        """Compute tokens of the sequence, from position `start` on."""
+        self.sequence_ids.add(sequence.id)
+        self.budget_tokens -= n_tokens
+        if not sequence.is_in_batch:
+            self.enter.append(rows.entry(sequence))
+            sequence.is_in_batch = True
+        lease = held_lease(sequence)
+        if lease.is_patched:
+            self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
+        if room is not NO_ORDERS:
+            self.before += room.before
+            self.after += room.after
+        if sequence.is_sampling:
+            self.decodes.append(sequence.id)
+            sequence.plan_sample()
+            return
+        chunk = rows.chunk(sequence, start, n_tokens)
+        self.chunks.append(chunk)
+        if chunk.samples:
+            sequence.plan_sample()
+
+    def plan(self, leave: list[SequenceId]) -> StepPlan:
+        return StepPlan(
+            tuple(leave),
+            tuple(self.enter),
+            tuple(self.patches),
+            tuple(self.before),
+            tuple(self.chunks),
+            tuple(self.decodes),
+            tuple(self.after),
+        )
 
 
 class Scheduler:
@@ -76,6 +109,7 @@ class Scheduler:
         self._requests: dict[str, list[LiveSequence]] = {}
         self._live: dict[SequenceId, LiveSequence] = {}
         self._admissions: list[OutputEvent] = []
+        self._leaving: list[SequenceId] = []  # what the runner has not been told yet
         self.counters = SchedulerCounters()
 
     @property
@@ -106,9 +140,9 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._live)
 
-    def sequence(self, sequence_id: SequenceId) -> LiveSequence:
-        """A live one."""
-        return self._live[sequence_id]
+    def sequence(self, sequence_id: SequenceId) -> LiveSequence | None:
+        """None when it is over."""
+        return self._live.get(sequence_id)
 
     def take_admissions(self) -> list[OutputEvent]:
         """News of those who were admitted for the first time since this was last asked."""
@@ -139,9 +173,14 @@ class Scheduler:
             self._admission.waiting.add(sequence)
 
     def abort(self, request_id: str) -> list[OutputEvent]:
-        """End what is left of a request. What it has computed stays in the cache."""
-        sequences = self._requests.get(request_id, ())
-        return [self._end(s, FinishReason.ABORT) for s in tuple(sequences)]
+        """End what is left of a request. What it has computed stays in the cache.
+
+        So does what is being computed: a sequence in flight ends when its step is committed.
+        """
+        sequences = tuple(self._requests.get(request_id, ()))
+        for sequence in sequences:
+            sequence.is_aborted = True
+        return [self._end(s, FinishReason.ABORT) for s in sequences if not s.is_in_flight]
 
     def plan(self) -> StepPlan:
         """The next step. Takes the blocks for it, preempting where there are too few."""
@@ -150,30 +189,45 @@ class Scheduler:
         self._schedule_running(draft)
         if self.counters.preemptions == preemptions:  # else who gave way would be back at once
             self._schedule_waiting(draft)
-        return StepPlan(tuple(draft.orders), tuple(draft.rows.values()))
+        if not draft.sequence_ids:
+            return StepPlan()
+        leaving, self._leaving = self._leaving, []
+        return draft.plan(leaving)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """The step has been computed: publish its blocks, append its tokens, say what is new."""
         self.counters.steps += 1
         news = []
-        for row in plan.rows:
-            sequence = self._live[row.sequence_id]
+        for sequence, n_tokens in self._still_running(plan):
             if message := result.failed.get(sequence.id):
                 news.append(self._fail(sequence, message))
                 continue
-            self._progress(sequence, row)
-            sequence.prompt_scores += result.scored.get(sequence.id, ())
+            self._progress(sequence, n_tokens)
+            if scores := result.scored.get(sequence.id):
+                sequence.prompt_scores += scores
             sampled = result.sampled.get(sequence.id)
-            if sampled is not None:
+            if sequence.is_aborted:
+                news.append(self._end(sequence, FinishReason.ABORT))
+            elif sampled is not None:
                 news.append(self._append(sequence, sampled))
-            elif sequence.remaining_tokens == 0:
+            elif sequence.is_computed:
                 news.append(self._end(sequence, FinishReason.LENGTH))
         return news
 
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
         """The step has raised: its sequences end, and nothing of it is published."""
-        self._store.revoke(plan.orders)
-        return [self._fail(self._live[row.sequence_id], message) for row in plan.rows]
+        return [self._fail(sequence, message) for sequence, _ in self._still_running(plan)]
+
+    def _still_running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:
+        """Those of the step's sequences that run, and how many tokens it has computed of them.
+
+        Others have ended or given way since the step was planned. Who gave way draws again what it
+        has drawn here.
+        """
+        for sequence_id, n_tokens in plan.rows():
+            sequence = self._live.get(sequence_id)
+            if sequence is not None and sequence.status is Status.RUNNING:
+                yield sequence, n_tokens
 
     def _new_sequence(
         self, request: Request, index: int, seed: int, guide: Guide, first: LiveSequence | None
@@ -192,46 +246,58 @@ class Scheduler:
         )
 
     def _schedule_running(self, draft: _Draft) -> None:
-        def order(sequence: LiveSequence) -> tuple[bool, tuple[int, int]]:
-            return sequence.remaining_tokens > 1, policy.admission_key(sequence)
-
-        for sequence in sorted(self._running, key=order):  # Limits leave each decode a token
+        lacking = [(sequence, sequence.remaining_tokens) for sequence in self._running]
+        decodes = [each for each in lacking if each[1] == 1]
+        prompts = [each for each in lacking if each[1] > 1]
+        for sequence, n_tokens in chain(decodes, prompts):  # Limits leave each decode a token
             if draft.budget_tokens == 0:
                 return
             if sequence.status is Status.RUNNING:  # not preempted by one before it
-                self._schedule(sequence, draft)
+                self._schedule(sequence, n_tokens, draft)
 
     def _schedule_waiting(self, draft: _Draft) -> None:
         admitted = self._admission.admit(len(self._running))
         while draft.budget_tokens > 0 and (sequence := next(admitted, None)) is not None:
             if sequence.admissions == 1:
                 self._admissions.append(events.admission(sequence))
-            self._running.append(sequence)
-            self._schedule(sequence, draft)
+            insort(self._running, sequence, key=policy.admission_key)
+            self._schedule(sequence, sequence.remaining_tokens, draft)
 
-    def _schedule(self, sequence: LiveSequence, draft: _Draft) -> None:
+    def _schedule(self, sequence: LiveSequence, n_tokens: int, draft: _Draft) -> None:
         """Put as much of the sequence into the step as the budget allows."""
         lease = held_lease(sequence)
-        n_tokens = self._store.stride(lease, min(sequence.remaining_tokens, draft.budget_tokens))
+        start = lease.planned_tokens
+        if n_tokens > 1:
+            n_tokens = self._store.stride(lease, min(n_tokens, draft.budget_tokens))
         while isinstance(room := self._store.extend(lease, n_tokens), Refusal):
-            candidates = [s for s in self._running if s.id not in draft.rows]
+            candidates = [
+                s for s in self._running if s.id not in draft.sequence_ids and not s.is_aborted
+            ]
             victim = policy.victim(candidates)
             self._preempt(victim)
             if victim is sequence:
                 return
-        draft.add(next_row(sequence, n_tokens), room)
+        draft.add(sequence, start, n_tokens, room)
 
     def _preempt(self, sequence: LiveSequence) -> None:
         """Its blocks go to the cache, where it will find most of them when it comes back."""
+        self._leave_batch(sequence)
         self._store.donate(sequence.preempt())
         self._running.remove(sequence)
         self._admission.wait_again(sequence)
         self.counters.preemptions += 1
 
-    def _progress(self, sequence: LiveSequence, row: Row) -> None:
-        end = row.start + len(row.tokens)
-        self._store.publish(held_lease(sequence), end)
-        self.counters.computed_prompt_tokens += max(min(end, sequence.prompt_tokens) - row.start, 0)
+    def _leave_batch(self, sequence: LiveSequence) -> None:
+        if sequence.is_in_batch:
+            self._leaving.append(sequence.id)
+
+    def _progress(self, sequence: LiveSequence, n_tokens: int) -> None:
+        lease = held_lease(sequence)
+        start = lease.written_tokens
+        self._store.publish(lease, start + n_tokens)
+        if start < sequence.prompt_tokens:
+            computed = min(start + n_tokens, sequence.prompt_tokens) - start
+            self.counters.computed_prompt_tokens += computed
 
     def _append(self, sequence: LiveSequence, sampled: SampledToken) -> OutputEvent:
         delta = sequence.take(sampled.token_id)
@@ -259,6 +325,7 @@ class Scheduler:
 
     def _leave(self, sequence: LiveSequence) -> Lease | None:
         """Out of every list; hands over the lease, if there is one."""
+        self._leave_batch(sequence)
         if sequence.status is Status.RUNNING:
             self._running.remove(sequence)
             self._admission.left(sequence)

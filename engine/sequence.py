@@ -35,8 +35,9 @@ class IllegalTransitionError(RuntimeError):
 class LiveSequence:
     """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
 
-    `tokens` are prompt and output. Progress is one number, `computed_tokens`: how many of them
-    have KV. A decode is a sequence that lacks one.
+    `tokens` are prompt and output. Progress is two numbers: for `planned_tokens` of them a step has
+    been planned, and `computed_tokens` have KV. Behind them come `awaited_tokens`, which steps that
+    have been planned will sample. A decode is a sequence that lacks one token.
     """
 
     id: SequenceId
@@ -53,6 +54,10 @@ class LiveSequence:
     lease: Lease | None = None
     cached_tokens: int = 0  # of the prompt, adopted at the first admission
     admissions: int = 0
+    awaited_tokens: int = 0
+    is_aborted: bool = False  # ends with the step that is in flight
+    is_in_batch: bool = False  # of the runner
+    is_sampling: bool = False  # has sampled since it entered the batch
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
 
     @property
@@ -68,9 +73,26 @@ class LiveSequence:
         return self.lease.written_tokens if self.lease else 0
 
     @property
+    def planned_tokens(self) -> int:
+        return self.lease.planned_tokens if self.lease else 0
+
+    @property
     def remaining_tokens(self) -> int:
-        """Tokens that have no KV yet."""
-        return len(self.tokens) - self.computed_tokens
+        """Tokens for which a step is to be planned; none while the last one is awaited."""
+        awaited = self.awaited_tokens
+        if self.is_aborted or (awaited and awaited == self.lacks_tokens):
+            return 0
+        return len(self.tokens) + awaited - self.planned_tokens
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a step computes tokens of it that has not been committed."""
+        return self.planned_tokens > self.computed_tokens
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether all its tokens have KV, and none is to come."""
+        return self.request.max_tokens == 0 and self.computed_tokens == len(self.tokens)
 
     @property
     def lacks_scores(self) -> bool:
@@ -96,8 +118,14 @@ class LiveSequence:
         too_early = self.output_tokens < self.request.sampling.min_tokens
         return tuple(self.stop_token_ids) if too_early else ()
 
+    def plan_sample(self) -> None:
+        """A step has been planned that samples its next token."""
+        self.awaited_tokens += 1
+        self.is_sampling = True
+
     def take(self, token_id: int) -> TextDelta:
         """The next token has been generated. Returns what can be shown."""
+        self.awaited_tokens -= 1
         self.tokens.append(token_id)
         self.guide.accept(token_id)
         piece = self.output.add(token_id)
@@ -119,6 +147,8 @@ class LiveSequence:
         lease = self._give_lease()
         self._move(Status.PREEMPTED)
         self.prompt_scores.clear()
+        self.awaited_tokens = 0  # it will draw them again
+        self.is_in_batch = self.is_sampling = False
         return lease
 
     def finish(self) -> Lease | None:

@@ -1,6 +1,11 @@
-"""What goes down to the runner and what comes back. Rows view live leases until commit."""
+"""What goes down to the runner and what comes back: closed values, to be pickled or replayed.
 
-from collections.abc import Callable, Mapping, Sequence
+The runner keeps the batch: each row's tables, its position, how it is sampled and the token that it
+sampled last. A plan says what changes in the batch, and what of it is computed. Plans are submitted
+in order, each made before the step of the one before it has been collected.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
@@ -8,12 +13,81 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.types import SamplingParams, TokenLogprob
-from kvstore.actions import Order
-from kvstore.groups.group import Hold
-from kvstore.types import BlockId
+from kvstore.actions import Order, TablePatch
 
 SequenceId = NewType("SequenceId", int)
 """Names a sequence for as long as the engine runs; never used twice, later ones are higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a sequence's tokens are chosen, as of when it enters the batch.
+
+    The draw depends on (seed, output index) and on the row's own logits alone, so a preempted
+    sequence that comes back draws what it would have drawn.
+    """
+
+    params: SamplingParams
+    seed: int
+    output_index: int = 0  # how many tokens it has generated before it entered
+    prompt_tokens: tuple[int, ...] = ()  # for repetition_penalty; empty when it is off
+    output_tokens: tuple[int, ...] = ()  # for penalties; empty when all are off
+    banned_tokens: tuple[int, ...] = ()  # ruled out before `min_tokens`, where no mask says more
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sequence enters the batch. Its tables come as patches, its first tokens in chunks."""
+
+    sequence_id: SequenceId
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one sequence to compute: positions [start, start + len(tokens))."""
+
+    sequence_id: SequenceId
+    start: int
+    tokens: tuple[int, ...]  # at least one
+    samples: bool  # a token is sampled after the last one
+    prompt_logprobs: int | None = None  # score each token after `tokens[i]` (see `next_tokens`)
+    next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, in the order in which it is carried out.
+
+    `decodes` are sequences that compute the token which they sampled last, and sample the next.
+    """
+
+    leave: tuple[SequenceId, ...] = ()  # out of the batch, before anybody enters
+    enter: tuple[Entry, ...] = ()
+    patches: tuple[tuple[SequenceId, TablePatch], ...] = ()
+    before: tuple[Order, ...] = ()  # carried out before anything is written
+    chunks: tuple[Chunk, ...] = ()
+    decodes: tuple[SequenceId, ...] = ()
+    after: tuple[Order, ...] = ()  # carried out behind all that is written
+
+    @property
+    def computes(self) -> bool:
+        """Whether there is anything to compute; what changes in the batch alone can wait."""
+        return bool(self.chunks or self.decodes)
+
+    def rows(self) -> Iterator[tuple[SequenceId, int]]:
+        """Who computes, and how many tokens."""
+        for chunk in self.chunks:
+            yield chunk.sequence_id, len(chunk.tokens)
+        for sequence_id in self.decodes:
+            yield sequence_id, 1
+
+    def sampling(self) -> Iterator[SequenceId]:
+        """Who samples a token."""
+        for chunk in self.chunks:
+            if chunk.samples:
+                yield chunk.sequence_id
+        yield from self.decodes
 
 
 Masks: TypeAlias = npt.NDArray[np.int32]
@@ -21,54 +95,16 @@ Masks: TypeAlias = npt.NDArray[np.int32]
 t % 32, from the lowest, of word t // 32.
 """
 
+
 NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
 
-AskMasks: TypeAlias = Callable[[Sequence[SequenceId]], Masks]
-"""Gives the masks of some sequences, in their order."""
-
-
-def no_masks(sequence_ids: Sequence[SequenceId]) -> Masks:
-    """The AskMasks of steps in which no row is masked."""
-    return NO_MASKS
-
 
 @dataclass(frozen=True, slots=True)
-class SampleOrder:
-    """Sample one token after the row's last token.
+class StepMasks:
+    """The masks of some of a step's sampling rows; the others may choose any token."""
 
-    The draw depends on (seed, output_index) and on the row's own logits alone, so a preempted
-    sequence that comes back draws what it would have drawn.
-    """
-
-    params: SamplingParams
-    seed: int
-    output_index: int  # how many tokens the sequence has generated before this one
-    prompt_tokens: Sequence[int] = ()  # for repetition_penalty; empty when it is off
-    output_tokens: Sequence[int] = ()  # for penalties; empty when all are off
-    banned_tokens: Sequence[int] = ()  # must not be sampled (stop tokens before min_tokens)
-    masked: bool = False  # the tokens to choose from are in a mask, asked for when it is needed
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Tokens of one sequence to compute in this step: positions [start, start + len(tokens))."""
-
-    sequence_id: SequenceId
-    start: int
-    tokens: Sequence[int]  # at least one
-    blocks: Sequence[BlockId]  # table; covers all positions up to start + len(tokens)
-    sample: SampleOrder | None = None  # None: more of the prompt is still to come
-    prompt_logprobs: int | None = None  # score each token after `tokens[i]` (see `next_tokens`)
-    next_tokens: Sequence[int] = ()  # with prompt_logprobs: the token that follows tokens[i]
-    holds: Sequence[Hold] = ()  # the lease's shares of the store's groups, in their order
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step. `orders` are carried out in order, before anything is written."""
-
-    orders: tuple[Order, ...] = ()
-    rows: tuple[Row, ...] = ()
+    sequence_ids: Sequence[SequenceId] = ()
+    masks: Masks = field(default_factory=lambda: NO_MASKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +119,6 @@ class SampledToken:
 class StepResult:
     """What the runner computed, by sequence."""
 
-    sampled: Mapping[SequenceId, SampledToken]  # for each row with a SampleOrder
+    sampled: Mapping[SequenceId, SampledToken]  # for each row that samples
     scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
     failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone

@@ -33,6 +33,8 @@ class StopChecker:
 
     def add(self, text: str) -> Checked:
         """Take the next piece; return what has become safe to show."""
+        if not self._by_first:
+            return Checked(text)
         seen = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             if complete := self._advance(character):

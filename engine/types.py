@@ -43,7 +43,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # over prompt and output
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None  # None: the engine draws one
     top_logprobs: int | None = None  # None: none; 0: the chosen token's alone
     min_tokens: int = 0  # no stop token is sampled before

@@ -43,4 +43,27 @@ class CopyState:
     target: SlotId
 
 
+@dataclass(frozen=True, slots=True)
+class TablePatch:
+    """Entries [first, first + len(ids)) of a sequence's table are now `ids`.
+
+    `group` is the index of the store's group whose slots they are; None: they are blocks.
+    """
+
+    group: int | None
+    first: int
+    ids: tuple[int, ...]
+
+
 Order = CopyBlock | CopyWindowBlock | ResetState | CopyState
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What must happen around the step in which a lease's next tokens are computed."""
+
+    before: tuple[Order, ...] = ()
+    after: tuple[Order, ...] = ()
+
+
+NO_ORDERS = Room()

@@ -106,6 +106,15 @@ class LayerArena:
     def arrays(self) -> tuple[mx.array, mx.array]:
         return self._keys, self._values
 
+    def witnesses(self) -> list[mx.array]:
+        """Numbers that are known only when all that has been written is.
+
+        Unlike the pools they may be evaluated, and kept, while steps are in flight: MLX copies a
+        pool at its next write when it has been evaluated itself and is still being computed.
+        """
+        # The sum is a new array: without it MLX would keep a view, and with it the pool.
+        return [pool.flatten()[:1] + 0 for pool in (self._keys, self._values) if pool.size]
+
     @staticmethod
     def _check(new: mx.array, pool: mx.array, n_places: int) -> None:
         _, kv_heads, _, dim = pool.shape

@@ -107,8 +107,12 @@ def _leases(store: KVStore) -> Iterator[str]:
     for lease in store.leases:
         if lease.written_tokens > len(lease.table) * store.block_size:
             yield f"{lease.written_tokens} tokens written in {len(lease.table)} blocks"
-        written_blocks = lease.written_tokens // store.block_size
-        for block in lease.table[written_blocks : lease.writable_tokens // store.block_size]:
+        if not lease.written_tokens <= lease.planned_tokens:
+            yield f"{lease.written_tokens} tokens written, {lease.planned_tokens} planned"
+        first = lease.written_tokens // store.block_size
+        ready_tokens = max(lease.ready_tokens, lease.planned_tokens)
+        end = blocks_for(ready_tokens, store.block_size)
+        for block in lease.table[first:end] if ready_tokens > lease.written_tokens else ():
             if (references := store.pool.count(block)) != 1:
                 yield f"block {block} is to be written, and has {references} references"
         for i, block in enumerate(lease.table):

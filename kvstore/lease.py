@@ -1,7 +1,9 @@
 """What the store hands a sequence: its table and its references, released exactly once."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kvstore.actions import CopyBlock, Order, Room, TablePatch
 from kvstore.block_table import BlockTable
 from kvstore.groups.group import Hold
 from kvstore.tokens import Tokens
@@ -14,9 +16,11 @@ class Lease:
 
     `tokens` belongs to the sequence and grows as it generates. Positions [0, cached_tokens) were
     adopted; [0, written_tokens) hold KV that was adopted or that a step has computed;
-    positions from there to `writable_tokens` are in blocks that nobody else refers to. The first
-    `indexed_blocks` blocks are in the index, unless that has been cleared. `holds` are its shares
-    of the store's groups, in their order.
+    positions from there to `planned_tokens` are computed by steps that have been planned, and those
+    from there to `ready_tokens` can be without another word: they are in blocks that nobody else
+    refers to, and no group has anything to do. There is nothing to publish before `due_tokens` have
+    been written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
+    `holds` are its shares of the store's groups, in their order.
     """
 
     namespace: Namespace
@@ -24,9 +28,36 @@ class Lease:
     table: BlockTable
     cached_tokens: int
     written_tokens: int
-    writable_tokens: int
+    planned_tokens: int
+    ready_tokens: int
+    due_tokens: int
     indexed_blocks: int
     holds: tuple[Hold, ...] = ()
+    is_patched: bool = True  # since `take_patches` was last asked
+
+    def plan(self, end_tokens: int, copies: Sequence[CopyBlock]) -> Room:
+        """A step will compute the tokens up to `end_tokens`: what the groups do around it."""
+        by_target = {copy.target: copy for copy in copies}
+        before, after = list[Order](), list[Order]()
+        for hold in self.holds:
+            n_tokens = end_tokens - self.planned_tokens
+            before += hold.extend(self.table, self.planned_tokens, n_tokens, by_target)
+            after += hold.save(end_tokens)
+            self.ready_tokens = min(self.ready_tokens, hold.ready_tokens(end_tokens))
+        if after:
+            self.due_tokens = min(self.due_tokens, end_tokens)
+        self.planned_tokens = end_tokens
+        self.is_patched = True
+        return Room(tuple(before), tuple(after))
+
+    def take_patches(self) -> Iterator[TablePatch]:
+        """What has changed in its tables since this was last asked; at first all that is there."""
+        self.is_patched = False
+        for first, blocks in self.table.take_changes():
+            yield TablePatch(None, first, blocks)
+        for group, hold in enumerate(self.holds):
+            for first, slots in hold.take_changes():
+                yield TablePatch(group, first, slots)
 
 
 @dataclass(frozen=True, slots=True)

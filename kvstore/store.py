@@ -2,7 +2,7 @@
 
 probe  how much of a prompt is here?          changes nothing
 admit  adopt what is here, allocate the rest  a Lease, or a Refusal and no trace
-extend room for the next tokens               orders for the arena, or a Refusal
+extend room for the next tokens, and planned  orders for the arena, or a Refusal
 publish these tokens' KV has been written     whole blocks become visible to all
 donate / release  the sequence has ended      its blocks go to the index / are let go
 
@@ -12,7 +12,7 @@ A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.actions import CopyBlock, Order
+from kvstore.actions import NO_ORDERS, CopyBlock, Order, Room
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable, blocks_for
 from kvstore.groups.group import Group
@@ -134,36 +134,40 @@ class KVStore:
         needed = fresh_blocks + (1 if n_tokens % self._block_size else 0) + spare_blocks
         if needed > self.available_blocks:
             return Refusal(needed, self.available_blocks)
-        lease.writable_tokens = 0  # the last block that it has begun is shared now
+        lease.ready_tokens = 0  # the last block that it has begun is shared now
         return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
 
     def stride(self, lease: Lease, n_tokens: int) -> int:
         """How many of the next `n_tokens` tokens the next step may compute, at least one."""
         for hold in lease.holds:
-            n_tokens = hold.stride(lease.written_tokens, n_tokens)
+            n_tokens = hold.stride(lease.planned_tokens, n_tokens)
         return n_tokens
 
     def checkpoint(self, lease: Lease, n_tokens: int) -> None:
         """Somebody will want to resume behind the first `n_tokens` tokens of this lease."""
-        if n_tokens > lease.written_tokens:
+        if n_tokens > lease.planned_tokens:
             for hold in lease.holds:
                 hold.checkpoint(n_tokens)
+            lease.ready_tokens = min(lease.ready_tokens, n_tokens - 1)
 
-    def extend(self, lease: Lease, n_tokens: int) -> tuple[Order, ...] | Refusal:
-        """Make the next `n_tokens` (at least one) positions writable, all or nothing.
+    def extend(self, lease: Lease, n_tokens: int) -> Room | Refusal:
+        """Plan the next `n_tokens` (at least one) positions and make them writable, or nothing.
 
         No block that is written has another holder: a shared one is replaced by a copy. The orders
-        are for the next step, whoever runs in it; among them are those that admissions and saved
-        states have left since the last call.
+        are for the next step, whoever runs in it; among them are those that admissions have left
+        since the last call.
         """
-        copies = self._make_writable(lease, lease.written_tokens + n_tokens)
+        end_tokens = lease.planned_tokens + n_tokens
+        if end_tokens <= lease.ready_tokens:
+            lease.planned_tokens = end_tokens
+            return NO_ORDERS
+        copies = self._make_writable(lease, end_tokens)
         if isinstance(copies, Refusal):
             return copies
-        if lease.holds:
-            self._extend_holds(lease, n_tokens, copies)
+        of_groups = lease.plan(end_tokens, copies)
         self._drop([copy.source for copy in copies])
         orders, self._orders = self._orders, []
-        return (*copies, *orders)
+        return Room((*copies, *orders, *of_groups.before), of_groups.after)
 
     def publish(self, lease: Lease, n_tokens: int) -> None:
         """The KV of the lease's first `n_tokens` tokens has been written: index whole blocks.
@@ -172,11 +176,13 @@ class KVStore:
         """
         published = lease.written_tokens // self._block_size
         lease.written_tokens = n_tokens
+        if n_tokens < lease.due_tokens:
+            return
         if (whole := n_tokens // self._block_size) > published:
             self._insert(lease, whole * self._block_size)
-        saves = [order for hold in lease.holds for order in hold.advance(lease.table, n_tokens)]
-        if saves:
-            self._orders += saves
+        lease.due_tokens = (whole + 1) * self._block_size
+        saved = [hold.advance(lease.table, n_tokens) for hold in lease.holds]
+        if any(saved):
             self._leave_to_index(lease)
 
     def donate(self, lease: Lease) -> None:
@@ -197,11 +203,6 @@ class KVStore:
         for hold in lease.holds:
             hold.release()
         self._drop(lease.table[:])
-
-    def revoke(self, orders: Sequence[Order]) -> None:
-        """The step with these orders has failed: what they were to save is not cached."""
-        for group in self._groups:
-            group.revoke(orders)
 
     def clear(self, namespace: Namespace | None = None) -> int:
         """Forget the index of one namespace, or all. Returns how many blocks became free.
@@ -263,7 +264,8 @@ class KVStore:
             return fresh
         table = BlockTable(self._block_size, (*adopted, *fresh))
         indexed_blocks = adopted_tokens // self._block_size
-        lease = Lease(namespace, tokens, table, adopted_tokens, adopted_tokens, 0, indexed_blocks)
+        n = adopted_tokens
+        lease = Lease(namespace, tokens, table, n, n, n, 0, 0, indexed_blocks)
         for group in self._groups:
             hold, orders = group.admit(table, adopted_tokens, len(tokens))
             lease.holds += (hold,)
@@ -283,20 +285,18 @@ class KVStore:
 
     def _make_writable(self, lease: Lease, end_tokens: int) -> Sequence[CopyBlock] | Refusal:
         """Blocks of the lease's own for what it has not written, up to `end_tokens`."""
-        if end_tokens <= lease.writable_tokens:
-            return ()
-        first = lease.written_tokens // self._block_size
+        first = lease.planned_tokens // self._block_size
         end = blocks_for(end_tokens, self._block_size)
         shared = [i for i in range(first, min(end, len(lease.table))) if self._is_shared(lease, i)]
         blocks = self._take(len(shared) + max(end - len(lease.table), 0))
         if isinstance(blocks, Refusal):
             return blocks
         lease.table.append(blocks[len(shared) :])
-        lease.writable_tokens = end * self._block_size
+        lease.ready_tokens = end * self._block_size
         copies = []
         for i, target in zip(shared, blocks, strict=False):
             source = lease.table.repoint(i, target)
-            copied_tokens = max(lease.written_tokens - i * self._block_size, 0)
+            copied_tokens = max(lease.planned_tokens - i * self._block_size, 0)
             copies.append(CopyBlock(source, target, copied_tokens))
             self._carry_over(source, target, copied_tokens)
         self.counters.cow_copies += len(copies)
@@ -312,13 +312,10 @@ class KVStore:
         for group in self._groups:
             group.copy(source, target, n_tokens)
 
-    def _extend_holds(self, lease: Lease, n_tokens: int, copies: Sequence[CopyBlock]) -> None:
-        by_target = {copy.target: copy for copy in copies}
-        for hold in lease.holds:
-            self._orders += hold.extend(lease.table, lease.written_tokens, n_tokens, by_target)
-
     def _donate_holds(self, lease: Lease) -> None:
         """Leave to the index what the groups have at the lease's end, if the index has that."""
+        if lease.planned_tokens > lease.written_tokens:
+            return  # a step in flight goes beyond that
         if lease.holds and (block := self._leave_to_index(lease)) is not None:
             last_tokens = (lease.written_tokens - 1) % self._block_size + 1
             for hold in lease.holds:
@@ -348,3 +345,4 @@ class KVStore:
                     hold.repoint(own, block)
                 self._pool.hold((block,))
                 self._drop((lease.table.repoint(i, block),))
+                lease.is_patched = True

@@ -1,12 +1,14 @@
 """The engine without threads or HTTP: a checkpoint's model under the real scheduler and store."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.constraints.masks import MaskFiller
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.launch import launch_ahead
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.cached_model import CachedModel
@@ -15,9 +17,10 @@ from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.output import OutputFactory
+from engine.pipeline import Pipeline
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.sharing import WaitForTwins
-from engine.step import no_masks
 from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from engine.types import Request, Usage
 from engine.validation import Limits
@@ -91,9 +94,16 @@ def new_store(served: Served, room: Room, pool: BlockPool) -> KVStore:
 class OfflineDaemon:
     """Requests in, all their tokens out, with the store recounted after every step."""
 
-    def __init__(self, served: Served, attention: Attention, room: Room) -> None:
+    def __init__(
+        self,
+        served: Served,
+        attention: Attention,
+        room: Room,
+        watch: Callable[[ModelRunner], ModelRunner] = lambda runner: runner,
+    ) -> None:
         vocab_size = served.layout.vocab_size
-        self.runner = MlxRunner(cached_model(served, attention, room), Sampler(vocab_size))
+        model = cached_model(served, attention, room)
+        self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch_ahead))
         self.store = new_store(served, room, BlockPool(room.n_blocks))
         self.scheduler = Scheduler(
             self.store,
@@ -109,6 +119,7 @@ class OfflineDaemon:
             ),
             draw_seed=lambda: 0,
         )
+        self.pipeline = Pipeline(self.scheduler, self.runner, MaskFiller(vocab_size))
         self.usage: dict[str, Usage] = {}
 
     def serve(self, *requests: Request) -> Mapping[tuple[str, int], Sequence[int]]:
@@ -116,7 +127,7 @@ class OfflineDaemon:
         said = defaultdict[tuple[str, int], list[int]](list)
         for request in requests:
             self.scheduler.add(request)
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or not self.pipeline.is_empty:
             self._step(said)
         return said
 
@@ -126,8 +137,7 @@ class OfflineDaemon:
             self._step(defaultdict(list))
 
     def _step(self, said: dict[tuple[str, int], list[int]]) -> None:
-        plan = self.scheduler.plan()
-        for event in self.scheduler.commit(plan, self.runner.run(plan, no_masks)):
+        for event in self.pipeline.advance(self.scheduler.plan()):
             assert event.error is None
             said[event.request_id, event.index] += event.token_ids
             if event.usage and event.index == 0:

@@ -12,6 +12,7 @@ from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.blas import Blas
+from engine.mlx_backend.launch import Launch, launch_ahead, launch_when_idle
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
@@ -49,7 +50,7 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     sampling = _sampling(config, checkpoint, report)
     card = _card(config, loaded, sizes, host, blas, sampling)
     return Backend(
-        runner=MlxRunner(model, Sampler(loaded.layout.vocab_size)),
+        runner=MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch()),
         card=card,
         tokenizer=CheckpointTokenizer(loaded.tokenizer, card.max_sequence_tokens),
         hf_tokenizer=loaded.tokenizer._tokenizer,
@@ -154,6 +155,10 @@ def _attention(name: str) -> Attention:
     if name == "gather" or (name == "auto" and mx.default_device() != mx.cpu):
         return GatherAttention()
     return CascadeAttention()
+
+
+def _launch() -> Launch:
+    return launch_ahead if mx.default_device() == mx.cpu else launch_when_idle
 
 
 def _sampling(config: EngineConfig, checkpoint: Path, report: Report) -> SamplingDefaults:

@@ -1,71 +1,85 @@
 """The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from engine.mlx_backend.batch import Batch, Seat
+from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.forward import Piece
-from engine.mlx_backend.sampling.sampler import UnusableLogits
+from engine.mlx_backend.model.forward import padded_tokens
+from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.runner import RunnerLost
-from engine.step import (
-    NO_MASKS,
-    AskMasks,
-    Masks,
-    Row,
-    SampledToken,
-    SampleOrder,
-    SequenceId,
-    StepPlan,
-    StepResult,
-)
+from engine.step import Chunk, SampledToken, SequenceId, StepMasks, StepPlan, StepResult
 from engine.types import TokenLogprob
 
 SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""
 
-
 UNUSABLE = "the model's logits leave no token to choose: not a number, or all ruled out"
 
 
-class TokenSampler(Protocol):
-    """Chooses tokens from logits, and scores given ones."""
+@dataclass(slots=True)
+class _Flight:
+    """A step that has been submitted. `logits` are those of the rows that sample, `[rows, vocab]`,
+    piecewise; `ends` are known when it has all been computed.
+    """
 
-    def sample(
-        self, logits: mx.array, orders: Sequence[SampleOrder], masks: Masks
-    ) -> list[SampledToken]:
-        """One token per row of `logits`, `[rows, vocabulary]`; `masks` are those of masked rows.
-
-        Raises UnusableLogits naming the rows that leave nothing to sample.
-        """
-        ...
-
-    def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-        """Log-probability of `next_tokens[i]` under row `i` of `logits`, `[n, vocabulary]`."""
-        ...
+    sampling: list[Seat] = field(default_factory=list)
+    logits: list[mx.array] = field(default_factory=list)
+    scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
+    ends: list[mx.array] = field(default_factory=list)
+    drawn: Drawn | None = None
 
 
 class MlxRunner:
     """Implements `ModelRunner` for an mlx-lm model over the engine's storage.
 
     Belongs to the thread that made it, as all MLX arrays do. Logits are computed only where
-    somebody reads them: of the prompt chunks just the storage is evaluated, and every row that
-    samples runs its last token in a forward of length 1.
+    somebody reads them: every row that samples runs its last token in a forward of length 1.
     """
 
-    def __init__(self, model: CachedModel, sampler: TokenSampler) -> None:
+    def __init__(self, model: CachedModel, sampler: Sampler, launch: Launch) -> None:
         self._model = model
         self._storage = model.storage
         self._sampler = sampler
+        self._launch = launch
+        self._batch = Batch(model.n_groups)
+        self._flights: deque[_Flight] = deque()
 
-    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
-        """See `ModelRunner.run`."""
+    def submit(self, plan: StepPlan) -> None:
+        """See `ModelRunner.submit`."""
+        self._batch.change(plan)
         try:
-            return self._run(plan, masks)
+            self._flights.append(self._begin(plan))
         except Exception:
             self._settle()
             raise
+
+    def sample(self, masks: StepMasks) -> None:
+        """See `ModelRunner.sample`."""
+        flight = self._flights[-1]
+        if not flight.sampling:
+            return
+        try:
+            self._draw(flight, masks)
+        except Exception:
+            self._flights.pop()
+            self._settle()
+            raise
+
+    def collect(self) -> StepResult:
+        """See `ModelRunner.collect`."""
+        flight = self._flights.popleft()
+        try:
+            mx.eval(flight.ends)
+        except Exception:
+            self._flights.clear()
+            self._settle()
+            raise
+        return _result(flight)
 
     def _settle(self) -> None:
         """After a failure: what was written may rest on what could not be computed."""
@@ -74,89 +88,103 @@ class MlxRunner:
         except Exception as error:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
 
-    def _run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
-        self._storage.carry_out(plan.orders)
-        scored_rows = [row for row in plan.rows if row.prompt_logprobs is not None]
-        plain_rows = [row for row in plan.rows if row.prompt_logprobs is None]
-        self._compute_chunks([chunk for row in plain_rows if (chunk := _chunk(row)) is not None])
-        scored: dict[SequenceId, tuple[TokenLogprob, ...]] = {}
-        failed: dict[SequenceId, str] = {}
-        sampling: list[Row] = []
-        logits: list[mx.array] = []
-        for row in scored_rows:
-            try:
-                scored[row.sequence_id], last_logits = self._score(row)
-            except UnusableLogits:
-                failed[row.sequence_id] = UNUSABLE
-                continue
-            if row.sample is not None:
-                sampling.append(row)
-                logits.append(last_logits)
-        decodes = sorted((row for row in plain_rows if row.sample is not None), key=_table)
-        if decodes:
-            logits.append(self._decode(decodes))
-        sampled, unusable = self._sample([*sampling, *decodes], logits, masks)
-        return StepResult(sampled, scored, failed | unusable)
+    def _begin(self, plan: StepPlan) -> _Flight:
+        """Launch all forwards."""
+        flight = _Flight()
+        self._storage.carry_out(plan.before)
+        for chunk in plan.chunks:
+            self._batch[chunk.sequence_id].position = chunk.start
+        self._compute_chunks(flight, [c for c in plan.chunks if c.prompt_logprobs is None])
+        for chunk in plan.chunks:
+            if chunk.prompt_logprobs is not None:
+                self._score(flight, chunk)
+        plain = [c.sequence_id for c in plan.chunks if c.samples and c.prompt_logprobs is None]
+        self._decode(flight, [self._batch[key] for key in (*plain, *plan.decodes)])
+        self._storage.carry_out(plan.after)
+        if saved := self._storage.states.unevaluated():
+            self._begin_computing(flight, saved)
+        return flight
 
-    def _compute_chunks(self, chunks: Sequence[Piece]) -> None:
-        for group in self._model.groups(chunks):
-            self._model.forward([chunks[index] for index in group])
-            mx.eval(self._storage.arrays())
+    def _compute_chunks(self, flight: _Flight, chunks: Sequence[Chunk]) -> None:
+        """All but the last token of those that sample, which is the next to be decoded."""
+        lasts = [chunk for chunk in chunks if chunk.samples]
+        if lasts:
+            tokens = mx.array([chunk.tokens[-1] for chunk in lasts])
+            self._batch.set_next_tokens([self._batch[c.sequence_id] for c in lasts], tokens)
+        runs = [(c.sequence_id, c.tokens[:-1] if c.samples else c.tokens) for c in chunks]
+        runs = [(sequence_id, tokens) for sequence_id, tokens in runs if tokens]
+        pieces = [self._batch[sequence_id].piece(len(tokens)) for sequence_id, tokens in runs]
+        for group in self._model.groups(pieces):
+            tokens = padded_tokens([runs[index][1] for index in group])
+            computed = self._model.forward([pieces[index] for index in group], tokens)
+            self._begin_computing(flight, computed.witnesses)  # nobody reads the logits
 
-    def _decode(self, rows: Sequence[Row]) -> mx.array:
-        """Logits after each row's last token, `[rows, vocabulary]`."""
-        logits = self._model.last_logits([_piece(row, len(row.tokens) - 1) for row in rows])
-        if states := self._storage.states.unevaluated():
-            mx.async_eval(logits, states)  # the logits alone do not lead to all of them
-        return logits
+    def _decode(self, flight: _Flight, seats: Sequence[Seat]) -> None:
+        """The next token of each; rows that share a prefix are neighbours."""
+        if not seats:
+            return
+        seats = sorted(seats, key=lambda seat: seat.tables.blocks.tobytes())
+        tokens = self._batch.next_tokens(seats)[:, None]
+        pieces = [seat.piece(1) for seat in seats]
+        for group in self._model.groups(pieces):
+            rows = tokens if len(group) == len(seats) else tokens[mx.array(group)]
+            computed = self._model.forward([pieces[index] for index in group], rows)
+            flight.logits.append(computed.logits[:, -1])
+            self._begin_computing(flight, flight.logits[-1:] + computed.witnesses)
+            flight.sampling += [seats[index] for index in group]
 
-    def _score(self, row: Row) -> tuple[tuple[TokenLogprob, ...], mx.array]:
-        """Score what follows each token; also the logits after the last one, `[1, vocabulary]`."""
-        found: list[TokenLogprob] = []
+    def _score(self, flight: _Flight, chunk: Chunk) -> None:
+        """Score what follows each token, and sample after the last one if that is asked for."""
+        seat = self._batch[chunk.sequence_id]
+        scored = flight.scored[chunk.sequence_id] = []
         logits = mx.zeros((1, 1, 1))
-        for first in range(0, len(row.tokens), SCORED_TOKENS):
-            logits = self._model.forward([_piece(row, first, first + SCORED_TOKENS)])
-            mx.eval(logits, self._storage.arrays())
-            following = row.next_tokens[first : first + SCORED_TOKENS]
+        for first in range(0, len(chunk.tokens), SCORED_TOKENS):
+            tokens = chunk.tokens[first : first + SCORED_TOKENS]
+            computed = self._model.forward([seat.piece(len(tokens))], padded_tokens([tokens]))
+            logits = computed.logits
+            following = chunk.next_tokens[first : first + SCORED_TOKENS]
+            arrays = computed.witnesses
             if following:
-                top = row.prompt_logprobs or 0
-                found += self._sampler.score(logits[0, : len(following)], following, top)
-        return tuple(found), logits[:, -1]
+                top = chunk.prompt_logprobs or 0
+                scored.append(self._sampler.score(logits[0, : len(following)], following, top))
+                arrays = arrays + scored[-1].arrays()
+            self._begin_computing(flight, arrays)
+        if chunk.samples:
+            flight.sampling.append(seat)
+            flight.logits.append(logits[:, -1])
 
-    def _sample(
-        self, rows: Sequence[Row], logits: Sequence[mx.array], masks: AskMasks
-    ) -> tuple[dict[SequenceId, SampledToken], dict[SequenceId, str]]:
-        """The rows' tokens, and why some rows have none; `logits` are theirs, piecewise."""
-        orders = [row.sample for row in rows if row.sample is not None]
-        if not orders:
-            return {}, {}
-        together = logits[0] if len(logits) == 1 else mx.concatenate(list(logits))
-        masked = [row.sequence_id for row in rows if row.sample is not None and row.sample.masked]
-        if masked:
-            mx.async_eval(together)  # computes while the masks are filled
-        try:
-            tokens = self._sampler.sample(together, orders, masks(masked) if masked else NO_MASKS)
-        except UnusableLogits as error:
-            sound = [row for row in range(len(rows)) if row not in error.rows]
-            failed = {rows[row].sequence_id: UNUSABLE for row in error.rows}
-            rest = [together[mx.array(sound)]] if sound else []
-            sampled, more = self._sample([rows[row] for row in sound], rest, masks)
-            return sampled, failed | more
-        found = {row.sequence_id: token for row, token in zip(rows, tokens, strict=True)}
-        return found, {}
+    def _begin_computing(self, flight: _Flight, arrays: list[mx.array]) -> None:
+        self._launch(arrays)
+        flight.ends += arrays
+
+    def _draw(self, flight: _Flight, masks: StepMasks) -> None:
+        logits = flight.logits
+        together = logits[0] if len(logits) == 1 else mx.concatenate(logits)
+        rows = {seat.sequence_id: row for row, seat in enumerate(flight.sampling)}
+        masked = [rows[sequence_id] for sequence_id in masks.sequence_ids]
+        states = [seat.sampling for seat in flight.sampling]
+        drawn = flight.drawn = self._sampler.sample(together, states, masks.masks, masked)
+        self._batch.set_next_tokens(flight.sampling, drawn.tokens)
+        mx.async_eval(drawn.arrays())
+        flight.ends += drawn.arrays()
+        flight.logits = []
 
 
-def _chunk(row: Row) -> Piece | None:
-    """The row's tokens whose logits nobody reads."""
-    n_tokens = len(row.tokens) if row.sample is None else len(row.tokens) - 1
-    return _piece(row, 0, n_tokens) if n_tokens else None
-
-
-def _piece(row: Row, first: int, end: int | None = None) -> Piece:
-    """Some of a row's tokens."""
-    return Piece(row.start + first, row.tokens[first:end], row.blocks, holds=row.holds)
-
-
-def _table(row: Row) -> tuple[int, ...]:
-    """Sorted by table, rows that share a prefix are neighbours."""
-    return tuple(row.blocks)
+def _result(flight: _Flight) -> StepResult:
+    sampled: dict[SequenceId, SampledToken] = {}
+    scored: dict[SequenceId, tuple[TokenLogprob, ...]] = {}
+    failed: dict[SequenceId, str] = {}
+    for sequence_id, parts in flight.scored.items():
+        reports = [part.read() for part in parts]
+        usable = [report for report in reports if report is not None]
+        if len(usable) < len(reports):
+            failed[sequence_id] = UNUSABLE
+        scored[sequence_id] = tuple(score for report in usable for score in report)
+    tokens = flight.drawn.read() if flight.drawn is not None else []
+    for seat, token in zip(flight.sampling, tokens, strict=True):
+        if token is None:
+            failed[seat.sequence_id] = UNUSABLE
+        else:
+            seat.sampling.accept(token.token_id)
+            sampled[seat.sequence_id] = token
+    return StepResult(sampled, scored, failed)

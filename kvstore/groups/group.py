@@ -1,12 +1,16 @@
 """What the store asks of a group, whatever its layers keep."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.actions import CopyBlock, Order
 from kvstore.block_table import BlockTable
-from kvstore.types import BlockId
+from kvstore.types import BlockId, SlotId
+
+NEVER = sys.maxsize
+"""More tokens than any sequence has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +29,45 @@ class Hold(Protocol):
     """One lease's share of a group.
 
     `table` is the lease's, brought up to date before each call. The calls come in the order in
-    which the lease lives: stride, extend, advance, again and again, and release once.
+    which the lease lives: stride, extend, save and, when that step has been computed, advance,
+    again and again, and release once. The next step may be planned before an advance.
     """
 
-    def stride(self, written_tokens: int, n_tokens: int) -> int:
+    def stride(self, planned_tokens: int, n_tokens: int) -> int:
         """How many of the next `n_tokens` one step may compute (at least one)."""
         ...
 
     def checkpoint(self, n_tokens: int) -> None:
-        """Somebody will want to resume where this lease has written `n_tokens`."""
+        """Somebody will want to resume where this lease will have written `n_tokens`."""
         ...
 
     def extend(
         self,
         table: BlockTable,
-        written_tokens: int,
+        planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
     ) -> Sequence[Order]:
         """Make the next positions writable. `copies`: what was just copied, by target."""
         ...
 
-    def advance(self, table: BlockTable, written_tokens: int) -> Sequence[Order]:
-        """The lease has written so many tokens."""
+    def ready_tokens(self, planned_tokens: int) -> int:
+        """How many may be planned before something is to be saved; blocks are the store's care."""
+        ...
+
+    def save(self, planned_tokens: int) -> Sequence[Order]:
+        """A step will have written so many tokens: what is to be saved right behind it."""
+        ...
+
+    def advance(self, table: BlockTable, written_tokens: int) -> bool:
+        """The lease has written so many tokens. Whether something was saved there.
+
+        Called where a block ends and where something is to be saved.
+        """
+        ...
+
+    def take_changes(self) -> Iterable[tuple[int, tuple[SlotId, ...]]]:
+        """Runs of entries that have changed since this was last asked, and their slots."""
         ...
 
     def repoint(self, old: BlockId, new: BlockId) -> None:
@@ -88,10 +108,6 @@ class Group(Protocol):
 
     def forget(self, block: BlockId) -> None:
         """The block is free."""
-        ...
-
-    def revoke(self, orders: Sequence[Order]) -> None:
-        """These orders were not, or perhaps not, carried out: cache nothing that rests on them."""
         ...
 
     def stats(self) -> GroupStats: ...

@@ -5,28 +5,30 @@ states: at `n` tokens of a block the one behind those `n` and all before. They a
 prompt ends, at every so many tokens of a long one, and where a prompt left what was cached.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvstore.actions import CopyBlock, CopyState, Order, ResetState
 from kvstore.block_table import BlockTable
 from kvstore.groups.carried import CarriedSlots
-from kvstore.groups.group import GroupStats, Hold
+from kvstore.groups.group import NEVER, GroupStats, Hold
 from kvstore.types import BlockId, SlotId
 
 
 class StateHold:
-    """`slot` has the lease's state, behind the tokens that it has written."""
+    """`slot` has the lease's state, behind the tokens of all steps that have been planned."""
 
     def __init__(self, group: "RecurrentGroup", slot: SlotId, checkpoints: set[int]) -> None:
         self.slot = slot
         self._group = group
         self._checkpoints = checkpoints
+        self._saving: deque[tuple[int, SlotId]] = deque()  # tokens, and where the state goes
+        self._is_new = True
 
-    def stride(self, written_tokens: int, n_tokens: int) -> int:
-        end = written_tokens + n_tokens
-        return min((c for c in self._checkpoints if written_tokens < c < end), default=end) - (
-            written_tokens
+    def stride(self, planned_tokens: int, n_tokens: int) -> int:
+        end = planned_tokens + n_tokens
+        return min((c for c in self._checkpoints if planned_tokens < c < end), default=end) - (
+            planned_tokens
         )
 
     def checkpoint(self, n_tokens: int) -> None:
@@ -35,18 +37,38 @@ class StateHold:
     def extend(
         self,
         table: BlockTable,
-        written_tokens: int,
+        planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
     ) -> Sequence[Order]:
         return ()
 
-    def advance(self, table: BlockTable, written_tokens: int) -> Sequence[Order]:
-        if written_tokens not in self._checkpoints:
+    def ready_tokens(self, planned_tokens: int) -> int:
+        return min((c - 1 for c in self._checkpoints if c > planned_tokens), default=NEVER)
+
+    def save(self, planned_tokens: int) -> Sequence[Order]:
+        if planned_tokens not in self._checkpoints:
             return ()
-        self._checkpoints.discard(written_tokens)
-        index, block_tokens = divmod(written_tokens - 1, table.block_size)
-        return self._group.save(self.slot, table[index], block_tokens + 1)
+        self._checkpoints.discard(planned_tokens)
+        target = self._group.begin_saving()
+        if target is None:
+            return ()
+        self._saving.append((planned_tokens, target))
+        return (CopyState(self.slot, target),)
+
+    def advance(self, table: BlockTable, written_tokens: int) -> bool:
+        if not self._saving or self._saving[0][0] > written_tokens:
+            return False
+        saved_tokens, slot = self._saving.popleft()
+        index, before = divmod(saved_tokens - 1, table.block_size)
+        self._group.slots.carry(table[index], before + 1, slot)
+        self._group.end_saving(slot)
+        return True
+
+    def take_changes(self) -> Sequence[tuple[int, tuple[SlotId, ...]]]:
+        """Its one slot is the same for as long as it lives."""
+        is_new, self._is_new = self._is_new, False
+        return ((0, (self.slot,)),) if is_new else ()
 
     def repoint(self, old: BlockId, new: BlockId) -> None:
         self._group.copy(old, new, self._group.block_size)
@@ -56,7 +78,15 @@ class StateHold:
         self._group.slots.carry(last_block, block_tokens, self.slot)
 
     def release(self) -> None:
+        for _, slot in self._saving:
+            self._group.end_saving(slot)
+        self._saving.clear()
         self._group.end(self.slot)
+
+    def slots(self) -> Iterator[SlotId]:
+        """All that it holds."""
+        yield self.slot
+        yield from (slot for _, slot in self._saving)
 
 
 class RecurrentGroup:
@@ -74,6 +104,7 @@ class RecurrentGroup:
         self.block_size = block_size
         self._interval_tokens = interval_tokens
         self._leases = 0
+        self._n_saving = 0
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         last = (n_tokens - 1) // self.block_size if n_tokens else -1
@@ -95,16 +126,19 @@ class RecurrentGroup:
         self._leases += 1
         return StateHold(self, slot, self._checkpoints(n_tokens, end_tokens)), orders
 
-    def save(self, slot: SlotId, block: BlockId, block_tokens: int) -> Sequence[Order]:
-        """Let the block carry a copy of the state, if there is room and it has none yet."""
-        if block_tokens in self.slots.carried_by(block):
-            return ()
-        target = self.slots.allocate()
-        if target is None:
-            return ()
-        self.slots.carry(block, block_tokens, target)
-        self.slots.drop(target)
-        return (CopyState(slot, target),)
+    def begin_saving(self) -> SlotId | None:
+        """A slot for a state that a step in flight will leave; None where there is no room."""
+        if self._n_saving == self._n_saved:
+            return None
+        slot = self.slots.allocate()
+        if slot is not None:
+            self._n_saving += 1
+        return slot
+
+    def end_saving(self, slot: SlotId) -> None:
+        """A block carries the state now, or nobody needs it."""
+        self.slots.drop(slot)
+        self._n_saving -= 1
 
     def end(self, slot: SlotId) -> None:
         """A lease is over, and lets go of its slot."""
@@ -117,16 +151,13 @@ class RecurrentGroup:
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
 
-    def revoke(self, orders: Sequence[Order]) -> None:
-        for order in orders:
-            if isinstance(order, CopyState) and not self.slots.holders(order.target):
-                self.slots.uncarry(order.target)
-
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
     def problems(self, holds: Sequence[Hold], known: frozenset[BlockId]) -> Iterator[str]:
-        held = Counter(hold.slot for hold in holds if isinstance(hold, StateHold))
+        held = Counter(
+            slot for hold in holds if isinstance(hold, StateHold) for slot in hold.slots()
+        )
         yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
         if self._leases != len(holds):
             yield f"{self.name}: {self._leases} leases, recounted {len(holds)}"

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvstore.actions import CopyBlock, CopyWindowBlock, Order
-from kvstore.block_table import BlockTable, blocks_for
+from kvstore.block_table import BlockTable, Journal, blocks_for
 from kvstore.groups.carried import CarriedSlots
-from kvstore.groups.group import GroupStats, Hold
+from kvstore.groups.group import NEVER, GroupStats, Hold
 from kvstore.types import BlockId, SlotId
 
 _WHOLE = 0  # a window's block is carried at no number of tokens: it fills as its carrier does
@@ -23,8 +23,10 @@ class WindowHold:
         self.first = first
         self.slots = slots
         self.group = group
+        self._journal = Journal()
+        self._journal.note(first, first + len(slots))
 
-    def stride(self, written_tokens: int, n_tokens: int) -> int:
+    def stride(self, planned_tokens: int, n_tokens: int) -> int:
         return min(n_tokens, self.group.step_tokens)
 
     def checkpoint(self, n_tokens: int) -> None:
@@ -33,27 +35,41 @@ class WindowHold:
     def extend(
         self,
         table: BlockTable,
-        written_tokens: int,
+        planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
     ) -> Sequence[Order]:
-        first = max(self.first, written_tokens // table.block_size)  # none above is copied
+        first = max(self.first, planned_tokens // table.block_size)  # none above is copied
         orders = [
             self._fork(index, copy)
             for index in range(first, self.first + len(self.slots))
             if (copy := copies.get(table[index])) is not None
         ]
-        end = blocks_for(written_tokens + n_tokens, table.block_size)
-        for index in range(self.first + len(self.slots), end):
+        begun = self.first + len(self.slots)
+        end = blocks_for(planned_tokens + n_tokens, table.block_size)
+        for index in range(begun, end):
             self.slots.append(self.group.begin(table[index]))
+        self._journal.note(begun, end)
         return orders
 
-    def advance(self, table: BlockTable, written_tokens: int) -> Sequence[Order]:
+    def ready_tokens(self, planned_tokens: int) -> int:
+        return NEVER
+
+    def save(self, planned_tokens: int) -> Sequence[Order]:
+        """Blocks carry their windows from their beginning."""
+        return ()
+
+    def advance(self, table: BlockTable, written_tokens: int) -> bool:
         needed = self.group.first_needed(written_tokens)
         while self.first < needed and self.slots:
             self.group.slots.drop(self.slots.pop(0))
             self.first += 1
-        return ()
+        return False
+
+    def take_changes(self) -> Iterator[tuple[int, tuple[SlotId, ...]]]:
+        for changed, end in self._journal.take():
+            first = max(changed, self.first)  # what it has let go of since is read no more
+            yield first, tuple(self.slots[first - self.first : end - self.first])
 
     def repoint(self, old: BlockId, new: BlockId) -> None:
         """`new` may have lost its own: then it carries what `old` does."""
@@ -69,6 +85,7 @@ class WindowHold:
     def _fork(self, index: int, copy: CopyBlock) -> Order:
         source = self.slots[index - self.first]
         target = self.slots[index - self.first] = self.group.begin(copy.target)
+        self._journal.note(index, index + 1)
         self.group.slots.drop(source)
         return CopyWindowBlock(self.group.index, source, target, copy.n_tokens)
 
@@ -93,7 +110,7 @@ class WindowGroup:
 
     def first_needed(self, n_tokens: int) -> int:
         """The entry of the table with the first token that the one at `n_tokens` sees."""
-        return max(n_tokens - self.window + 1, 0) // self._block_size
+        return first_needed(n_tokens, self.window, self._block_size)
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         while n_tokens:
@@ -141,9 +158,6 @@ class WindowGroup:
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
 
-    def revoke(self, orders: Sequence[Order]) -> None:
-        """Blocks of a failed step are let go with their leases."""
-
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
@@ -163,6 +177,11 @@ class WindowGroup:
             if not self.slots.carried_by(blocks[index]):
                 return index
         return None
+
+
+def first_needed(n_tokens: int, window: int, block_size: int) -> int:
+    """The entry of a table with the first token that the one at `n_tokens` sees."""
+    return max(n_tokens - window + 1, 0) // block_size
 
 
 def lease_slots(window: int, block_size: int, step_tokens: int) -> int:

@@ -143,10 +143,8 @@ class Workload:
         return self._random.choices(range(VOCABULARY), k=n_tokens)
 
     def _result(self, plan: StepPlan) -> StepResult:
-        sampling = [row.sequence_id for row in plan.rows if row.sample is not None]
-        return StepResult(
-            {key: SampledToken(self._random.randrange(VOCABULARY)) for key in sampling}, {}
-        )
+        tokens = {key: SampledToken(self._random.randrange(VOCABULARY)) for key in plan.sampling()}
+        return StepResult(tokens, {})
 
 
 def measure(

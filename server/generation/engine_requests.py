@@ -1,8 +1,7 @@
 """Wire requests to engine requests, and the limits that only the loaded model can tell."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from types import MappingProxyType
 
 from engine.types import ModelCard, Request, SamplingDefaults, SamplingParams
 from server.errors import ApiError, ContextTooLong, invalid
@@ -162,12 +161,12 @@ def _with_defaults(body: GenerationRequest, defaults: SamplingDefaults) -> Sampl
     return replace(defaults, **body.model_dump(include=names, exclude_none=True))
 
 
-def _logit_bias(body: GenerationRequest, card: ModelCard) -> MappingProxyType[int, float]:
+def _logit_bias(body: GenerationRequest, card: ModelCard) -> Mapping[int, float]:
     biases = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if biases and max(biases) >= card.vocab_size:
         limit = f"within 0 and {card.vocab_size - 1}"
         raise invalid(f"logit_bias: token ids must be {limit}, not {max(biases)}", "logit_bias")
-    return MappingProxyType(biases)
+    return biases
 
 
 def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:

@@ -1,29 +1,34 @@
 """Drives the MLX runner by hand: steps chosen by the test, logits read from the sampler's seat."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from engine.mlx_backend.sampling.row import SamplingRow
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.launch import launch_ahead
 from engine.mlx_backend.runner import MlxRunner
-from engine.step import Masks, Row, SampledToken, SampleOrder, SequenceId, StepPlan, no_masks
-from engine.types import SamplingParams, TokenLogprob
+from engine.mlx_backend.sampling.sampler import Drawn, Sampler
+from engine.runner import ModelRunner
+from engine.step import Chunk, Entry, Masks, Sampling, SequenceId, StepMasks, StepPlan, StepResult
+from engine.types import SamplingParams
 from kvstore import invariants
-from kvstore.actions import Order
+from kvstore.actions import Room
 from kvstore.block_pool import BlockPool
 from kvstore.lease import Lease, Refusal
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.checkpoints import VOCAB_SIZE
-from tests.offline import Room, Served, cached_model, new_store
+from tests.offline import Room as EngineRoom
+from tests.offline import Served, cached_model, new_store
 
 BLOCK_SIZE = 8
-ROOM = Room(n_blocks=128, block_size=BLOCK_SIZE, max_running=16, step_tokens=160)
+ROOM = EngineRoom(n_blocks=128, block_size=BLOCK_SIZE, max_running=16, step_tokens=160)
 NEAR_TIE = 1e-3
 """Logits closer than this may be ranked otherwise when other rows are computed beside them."""
 
@@ -49,31 +54,25 @@ class Subject:
         for token in tokens:
             self.lease.tokens.append(token)
 
-    def row(self, n_tokens: int, sample: SampleOrder | None) -> Row:
+    def chunk(self, n_tokens: int, samples: bool) -> Chunk:
         start = self.lease.written_tokens
-        tokens = self.lease.tokens.ids(start, start + n_tokens)
-        return Row(self.id, start, tokens, self.lease.table, sample, holds=self.lease.holds)
+        tokens = tuple(self.lease.tokens.ids(start, start + n_tokens))
+        return Chunk(self.id, start, tokens, samples)
 
 
-@dataclass
-class LogitsReader:
-    """A greedy sampler that keeps the logits it saw, by the order's seed."""
+class LogitsReader(Sampler):
+    """A sampler that keeps the logits it saw last, by the rows' seeds."""
 
-    seen: dict[int, Logits] = field(default_factory=dict)
+    def __init__(self) -> None:
+        super().__init__(VOCAB_SIZE)
+        self.seen: dict[int | None, Logits] = {}
 
     def sample(
-        self, logits: mx.array, orders: Sequence[SampleOrder], masks: Masks
-    ) -> list[SampledToken]:
-        rows = np.array(logits.astype(mx.float32))
-        self.seen = {order.seed: row for order, row in zip(orders, rows, strict=True)}
-        return [SampledToken(int(row.argmax())) for row in rows]
-
-    def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-        logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-        return [
-            TokenLogprob(token, float(row[token]))
-            for token, row in zip(next_tokens, logprobs, strict=True)
-        ]
+        self, logits: mx.array, rows: Sequence[SamplingRow], masks: Masks, masked: Sequence[int]
+    ) -> Drawn:
+        found = np.array(logits.astype(mx.float32))
+        self.seen = {row.params.seed: own for row, own in zip(rows, found, strict=True)}
+        return super().sample(logits, rows, masks, masked)
 
 
 class Driver:
@@ -82,12 +81,13 @@ class Driver:
     def __init__(self, served: Served, attention: Attention, seed: int = 0) -> None:
         self.model = cached_model(served, attention, ROOM)
         self.reader = LogitsReader()
-        self.runner = MlxRunner(self.model, self.reader)
+        self.runner = MlxRunner(self.model, self.reader, launch_ahead)
         pool = BlockPool(ROOM.n_blocks)
         blocks = pool.allocate(ROOM.n_blocks)
         np.random.default_rng(seed).shuffle(blocks)
         pool.drop(blocks)
         self.store = new_store(served, ROOM, pool)
+        self._entering: list[Entry] = []
         self._ids = 0
 
     def subject(self, tokens: Sequence[int]) -> Subject:
@@ -100,13 +100,12 @@ class Driver:
 
     def run(self, rows: Sequence[tuple[Subject, int]]) -> list[Logits]:
         """Compute so many tokens of each subject in one step; logits after each one's last."""
-        orders = [SampleOrder(SamplingParams(temperature=0), subject.id, 0) for subject, _ in rows]
-        self._step([(*row, order) for row, order in zip(rows, orders, strict=True)])
+        self.step([subject.chunk(n_tokens, samples=True) for subject, n_tokens in rows], rows)
         return [self.reader.seen[subject.id] for subject, _ in rows]
 
     def prefill(self, subject: Subject, n_tokens: int) -> None:
         """Compute tokens of a prompt of which more is to come."""
-        self._step([(subject, n_tokens, None)])
+        self.step([subject.chunk(n_tokens, samples=False)], [(subject, n_tokens)])
 
     def logits(self, subjects: Sequence[Subject], lasts: int) -> list[Logits]:
         """Compute all but the last tokens of all in one step, then one token of each at a time.
@@ -117,24 +116,44 @@ class Driver:
         steps += [self.run([(subject, 1) for subject in subjects]) for _ in range(lasts)]
         return [np.stack(rows) for rows in zip(*steps, strict=True)]
 
-    def orders(self, subject: Subject, n_tokens: int) -> tuple[Order, ...]:
-        """What must happen before the subject's next tokens are computed."""
-        orders = self.store.extend(subject.lease, n_tokens)
-        assert not isinstance(orders, Refusal)
-        return orders
-
-    def _step(self, rows: Sequence[tuple[Subject, int, SampleOrder | None]]) -> None:
-        orders = [order for subject, n, _ in rows for order in self.orders(subject, n)]
-        plan = StepPlan(tuple(orders), tuple(subject.row(n, order) for subject, n, order in rows))
-        self.runner.run(plan, no_masks)
-        for subject, n_tokens, _ in rows:
+    def step(self, chunks: Sequence[Chunk], rows: Sequence[tuple[Subject, int]]) -> StepResult:
+        """Compute the chunks, which are those rows."""
+        rooms = [self._room(subject, n_tokens) for subject, n_tokens in rows]
+        plan = StepPlan(
+            enter=tuple(self._entering),
+            patches=tuple(
+                (subject.id, patch) for subject, _ in rows for patch in subject.lease.take_patches()
+            ),
+            before=tuple(order for room in rooms for order in room.before),
+            chunks=tuple(chunks),
+            after=tuple(order for room in rooms for order in room.after),
+        )
+        self._entering = []
+        result = compute(self.runner, plan)
+        for subject, n_tokens in rows:
             self.store.publish(subject.lease, subject.lease.written_tokens + n_tokens)
         invariants.check(self.store)
+        return result
+
+    def _room(self, subject: Subject, n_tokens: int) -> Room:
+        room = self.store.extend(subject.lease, n_tokens)
+        assert not isinstance(room, Refusal)
+        return room
 
     def _subject(self, lease: Lease | Refusal) -> Subject:
         assert isinstance(lease, Lease)
         self._ids += 1
-        return Subject(SequenceId(self._ids), lease)
+        name = SequenceId(self._ids)
+        greedy = SamplingParams(temperature=0, seed=name)
+        self._entering.append(Entry(name, Sampling(greedy, seed=name)))
+        return Subject(name, lease)
+
+
+def compute(runner: ModelRunner, plan: StepPlan) -> StepResult:
+    """One step, with none in flight."""
+    runner.submit(plan)
+    runner.sample(StepMasks())
+    return runner.collect()
 
 
 def random_tokens(n_tokens: int, seed: int) -> list[int]:

@@ -1,6 +1,7 @@
 """One row's bad logits fail that row alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from threading import Thread
 
 import mlx.core as mx
@@ -8,42 +9,66 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.attention.strategy import GatherAttention
+from engine.mlx_backend.launch import launch_ahead
 from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.runner import RunnerLost
-from engine.step import Row, SampleOrder, SequenceId, StepPlan, no_masks
+from engine.step import Chunk, Entry, Sampling, SequenceId, StepPlan
 from engine.types import SamplingParams
+from kvstore.actions import TablePatch
 from kvstore.arena import Arena, LayerArena
-from kvstore.types import BlockId, SlotId
+from kvstore.types import SlotId
 from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
-from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
+from tests.golden.driving import BLOCK_SIZE, Driver, compute, random_tokens
 from tests.offline import Room, Served, cached_model
+
+GREEDY = SamplingParams(temperature=0)
 
 
 def plain_runner(served: Served) -> MlxRunner:
     model = cached_model(served, GatherAttention(), Room(n_blocks=4))
-    return MlxRunner(model, Sampler(VOCAB_SIZE))
+    return MlxRunner(model, Sampler(VOCAB_SIZE), launch_ahead)
+
+
+def one_chunk(index: int, tokens: list[int], sampling: Sampling) -> StepPlan:
+    """A sequence that enters with a block of its own, computes its tokens, and samples."""
+    name = SequenceId(index)
+    return StepPlan(
+        enter=(Entry(name, sampling),),
+        patches=((name, TablePatch(None, 0, (index,))),),
+        chunks=(Chunk(name, 0, tuple(tokens), samples=True),),
+    )
+
+
+def together(*plans: StepPlan) -> StepPlan:
+    """One step of what several do."""
+    return StepPlan(
+        enter=tuple(entry for plan in plans for entry in plan.enter),
+        patches=tuple(patch for plan in plans for patch in plan.patches),
+        chunks=tuple(chunk for plan in plans for chunk in plan.chunks),
+    )
 
 
 def test_a_row_with_every_token_banned_fails_alone(
     served_of: Callable[[str], Served],
 ) -> None:
     runner = plain_runner(served_of("qwen3"))
-    greedy = SamplingParams(temperature=0)
-    sound = SampleOrder(greedy, seed=0, output_index=0)
-    hopeless = SampleOrder(greedy, seed=0, output_index=0, banned_tokens=range(VOCAB_SIZE))
-    rows = tuple(
-        Row(SequenceId(i), 0, [5, 6, 7], [BlockId(i)], order)
-        for i, order in enumerate((sound, hopeless, sound))
-    )
-    result = runner.run(StepPlan((), rows), no_masks)
+    sound = Sampling(GREEDY, seed=0)
+    everything = tuple(range(VOCAB_SIZE))
+    never = replace(GREEDY, min_tokens=1)
+    hopeless = Sampling(never, seed=0, banned_tokens=everything)
+    rows = [
+        one_chunk(index, [5, 6, 7], sampling)
+        for index, sampling in enumerate((sound, hopeless, sound))
+    ]
+    result = compute(runner, together(*rows))
     assert result.sampled.keys() == {0, 2}
     assert result.failed.keys() == {1}
-    alone = runner.run(StepPlan((), (rows[1],)), no_masks)
+    alone = compute(runner, one_chunk(3, [5, 6, 7], hopeless))
     assert alone.sampled == {}
-    assert alone.failed.keys() == {1}
+    assert alone.failed.keys() == {3}
 
 
 @pytest.mark.parametrize(
@@ -107,16 +132,14 @@ def test_storage_that_cannot_be_computed_is_lost(
 
     monkeypatch.setattr(LayerArena, "write", write_more)
     with pytest.raises(RunnerLost):
-        runner.run(StepPlan((), (Row(SequenceId(0), 0, [5, 6], [BlockId(0)]),)), no_masks)
+        compute(runner, one_chunk(0, [5, 6], Sampling(GREEDY, seed=0)))
 
 
 def test_a_failure_that_leaves_the_storage_alone_is_the_rows_own(
     served_of: Callable[[str], Served],
 ) -> None:
     runner = plain_runner(served_of("qwen3"))
-    greedy = SampleOrder(SamplingParams(temperature=0), seed=0, output_index=0)
-    short = Row(SequenceId(0), 0, [5] * 9, [BlockId(0)])
-    with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
-        runner.run(StepPlan((), (short,)), no_masks)
-    sound = Row(SequenceId(1), 0, [5, 6], [BlockId(0)], greedy)
-    assert runner.run(StepPlan((), (sound,)), no_masks).sampled.keys() == {1}
+    sampling = Sampling(GREEDY, seed=0)
+    with pytest.raises(ValueError, match="do not cover the positions 0 to 8"):
+        runner.submit(one_chunk(0, [5] * 9, sampling))
+    assert compute(runner, one_chunk(1, [5, 6], sampling)).sampled.keys() == {1}

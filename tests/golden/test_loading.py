@@ -19,12 +19,13 @@ from engine.mlx_backend.loading.loader import Report, open_model
 from engine.mlx_backend.loading.selfcheck import check_batching
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
-from engine.step import Row, SampleOrder, SequenceId, StepPlan, no_masks
+from engine.step import Chunk, Entry, Sampling, SequenceId, StepPlan
 from engine.types import EngineConfig, SamplingParams
+from kvstore.actions import TablePatch
 from kvstore.arena import LayerShape
-from kvstore.types import BlockId
 from load_tests.random_checkpoint import train_tokenizer
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, Family, tiny_tokenizer, write_family
+from tests.golden.driving import compute
 from tests.offline import Served, load
 
 
@@ -232,14 +233,17 @@ def test_the_embedded_default_from_nothing_to_a_token() -> None:
     assert backend.card.max_context_tokens >= 4096
     assert any("weights" in line for line in lines)
     prompt = backend.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
-    order = SampleOrder(SamplingParams(temperature=0), seed=0, output_index=0)
-    table = [BlockId(block) for block in range(4)]
-    row = Row(SequenceId(0), 0, prompt, table, order)
-    sampled = backend.runner.run(StepPlan((), (row,)), no_masks).sampled[SequenceId(0)]
+    name = SequenceId(0)
+    plan = StepPlan(
+        enter=(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)),),
+        patches=((name, TablePatch(None, 0, (0, 1, 2, 3))),),
+        chunks=(Chunk(name, 0, tuple(prompt), samples=True),),
+    )
+    sampled = compute(backend.runner, plan).sampled[name]
     assert 0 <= sampled.token_id < backend.card.vocab_size
     again = load_backend(config, lines.append)
     assert again.card == backend.card
-    assert again.runner.run(StepPlan((), (row,)), no_masks).sampled[SequenceId(0)] == sampled
+    assert compute(again.runner, plan).sampled[name] == sampled
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:

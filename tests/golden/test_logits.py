@@ -10,7 +10,7 @@ from mlx.nn.layers.base import Module
 from engine.mlx_backend.attention.cascade import CascadePlan
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.model.forward import Forward, Piece
-from engine.step import Row, StepPlan, no_masks
+from engine.step import Chunk
 from tests.golden.driving import (
     BLOCK_SIZE,
     Driver,
@@ -126,7 +126,8 @@ def test_cascade_attends_once_to_a_shared_prefix(served_of: Callable[[str], Serv
     prefix = driver.subject(random_tokens(9 * BLOCK_SIZE, seed=15))
     driver.run([(prefix, 9 * BLOCK_SIZE)])
     rows = [driver.subject([*prefix.tokens, 7 + i]) for i in range(2)]
-    pieces = [Piece(9 * BLOCK_SIZE, [7], row.lease.table) for row in rows]
+    tables = [np.array(row.lease.table, dtype=np.uint32) for row in rows]
+    pieces = [Piece(9 * BLOCK_SIZE, 1, table) for table in tables]
     arena = driver.model.storage.full
     (shared,) = CascadePlan(arena, Forward(pieces, arena), min_saved_blocks=9).prefixes
     assert (shared.first_row, shared.last_row, shared.n_blocks) == (0, 2, 9)
@@ -150,10 +151,8 @@ def test_prompt_logprobs(served: Served, peer: Module, attention: Attention) -> 
     driver = Driver(served, attention)
     tokens = random_tokens(150, seed=17)
     subject = driver.subject(tokens)
-    orders = driver.orders(subject, len(tokens))
-    lease = subject.lease
-    row = Row(subject.id, 0, tokens, lease.table, None, 0, tokens[1:], lease.holds)
-    scored = driver.runner.run(StepPlan(orders, (row,)), no_masks).scored[subject.id]
+    chunk = Chunk(subject.id, 0, tuple(tokens), False, 0, tuple(tokens[1:]))
+    scored = driver.step([chunk], [(subject, len(tokens))]).scored[subject.id]
     logits = mx.array(reference(peer, tokens)[:-1])
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     expected = logprobs[np.arange(149), tokens[1:]]

@@ -292,12 +292,12 @@ class KVStoreMachine(RuleBasedStateMachine):
         if n_tokens == 0:
             return
         before = self.snapshot()
-        orders = self.store.extend(lease, n_tokens)
-        if isinstance(orders, Refusal):
+        room = self.store.extend(lease, n_tokens)
+        if isinstance(room, Refusal):
             self.check_refused(before)
         else:
             self.planned[lease] = n_tokens
-            self.copies += [order for order in orders if isinstance(order, CopyBlock)]
+            self.copies += [order for order in room.before if isinstance(order, CopyBlock)]
 
     def joined(self, lease: Lease | Refusal, before: object) -> None:
         if isinstance(lease, Refusal):

@@ -1,95 +1,166 @@
 """A ModelRunner without a model: carries out plans on a dictionary of slots."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.step import (
-    AskMasks,
-    Row,
+    Chunk,
+    Masks,
     SampledToken,
-    SampleOrder,
+    Sampling,
     SequenceId,
+    StepMasks,
     StepPlan,
     StepResult,
 )
 from engine.types import TokenLogprob
-from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
+from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState, TablePatch
 from kvstore.block_pool import BlockPool
-from kvstore.groups.recurrent import StateHold
-from kvstore.groups.window import WindowHold
-from kvstore.types import SlotId
+from kvstore.groups.group import Group
+from kvstore.groups.window import WindowGroup
+from kvstore.types import BlockId, SlotId
 from tests.simulation.model import ROOT, chain, sample
-
-
-def _sampled(token_id: int, order: SampleOrder) -> SampledToken:
-    is_asked = order.params.top_logprobs is not None
-    return SampledToken(token_id, TokenLogprob(token_id, -1.0) if is_asked else None)
 
 
 class InjectedError(RuntimeError):
     """What the device might raise."""
 
 
+@dataclass(slots=True)
+class Seat:
+    """What the batch has of one sequence. Tables are by group, None is that of blocks."""
+
+    sampling: Sampling
+    tables: dict[int | None, dict[int, int]] = field(default_factory=dict)
+    position: int = 0
+    last_token: int | None = None
+    output_index: int = 0
+
+    def patch(self, patch: TablePatch) -> None:
+        table = self.tables.setdefault(patch.group, {})
+        table.update(enumerate(patch.ids, start=patch.first))
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that has been submitted. `kv`: of its sampling rows, after their last token."""
+
+    plan: StepPlan
+    kv: dict[SequenceId, int] = field(default_factory=dict)
+    sampled: dict[SequenceId, SampledToken] = field(default_factory=dict)
+    scored: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    failed: dict[SequenceId, str] = field(default_factory=dict)
+
+
 class FakeRunner:
     """Computes the hash model of `tests.simulation.model`, reading and writing slots by block.
 
     Asserts what a real device could not notice: that no block is written which has another holder.
-    `fault` is asked before each step and may raise; `row_fault` names rows that fail alone.
+    `fault` is asked whenever a real runner might raise, and may raise; `row_fault` names rows that
+    fail alone.
     """
 
     def __init__(
         self,
         pool: BlockPool,
+        groups: Sequence[Group],
         block_size: int,
         vocab_size: int,
         fault: Callable[[], None],
-        row_fault: Callable[[Row], bool],
+        row_fault: Callable[[SequenceId], bool],
     ) -> None:
         self._pool = pool
+        self._groups = groups
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._fault = fault
         self._row_fault = row_fault
+        self._seats: dict[SequenceId, Seat] = {}
+        self._flights: deque[Flight] = deque()
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}  # KV before, and own
-        self._windows: dict[tuple[int, SlotId, int], int] = {}  # by group: the slot's own KV
-        self._states: dict[SlotId, int] = {}  # the last token's KV
+        self._windows: dict[tuple[int, int, int], int] = {}  # by group: the slot's own KV
+        self._states: dict[int, int] = {}  # the last token's KV
         self.computed_tokens: Counter[SequenceId] = Counter()
 
-    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
-        assert plan.rows, "a step that computes nothing"
+    def submit(self, plan: StepPlan) -> None:
+        assert plan.computes, "a step that computes nothing"
+        self._change_batch(plan)
         self._fault()
-        for order in plan.orders:
+        for order in plan.before:
             self._carry_out(order)
-        sampled, scored, failed = {}, {}, {}
-        for row in plan.rows:
-            values = self._forward(row)
-            self.computed_tokens[row.sequence_id] += len(row.tokens)
-            if self._row_fault(row):
-                failed[row.sequence_id] = "injected"
-                continue
-            if row.sample is not None:
-                token_id = sample(
-                    values[-1],
-                    row.sample.seed,
-                    row.sample.output_index,
-                    self._vocab_size,
-                    self._ruled_out(row, masks),
-                )
-                sampled[row.sequence_id] = _sampled(token_id, row.sample)
-            if row.prompt_logprobs is not None:
-                scored[row.sequence_id] = tuple(
-                    TokenLogprob(token_id, -float(values[i] % 97))
-                    for i, token_id in enumerate(row.next_tokens)
-                )
-        return StepResult(sampled, scored, failed)
+        flight = Flight(plan)
+        for chunk in plan.chunks:
+            self._compute_chunk(flight, chunk)
+        for sequence_id in plan.decodes:
+            seat = self._seats[sequence_id]
+            assert seat.last_token is not None, "a decode of what has not been sampled"
+            flight.kv[sequence_id] = self._forward(sequence_id, (seat.last_token,))[-1]
+        for order in plan.after:
+            self._carry_out(order)
+        self._flights.append(flight)
+        assert len(self._flights) <= 2, "more than one step in flight"
 
-    def _ruled_out(self, row: Row, masks: AskMasks) -> frozenset[int]:
-        assert row.sample is not None
-        if not row.sample.masked:
-            return frozenset(row.sample.banned_tokens)
-        (words,) = masks([row.sequence_id])
+    def sample(self, masks: StepMasks) -> None:
+        flight = self._flights[-1]
+        try:
+            self._fault()
+        except BaseException:
+            self._flights.pop()
+            raise
+        by_row: Mapping[SequenceId, Masks] = dict(zip(masks.sequence_ids, masks.masks, strict=True))
+        for sequence_id, kv in flight.kv.items():
+            seat = self._seats[sequence_id]
+            ruled_out = self._ruled_out(seat, by_row.get(sequence_id))
+            token_id = sample(
+                kv, seat.sampling.seed, seat.output_index, self._vocab_size, ruled_out
+            )
+            seat.last_token = token_id
+            seat.output_index += 1
+            is_asked = seat.sampling.params.top_logprobs is not None
+            logprob = TokenLogprob(token_id, -1.0) if is_asked else None
+            flight.sampled[sequence_id] = SampledToken(token_id, logprob)
+
+    def collect(self) -> StepResult:
+        flight = self._flights.popleft()
+        try:
+            self._fault()
+        except BaseException:
+            self._flights.clear()
+            raise
+        for sequence_id, n_tokens in flight.plan.rows():
+            self.computed_tokens[sequence_id] += n_tokens
+            if self._row_fault(sequence_id):
+                flight.failed[sequence_id] = "injected"
+        return StepResult(flight.sampled, flight.scored, flight.failed)
+
+    def _change_batch(self, plan: StepPlan) -> None:
+        for sequence_id in plan.leave:
+            del self._seats[sequence_id]
+        for entry in plan.enter:
+            assert entry.sequence_id not in self._seats, "entered twice"
+            sampling = entry.sampling
+            self._seats[entry.sequence_id] = Seat(sampling, output_index=sampling.output_index)
+        for sequence_id, patch in plan.patches:
+            self._seats[sequence_id].patch(patch)
+
+    def _compute_chunk(self, flight: Flight, chunk: Chunk) -> None:
+        self._seats[chunk.sequence_id].position = chunk.start
+        values = self._forward(chunk.sequence_id, chunk.tokens)
+        if chunk.samples:
+            flight.kv[chunk.sequence_id] = values[-1]
+        if chunk.prompt_logprobs is not None:
+            flight.scored[chunk.sequence_id] = tuple(
+                TokenLogprob(token_id, -float(values[i] % 97))
+                for i, token_id in enumerate(chunk.next_tokens)
+            )
+
+    def _ruled_out(self, seat: Seat, words: Masks | None) -> frozenset[int]:
+        if words is None:
+            too_early = seat.output_index < seat.sampling.params.min_tokens
+            return frozenset(seat.sampling.banned_tokens if too_early else ())
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: self._vocab_size]
         assert bits.any(), "a mask that leaves nothing"
         return frozenset(np.flatnonzero(bits == 0).tolist())
@@ -108,50 +179,53 @@ class FakeRunner:
             case CopyState(saved, restored):
                 self._states[restored] = self._states[saved]
 
-    def _forward(self, row: Row) -> list[int]:
-        """KV of the row's tokens, each from the one before as the blocks have it."""
-        past = self._attend(row)
+    def _forward(self, sequence_id: SequenceId, tokens: Sequence[int]) -> list[int]:
+        """KV of the row's next tokens, each from the one before as the blocks have it."""
+        seat = self._seats[sequence_id]
+        past = self._attend(seat)
         kv, values = past[-1], list[int]()
-        self._check_holds(row, past)
-        for position, token_id in enumerate(row.tokens, start=row.start):
-            block = row.blocks[position // self._block_size]
+        self._check_groups(seat, past)
+        for position, token_id in enumerate(tokens, start=seat.position):
+            block = BlockId(seat.tables[None][position // self._block_size])
             assert self._pool.count(block) == 1, f"block {block} is written and shared"
             self._slots[block, position % self._block_size] = kv, chain(kv, token_id)
             kv = chain(kv, token_id)
             values.append(kv)
-        self._write_holds(row, values)
+        self._write_groups(seat, values)
+        seat.position += len(tokens)
         return values
 
-    def _check_holds(self, row: Row, past: list[int]) -> None:
+    def _check_groups(self, seat: Seat, past: list[int]) -> None:
         """The windows hold what the row's tokens will see of them, and the state is its own."""
-        for hold in row.holds:
-            if isinstance(hold, StateHold):
-                assert self._states[hold.slot] == past[-1], "the state of another prefix"
-            if isinstance(hold, WindowHold):
-                for position in range(max(row.start - hold.group.window + 1, 0), row.start):
-                    entry, slot = divmod(position, self._block_size)
-                    place = hold.group.index, hold.slots[entry - hold.first], slot
-                    assert self._windows[place] == past[position + 1], (
-                        f"position {position} of a window holds KV of another prefix"
-                    )
+        for index, group in enumerate(self._groups):
+            table = seat.tables[index]
+            if not isinstance(group, WindowGroup):
+                assert self._states[table[0]] == past[-1], "the state of another prefix"
+                continue
+            for position in range(max(seat.position - group.window + 1, 0), seat.position):
+                entry, slot = divmod(position, self._block_size)
+                assert self._windows[index, table[entry], slot] == past[position + 1], (
+                    f"position {position} of a window holds KV of another prefix"
+                )
 
-    def _write_holds(self, row: Row, values: list[int]) -> None:
-        for hold in row.holds:
-            if isinstance(hold, StateHold):
-                self._states[hold.slot] = values[-1]
-            if isinstance(hold, WindowHold):
-                for position, value in enumerate(values, start=row.start):
-                    entry, slot = divmod(position, self._block_size)
-                    own = hold.slots[entry - hold.first]
-                    assert hold.group.slots.holders(own) == 1, "a window's block is shared"
-                    self._windows[hold.group.index, own, slot] = value
+    def _write_groups(self, seat: Seat, values: list[int]) -> None:
+        for index, group in enumerate(self._groups):
+            table = seat.tables[index]
+            if not isinstance(group, WindowGroup):
+                self._states[table[0]] = values[-1]
+                continue
+            for position, value in enumerate(values, start=seat.position):
+                entry, slot = divmod(position, self._block_size)
+                own = SlotId(table[entry])
+                assert group.slots.holders(own) == 1, "a window's block is shared"
+                self._windows[index, own, slot] = value
 
-    def _attend(self, row: Row) -> list[int]:
-        """Read every position before the row's first, as attention does: ROOT and their KV."""
+    def _attend(self, seat: Seat) -> list[int]:
+        """Read every position before the row's next, as attention does: ROOT and their KV."""
         kv = ROOT
         past = [kv]
-        for position in range(row.start):
-            block = row.blocks[position // self._block_size]
+        for position in range(seat.position):
+            block = seat.tables[None][position // self._block_size]
             previous, own = self._slots[block, position % self._block_size]
             assert previous == kv, f"position {position} holds KV of another prefix"
             kv = own

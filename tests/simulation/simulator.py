@@ -19,7 +19,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
 from engine.sharing import NoSharing, Sharing, WaitForTwins
 from engine.stats import loop_stats
-from engine.step import Row
+from engine.step import SequenceId
 from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
 from engine.types import (
@@ -156,7 +156,12 @@ class Simulation:
         if is_cached:
             sharing = WaitForTwins(self.block_size, self.store.checkpoint)
         self.runner = FakeRunner(
-            self.pool, self.block_size, self.limits.vocab_size, self._fault, self._row_fault
+            self.pool,
+            self.store.groups,
+            self.block_size,
+            self.limits.vocab_size,
+            self._fault,
+            self._row_fault,
         )
         self.outputs = OutputFactory(frozenset({EOS}), lambda _: LetterDetokenizer())
         self.scheduler = Scheduler(
@@ -204,7 +209,7 @@ class Simulation:
 
     def turn(self) -> None:
         self.now += 1.0
-        if self.scheduler.has_work:
+        if not self.loop.is_idle:
             self.inbox.post(lambda: None)
             self.loop.turn()
             self.steps += 1
@@ -217,7 +222,7 @@ class Simulation:
         """No more arrivals: everybody must come to an end, and leave nothing held."""
         self._fault_rate = 0.0
         turns_left = 200 + 40 * sum(s.request.max_tokens + 60 for s in self.loop.live())
-        while self.scheduler.has_work:
+        while not self.loop.is_idle:
             self.turn()
             turns_left -= 1
             assert turns_left > 0, "the sequences that are left make no progress"
@@ -313,7 +318,7 @@ class Simulation:
         if self.random.random() < self._fault_rate:
             raise InjectedError("injected")
 
-    def _row_fault(self, row: Row) -> bool:
+    def _row_fault(self, sequence_id: SequenceId) -> bool:
         return self.random.random() < self._fault_rate / 4
 
 

@@ -8,7 +8,7 @@ from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
 from engine.sharing import NoSharing, WaitForTwins
-from engine.step import Row, StepPlan, no_masks
+from engine.step import SequenceId, StepMasks, StepPlan
 from engine.types import FinishReason, OutputEvent, Request, SamplingParams, Usage
 from engine.validation import Limits
 from kvstore import invariants
@@ -34,12 +34,14 @@ class Harness:
         max_running: int = 16,
         max_waiting: int = 64,
         eos_token_ids: frozenset[int] = frozenset(),
-        row_fault: Callable[[Row], bool] = lambda row: False,
+        row_fault: Callable[[SequenceId], bool] = lambda sequence_id: False,
     ) -> None:
         self.pool = BlockPool(n_blocks)
         self.store = KVStore(self.pool, RadixTree(self.pool, block_size), block_size)
         self.fault: Callable[[], None] = lambda: None
-        self.runner = FakeRunner(self.pool, block_size, VOCAB_SIZE, self._raise_fault, row_fault)
+        self.runner = FakeRunner(
+            self.pool, (), block_size, VOCAB_SIZE, self._raise_fault, row_fault
+        )
         self.limits = Limits(
             vocab_size=VOCAB_SIZE,
             max_context_tokens=200,
@@ -100,15 +102,19 @@ class Harness:
     def step(self) -> StepPlan:
         plan = self.scheduler.plan()
         self.plans.append(plan)
-        try:
-            result = self.runner.run(plan, no_masks)
-        except RuntimeError as error:
-            events = self.scheduler.fail(plan, str(error))
-        else:
-            events = self.scheduler.commit(plan, result)
-        self.take(events)
+        if plan.computes:
+            self.take(self._compute(plan))
         invariants.check(self.store)
         return plan
+
+    def _compute(self, plan: StepPlan) -> list[OutputEvent]:
+        try:
+            self.runner.submit(plan)
+            self.runner.sample(StepMasks())
+            result = self.runner.collect()
+        except RuntimeError as error:
+            return self.scheduler.fail(plan, str(error))
+        return self.scheduler.commit(plan, result)
 
     def take(self, events: list[OutputEvent]) -> None:
         for event in events:

@@ -9,7 +9,6 @@ from engine.mlx_backend.attention.tiles import TILE_KEYS, TILE_QUERIES, TiledVie
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, Piece
 from kvstore.arena import Arena, LayerShape
-from kvstore.types import BlockId
 
 SHAPE = LayerShape(kv_heads=2, key_dim=16, value_dim=8)
 HEADS = 4
@@ -52,8 +51,8 @@ def test_tiled_attention_equals_the_model_s_own(
     pieces, used = [], 0
     for start, length in chunks:
         n_blocks = -(-(start + length) // BLOCK_SIZE)
-        blocks = [BlockId(block) for block in reversed(range(used, used + n_blocks))]
-        pieces.append(Piece(start, [1] * length, blocks))
+        blocks = np.arange(used, used + n_blocks, dtype=np.uint32)[::-1]
+        pieces.append(Piece(start, length, blocks))
         used += n_blocks
     forward = Forward(pieces, arena)
     rows, length = forward.rows, forward.length
@@ -76,7 +75,7 @@ def test_tiled_attention_equals_the_model_s_own(
 
 def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
     arena = Arena([SHAPE], mx.float32, n_blocks=4, block_size=BLOCK_SIZE)
-    forward = Forward([Piece(0, [1, 2, 3], [BlockId(0)])], arena)
+    forward = Forward([Piece(0, 3, np.zeros(1, dtype=np.uint32))], arena)
     view = TiledView(arena.layers[0], forward, TilePlan(forward))
     queries = mx.zeros((1, HEADS, 3, 16))
     assert view.attend(queries, queries, queries, 1.0, "causal") is None, "nothing fetched yet"

@@ -43,9 +43,9 @@ def compute(store: KVStore, lease: Lease, until: int | None = None) -> list[Orde
     end = len(lease.tokens) if until is None else until
     while lease.written_tokens < end:
         n_tokens = store.stride(lease, min(end - lease.written_tokens, STEP))
-        orders = store.extend(lease, n_tokens)
-        assert not isinstance(orders, Refusal)
-        given += orders
+        room = store.extend(lease, n_tokens)
+        assert not isinstance(room, Refusal)
+        given += room.before + room.after
         store.publish(lease, lease.written_tokens + n_tokens)
         invariants.check(store)
     return given
@@ -173,9 +173,9 @@ class TestWindows:
         serve(store, run_of(0, 10))
         lease = admit(store, [*run_of(0, 9), 999])
         source = held(lease).slots[-1]
-        orders = store.extend(lease, 1)
-        assert not isinstance(orders, Refusal)
-        [block, window] = orders
+        room = store.extend(lease, 1)
+        assert not isinstance(room, Refusal)
+        [block, window] = room.before
         assert isinstance(block, CopyBlock)
         assert window == CopyWindowBlock(0, source, held(lease).slots[-1], 1)
 
@@ -201,7 +201,7 @@ class TestRecurrent:
         lease = admit(store, run_of(0, 5))
         [hold] = lease.holds
         assert isinstance(hold, StateHold)
-        assert compute(store, lease, 4) == [ResetState(hold.slot)]
+        assert compute(store, lease, 4)[0] == ResetState(hold.slot)
 
     def test_a_step_stops_before_the_prompts_last_token(self) -> None:
         store = make_store(states())
@@ -254,7 +254,6 @@ class TestRecurrent:
         assert [order.target for order in restores] == running
         [saved] = {order.source for order in restores}
         assert saved not in running
-        assert orders.index(restores[0]) > [order.target for order in orders].index(saved)
         assert [lease.cached_tokens for lease in leases] == [15, 15]
 
     def test_states_go_least_recently_used_first_and_leave_the_blocks(self) -> None:
@@ -280,10 +279,10 @@ class TestRecurrent:
         lease = admit(store, run_of(0, 30))
         compute(store, lease, 8)
         store.checkpoint(lease, 12)
-        compute(store, lease, 12)
-        orders = store.extend(lease, 4)
-        assert not isinstance(orders, Refusal)
-        store.revoke(orders)
+        room = store.extend(lease, 4)
+        assert not isinstance(room, Refusal)
+        [save] = room.after
+        assert isinstance(save, CopyState)
         store.release(lease)
         invariants.check_idle(store)
         assert store.probe(NS, Tokens([*run_of(0, 12), 999])) == 0

@@ -73,9 +73,9 @@ def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
         now += 7.0
 
     submit("a", "flood", n=4)
-    for _ in range(2):  # the first is in the first step, and the next in the one after
+    for _ in range(3):  # the first is collected in the second turn, and the next starts behind that
         turn()
     submit("b", "other")
     with pytest.raises(QueueFull, match=r"3 sequences wait, 1 of them this client's") as refusal:
         submit("c", "other", n=2)
-    assert refusal.value.retry_after_seconds == 2 * 7
+    assert refusal.value.retry_after_seconds == 3 * 7

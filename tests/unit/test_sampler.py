@@ -1,14 +1,17 @@
-"""What the sampler chooses, and that nothing but a row's own order and logits decides it."""
+"""What the sampler chooses, and that nothing but a row's own state and logits decides it."""
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from engine.mlx_backend.sampling.sampler import Sampler, UnusableLogits
-from engine.step import SampleOrder
+from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.sampler import Drawn, Sampler
+from engine.step import NO_MASKS, SampledToken, Sampling
 from engine.types import SamplingParams, TokenLogprob
 
 VOCAB = 12
@@ -26,25 +29,36 @@ EVERYTHING = SamplingParams(
 )
 
 
-def order(params: SamplingParams, seed: int = 0, output_index: int = 0) -> SampleOrder:
-    return SampleOrder(params, seed, output_index)
+def new_row(params: SamplingParams, seed: int = 0, output_index: int = 0) -> SamplingRow:
+    return SamplingRow(Sampling(params, seed, output_index))
 
 
-def choose(row: list[float], params: SamplingParams, **order_fields: object) -> int:
-    sample = replace(order(params), **order_fields)  # type: ignore[arg-type]
-    return Sampler(len(row)).sample(mx.array([row]), [sample])[0].token_id
+def draw(logits: mx.array, rows: Sequence[SamplingRow]) -> Drawn:
+    return Sampler(logits.shape[1]).sample(logits, rows, NO_MASKS, [])
 
 
-def drawn(row: list[float], params: SamplingParams, draws: int) -> Counter[int]:
+def sample(logits: mx.array, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+    """What is sampled where no row is unusable."""
+    tokens = [token for token in draw(logits, rows).read() if token is not None]
+    assert len(tokens) == len(rows)
+    return tokens
+
+
+def choose(logits: list[float], params: SamplingParams, **fields: object) -> int:
+    sampling = replace(Sampling(params, seed=0), **fields)  # type: ignore[arg-type]
+    return sample(mx.array([logits]), [SamplingRow(sampling)])[0].token_id
+
+
+def drawn(logits: list[float], params: SamplingParams, draws: int) -> Counter[int]:
     """How often each token comes out of so many draws of one sequence."""
-    logits = mx.broadcast_to(mx.array(row), (draws, len(row)))
-    orders = [order(params, seed=7, output_index=index) for index in range(draws)]
-    return Counter(token.token_id for token in Sampler(len(row)).sample(logits, orders))
+    rows = [new_row(params, seed=7, output_index=index) for index in range(draws)]
+    tokens = sample(mx.broadcast_to(mx.array(logits), (draws, len(logits))), rows)
+    return Counter(token.token_id for token in tokens)
 
 
 def report(logits: mx.array, params: SamplingParams) -> TokenLogprob:
     """What is said of the one token that a row of logits [1, vocab] is sampled for."""
-    [token] = Sampler(logits.shape[1]).sample(logits, [order(params)])
+    [token] = sample(logits, [new_row(params)])
     assert token.logprob is not None
     assert token.logprob.token_id == token.token_id
     return token.logprob
@@ -69,8 +83,9 @@ def test_any_float_type_will_do(dtype: mx.Dtype) -> None:
 def test_the_callers_logits_stay_as_they_are() -> None:
     logits = mx.random.normal((2, VOCAB), key=mx.random.key(0))
     before = logits.tolist()
-    bans = replace(order(EVERYTHING), output_tokens=[1, 2], banned_tokens=[0])
-    Sampler(VOCAB).sample(logits, [bans, order(GREEDY)])
+    params = replace(EVERYTHING, min_tokens=1)
+    bans = Sampling(params, seed=0, output_tokens=(1, 2), banned_tokens=(0,))
+    sample(logits, [SamplingRow(bans), new_row(GREEDY)])
     assert logits.tolist() == before
 
 
@@ -106,8 +121,8 @@ def chi_square(counts: Counter[int], probabilities: list[float]) -> float:
 def test_draws_of_different_seeds_are_independent() -> None:
     """Two sequences with a seed each: every pair of tokens comes as often as every other."""
     logits = mx.zeros((8000, 2))
-    orders = [order(SamplingParams(), seed, index) for index in range(4000) for seed in (1, 2)]
-    tokens = [token.token_id for token in Sampler(2).sample(logits, orders)]
+    rows = [new_row(SamplingParams(), seed, index) for index in range(4000) for seed in (1, 2)]
+    tokens = [token.token_id for token in sample(logits, rows)]
     pairs = Counter(2 * a + b for a, b in zip(tokens[::2], tokens[1::2], strict=True))
     assert chi_square(pairs, [0.25] * 4) < 16.3
 
@@ -128,19 +143,19 @@ def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
     assert survivors([0.0] * 4, SamplingParams(top_k=10_000)) == {0, 1, 2, 3}
 
 
-def test_top_k_larger_than_the_short_list() -> None:
-    row = [float(token % 1500) for token in range(3000)]
-    logits = mx.array([row]) * 1e-6  # nearly flat: whatever survives is drawn
-    orders = [order(SamplingParams(top_k=1100), output_index=index) for index in range(1000)]
-    tokens = Sampler(3000).sample(mx.broadcast_to(logits, (1000, 3000)), orders)
-    assert 950 <= min(token.token_id % 1500 for token in tokens) < 960
+def test_a_large_top_k() -> None:
+    logits = [1e-6 * (token % 1500) for token in range(3000)]  # nearly flat: all are drawn
+    tokens = drawn(logits, SamplingParams(top_k=1100), draws=1000)
+    assert 950 <= min(token % 1500 for token in tokens) < 960
 
 
 def test_top_p_is_the_smallest_set_that_reaches_it() -> None:
     row = log(0.25, 0.5, 0.125, 0.125)
     assert survivors(row, SamplingParams(top_p=0.5)) == {1}
     assert survivors(row, SamplingParams(top_p=0.51)) == {0, 1}
-    assert survivors(row, SamplingParams(top_p=0.8)) == {0, 1, 2}  # of equals the first
+    assert survivors(row, SamplingParams(top_p=0.8)) == {0, 1, 2, 3}  # equals stay together
+    assert survivors(row, SamplingParams(top_p=0.8, top_k=4)) == {0, 1, 2, 3}
+    assert survivors(row, SamplingParams(top_p=0.9, top_k=3)) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-12])
@@ -182,25 +197,46 @@ def test_a_bias_decides_and_ids_beyond_the_vocabulary_are_passed_over() -> None:
 
 def test_repetition_penalty_counts_prompt_and_output_but_once() -> None:
     params = replace(GREEDY, repetition_penalty=2.0)
-    assert choose([3.0, 2.0, 1.6], params, prompt_tokens=[0, 0], output_tokens=[0]) == 1
-    assert choose([3.0, 2.0, 1.6], params, prompt_tokens=[0], output_tokens=[1]) == 2
-    assert choose([-1.0, -1.5], params, prompt_tokens=[0]) == 1  # negative logits sink too
+    assert (
+        choose(
+            [3.0, 2.0, 1.6],
+            params,
+            prompt_tokens=(
+                0,
+                0,
+            ),
+            output_tokens=(0,),
+        )
+        == 1
+    )
+    assert choose([3.0, 2.0, 1.6], params, prompt_tokens=(0,), output_tokens=(1,)) == 2
+    assert choose([-1.0, -1.5], params, prompt_tokens=(0,)) == 1  # negative logits sink too
 
 
 def test_presence_counts_once_and_frequency_every_time() -> None:
-    row, output = [3.0, 2.1], [0, 0, 0]
+    row, output = [3.0, 2.1], (0, 0, 0)
     assert choose(row, replace(GREEDY, presence_penalty=0.5), output_tokens=output) == 0
     assert choose(row, replace(GREEDY, frequency_penalty=0.5), output_tokens=output) == 1
 
 
 def test_presence_and_frequency_leave_the_prompt_alone() -> None:
     params = replace(GREEDY, presence_penalty=2.0, frequency_penalty=2.0)
-    assert choose([1.0, 0.0], params, prompt_tokens=[0, 0]) == 0
+    assert (
+        choose(
+            [1.0, 0.0],
+            params,
+            prompt_tokens=(
+                0,
+                0,
+            ),
+        )
+        == 0
+    )
 
 
 def test_banned_tokens_are_not_sampled_whatever_their_bias() -> None:
-    params = replace(GREEDY, logit_bias={2: 100.0})
-    assert choose([1.0, 2.0, 3.0], params, banned_tokens=[2, 1, 77]) == 0
+    params = replace(GREEDY, logit_bias={2: 100.0}, min_tokens=1)
+    assert choose([1.0, 2.0, 3.0], params, banned_tokens=(2, 1, 77)) == 0
 
 
 # Independence of the batch
@@ -218,32 +254,38 @@ def test_a_row_draws_the_same_alone_and_in_a_batch_of_sixteen() -> None:
         replace(EVERYTHING, top_logprobs=20),
         replace(GREEDY, frequency_penalty=1.0, top_logprobs=2),
     ]
-    orders = [
-        SampleOrder(
-            mixed[i % 8], seed=i // 2, output_index=i, prompt_tokens=range(i), output_tokens=[i] * 3
+    samplings = [
+        Sampling(
+            mixed[i % 8],
+            seed=i // 2,
+            output_index=i,
+            prompt_tokens=tuple(range(i)),
+            output_tokens=(i, i, i),
         )
         for i in range(16)
     ]
     logits = 4 * mx.random.normal((16, vocab_size), key=mx.random.key(3))
-    sampler = Sampler(vocab_size)
-    together = sampler.sample(logits, orders)
-    alone = [sampler.sample(logits[i : i + 1], [orders[i]])[0] for i in range(16)]
+    together = sample(logits, [SamplingRow(sampling) for sampling in samplings])
+    alone = [
+        sample(logits[i : i + 1], [SamplingRow(sampling)])[0]
+        for i, sampling in enumerate(samplings)
+    ]
     assert list(map(repr, together)) == list(map(repr, alone))  # repr: exact, and NaN is NaN
 
 
-def test_equal_orders_draw_equal_tokens_in_every_row_and_others_do_not() -> None:
+def test_equal_rows_draw_equal_tokens_and_others_do_not() -> None:
     logits = mx.zeros((64, 1000))
-    same = Sampler(1000).sample(logits, [order(SamplingParams(), 5, 9)] * 64)
+    same = sample(logits, [new_row(SamplingParams(), 5, 9)] * 64)
     assert len({token.token_id for token in same}) == 1
-    by_index = Sampler(1000).sample(logits, [order(SamplingParams(), 5, i) for i in range(64)])
-    by_seed = Sampler(1000).sample(logits, [order(SamplingParams(), i, 9) for i in range(64)])
+    by_index = sample(logits, [new_row(SamplingParams(), 5, i) for i in range(64)])
+    by_seed = sample(logits, [new_row(SamplingParams(), i, 9) for i in range(64)])
     assert len({token.token_id for token in by_index}) > 55
     assert len({token.token_id for token in by_seed}) > 55
 
 
 def test_any_integer_is_a_seed() -> None:
-    orders = [order(SamplingParams(), seed) for seed in (-1, 0, 2**63, 2**64 - 1)]
-    tokens = Sampler(1000).sample(mx.zeros((4, 1000)), orders)
+    rows = [new_row(SamplingParams(), seed) for seed in (-1, 0, 2**63, 2**64 - 1)]
+    tokens = sample(mx.zeros((4, 1000)), rows)
     assert tokens[0] == tokens[3]  # modulo 2^64
     assert len({token.token_id for token in tokens}) == 3
 
@@ -262,8 +304,7 @@ def test_logprobs_are_those_of_the_models_own_distribution() -> None:
 
 def test_each_row_gets_as_many_alternatives_as_it_asks_for() -> None:
     asked = [None, 0, 1, 3, 50]
-    orders = [order(SamplingParams(top_logprobs=top)) for top in asked]
-    tokens = Sampler(4).sample(mx.zeros((5, 4)), orders)
+    tokens = sample(mx.zeros((5, 4)), [new_row(SamplingParams(top_logprobs=n)) for n in asked])
     reports = [token.logprob for token in tokens if token.logprob is not None]
     assert [token.logprob is None for token in tokens] == [True, False, False, False, False]
     assert [len(report.top) for report in reports] == [0, 1, 3, 4]
@@ -272,7 +313,9 @@ def test_each_row_gets_as_many_alternatives_as_it_asks_for() -> None:
 
 def test_scoring_given_tokens() -> None:
     logits = mx.array([log(0.5, 0.3, 0.2), log(0.1, 0.1, 0.8)])
-    first, second = Sampler(3).score(logits, [1, 0], top=1)
+    scored = Sampler(3).score(logits, [1, 0], top=1).read()
+    assert scored is not None
+    first, second = scored
     assert (first.token_id, first.top[0][0]) == (1, 0)
     assert math.exp(first.logprob) == pytest.approx(0.3)
     assert (second.token_id, second.top[0][0]) == (0, 2)
@@ -280,36 +323,42 @@ def test_scoring_given_tokens() -> None:
     assert math.exp(second.top[0][1]) == pytest.approx(0.8)
 
 
-def test_nothing_to_do() -> None:
-    assert Sampler(3).sample(mx.zeros((0, 3)), []) == []
-    assert Sampler(3).score(mx.zeros((0, 3)), [], top=2) == []
-
-
 # Failure
 
 
-@pytest.mark.parametrize("bad", [[math.nan, 1.0, 2.0], [-math.inf] * 3, [math.inf, 0.0, 0.0]])
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(top_p=0.9, top_logprobs=1)])
-def test_a_row_without_a_distribution_is_named_and_the_others_can_go_on(
+BROKEN = ([math.nan, 1.0, 2.0], [-math.inf] * 3, [math.inf, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("bad", BROKEN)
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SamplingParams(), SamplingParams(top_p=0.9, top_logprobs=1), SamplingParams(top_k=2)],
+)
+def test_a_row_without_a_distribution_has_no_token_and_the_others_have_theirs(
     bad: list[float], params: SamplingParams
 ) -> None:
-    logits = mx.array([[0.0, 1.0, 2.0], bad, [3.0, 1.0, 2.0]])
-    with pytest.raises(UnusableLogits, match=r"rows \[1\]") as raised:
-        Sampler(3).sample(logits, [order(params)] * 3)
-    assert raised.value.rows == (1,)
-    with pytest.raises(UnusableLogits) as raised:
-        Sampler(3).score(logits, [0, 0, 0], top=0)
-    assert raised.value.rows == (1,)
+    sound = [0.0, 1.0, 2.0]
+    drawn = draw(mx.array([sound, bad, sound]), [new_row(params) for _ in range(3)])
+    first, unusable, third = drawn.read()
+    assert unusable is None
+    assert first == third == sample(mx.array([sound]), [new_row(params)])[0]
+    assert np.all(np.array(drawn.tokens) < 3)  # the next forward reads one for every row
 
 
-def test_banning_every_token_that_is_left_is_an_error_of_that_row() -> None:
-    nothing = replace(order(GREEDY), banned_tokens=[0, 1])
-    with pytest.raises(UnusableLogits, match=r"rows \[0\]"):
-        Sampler(3).sample(mx.array([[1.0, 2.0, -math.inf]]), [nothing])
+@pytest.mark.parametrize("bad", BROKEN)
+def test_logits_that_are_no_distribution_give_no_scores(bad: list[float]) -> None:
+    logits = mx.array([[0.0, 1.0, 2.0], bad])
+    assert Sampler(3).score(logits, [0, 0], top=0).read() is None
+
+
+def test_banning_every_token_that_is_left_leaves_none_to_that_row() -> None:
+    params = replace(GREEDY, min_tokens=1)
+    nothing = SamplingRow(Sampling(params, seed=0, banned_tokens=(0, 1)))
+    assert draw(mx.array([[1.0, 2.0, -math.inf]]), [nothing]).read() == [None]
 
 
 def test_a_wrong_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="logits"):
-        Sampler(4).sample(mx.zeros((1, 3)), [order(GREEDY)])
+        Sampler(4).sample(mx.zeros((1, 3)), [new_row(GREEDY)], NO_MASKS, [])
     with pytest.raises(ValueError, match="logits"):
         Sampler(3).score(mx.zeros((2, 3)), [1], top=0)

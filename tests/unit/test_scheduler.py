@@ -1,7 +1,6 @@
 """What the scheduler promises, one promise a test. The simulation covers their mixtures."""
 
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import ClassVar
 
 import pytest
@@ -86,7 +85,7 @@ def test_a_long_prompt_never_keeps_a_decode_from_its_step() -> None:
         before = len(harness.output(decode))
         harness.step()
         assert len(harness.output(decode)) == before + 1
-    chunks = [len(plan.rows[-1].tokens) for plan in harness.plans[1:]]
+    chunks = [len(plan.chunks[-1].tokens) for plan in harness.plans[1:]]
     assert chunks == [15] * 6 + [10]
 
 
@@ -95,7 +94,7 @@ def test_a_step_never_exceeds_its_token_budget() -> None:
     for i in range(20):
         harness.add(prompt(i, 5 + i))
     harness.finish()
-    assert max(sum(len(r.tokens) for r in plan.rows) for plan in harness.plans) <= 16
+    assert max(sum(n_tokens for _, n_tokens in plan.rows()) for plan in harness.plans) <= 16
 
 
 def order_of_ends(harness: Harness) -> list[str]:
@@ -204,7 +203,7 @@ def test_a_sequence_with_nobody_below_it_gives_way_itself() -> None:
     low = harness.add(prompt(1, 12), max_tokens=12, priority=5)
     while harness.scheduler.counters.preemptions == 0:
         plan = harness.step()
-    assert [row.sequence_id for row in plan.rows] == [harness.sequence(high).id]
+    assert [sequence_id for sequence_id, _ in plan.rows()] == [harness.sequence(high).id]
     harness.finish()
     assert len(harness.output(low)) == 12
 
@@ -293,7 +292,7 @@ def test_a_failed_step_adds_nothing_to_what_was_published_before_it() -> None:
 
 def test_a_row_that_fails_alone_harms_no_other() -> None:
     doomed_start: list[int] = []
-    harness = Harness(row_fault=lambda row: row.sequence_id in doomed_start)
+    harness = Harness(row_fault=lambda sequence_id: sequence_id in doomed_start)
     doomed, spared = harness.add(prompt(1, 10)), harness.add(prompt(2, 10))
     doomed_start.append(harness.sequence(doomed).id)
     harness.finish()
@@ -328,7 +327,7 @@ def test_two_long_prompts_share_the_budget_in_order_of_arrival() -> None:
     first, second = harness.add(prompt(1, 24)), harness.add(prompt(2, 24))
     plans = [harness.step() for _ in range(3)]
     first_id, second_id = 0, 1
-    lengths = [{r.sequence_id: len(r.tokens) for r in plan.rows} for plan in plans]
+    lengths = [dict(plan.rows()) for plan in plans]
     assert lengths == [{first_id: 16}, {first_id: 8, second_id: 8}, {first_id: 1, second_id: 15}]
     harness.finish()
     assert len(harness.output(first)) == len(harness.output(second))
@@ -370,8 +369,8 @@ def test_scores_that_have_been_sent_are_not_computed_again() -> None:
     harness.add(prompt(2, 12), max_tokens=12)
     harness.finish()
     assert harness.scheduler.counters.preemptions > 0
-    rows = [row for plan in harness.plans for row in plan.rows if row.prompt_logprobs is not None]
-    assert len(rows) == 1
+    chunks = [chunk for plan in harness.plans for chunk in plan.chunks]
+    assert sum(chunk.prompt_logprobs is not None for chunk in chunks) == 1
 
 
 def test_a_sibling_waits_rather_than_take_the_last_block() -> None:
@@ -454,12 +453,9 @@ def test_penalties_are_given_the_tokens_they_punish() -> None:
     harness = Harness()
     sampling = SamplingParams(seed=3, repetition_penalty=1.2)
     harness.serve(prompt(1, 5), 3, sampling=sampling)
-    orders = [row.sample for plan in harness.plans for row in plan.rows if row.sample]
-    assert [list(order.prompt_tokens) for order in orders] == [prompt(1, 5)] * 3
-    assert all(
-        list(after.output_tokens)[:-1] == list(before.output_tokens)
-        for before, after in pairwise(orders)
-    )
+    (entry,) = [entry for plan in harness.plans for entry in plan.enter]
+    assert list(entry.sampling.prompt_tokens) == prompt(1, 5)
+    assert entry.sampling.output_tokens == ()
 
 
 def test_a_full_queue_refuses_and_says_how_many_must_leave_it() -> None:

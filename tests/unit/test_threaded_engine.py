@@ -1,7 +1,7 @@
 """The engine behind its thread, as the server sees it: real threads, a runner without a model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -12,7 +12,7 @@ from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.runner import RunnerLost
-from engine.step import AskMasks, StepPlan, StepResult
+from engine.step import StepPlan, StepResult
 from engine.threaded import STALL_SECONDS, EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import FinishReason, OutputEvent, RefusalReason
@@ -244,10 +244,10 @@ async def test_a_drain_does_not_wait_for_a_loop_that_dies(monkeypatch: pytest.Mo
     drained = asyncio.ensure_future(setup.engine.drain(1e6))
     await asyncio.sleep(0)
 
-    def lost(plan: StepPlan, masks: AskMasks) -> StepResult:
+    def lost() -> StepResult:
         raise RunnerLost("the device is gone")
 
-    monkeypatch.setattr(setup.harness.runner, "run", lost)
+    monkeypatch.setattr(setup.harness.runner, "collect", lost)
     setup.runner.open()
     await drained
     assert (await victim)[-1].finish_reason is FinishReason.ERROR
@@ -262,19 +262,20 @@ async def test_an_id_in_use_harms_nobody(setup: Setup) -> None:
     assert (await first)[-1].finish_reason is FinishReason.LENGTH
 
 
-def test_a_step_is_timed_from_its_own_beginning() -> None:
+def test_a_step_is_timed_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not from when the loop fell asleep before it: that would look like a hung step."""
     harness, clock, started = Harness(), [0.0], []
     inbox = Inbox()
 
-    class Watched:
-        def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
-            started.append(loop.step_started_seconds)
-            return harness.runner.run(plan, masks)
+    def watched(plan: StepPlan) -> None:
+        started.append(loop.step_started_seconds)
+        submit(plan)
 
+    submit = harness.runner.submit
+    monkeypatch.setattr(harness.runner, "submit", watched)
     timing = Timing(lambda: clock[0], SilentTelemetry())
     loop = EngineLoop(
-        harness.scheduler, Watched(), inbox, lambda events: None, timing, NO_BYTES, MASKS
+        harness.scheduler, harness.runner, inbox, lambda events: None, timing, NO_BYTES, MASKS
     )
     assert loop.step_started_seconds is None
 
@@ -299,23 +300,19 @@ async def test_what_building_raises_reaches_whoever_starts_the_engine() -> None:
 def test_a_step_that_raises_leaves_the_loop_turning() -> None:
     harness = Harness()
     events: list[OutputEvent] = []
-    fails: list[Callable[[], StepResult]] = []
 
-    class Runner:
-        def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
-            if fails:
-                return fails.pop()()
-            return harness.runner.run(plan, masks)
-
-    def fail() -> StepResult:
+    def fail() -> None:
         raise RuntimeError("out of memory")
 
     inbox = Inbox()
     timing = Timing(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, Runner(), inbox, events.extend, timing, NO_BYTES, MASKS)
-    fails.append(fail)
+    loop = EngineLoop(
+        harness.scheduler, harness.runner, inbox, events.extend, timing, NO_BYTES, MASKS
+    )
+    harness.fault = fail
     loop.submit(request("a"), 0.0)
     loop.turn()
+    harness.fault = lambda: None
     assert events[-1].error == "the step failed: RuntimeError: out of memory"
     loop.submit(request("b"), 0.0)
     while harness.scheduler.has_work:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
-from engine.step import AskMasks, StepPlan, StepResult
+from engine.step import StepMasks, StepPlan, StepResult
 from engine.storage_sizes import StorageBytes
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
@@ -54,7 +54,7 @@ class Letters:
 
 
 class GatedRunner:
-    """Computes a step only when it is let through. `begun` is set while one waits."""
+    """Lets a step be collected only when it is let through. `begun` is set while one waits."""
 
     def __init__(self, harness: Harness) -> None:
         self._harness = harness
@@ -62,12 +62,18 @@ class GatedRunner:
         self.begun = threading.Event()
         self.steps = 0
 
-    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
+        self._harness.runner.submit(plan)
+
+    def sample(self, masks: StepMasks) -> None:
+        self._harness.runner.sample(masks)
+
+    def collect(self) -> StepResult:
         self.begun.set()
         self.gate.acquire()
         self.begun.clear()
         self.steps += 1
-        return self._harness.runner.run(plan, masks)
+        return self._harness.runner.collect()
 
     def open(self) -> None:
         for _ in range(100_000):

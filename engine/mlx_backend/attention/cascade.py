@@ -50,7 +50,7 @@ class CascadePlan:
         self._arena = arena
         size = arena.block_size
         tables = [
-            [BlockId(block) for block in piece.blocks[: piece.stop // size]]
+            [BlockId(block) for block in piece.blocks[: piece.stop // size].tolist()]
             for piece in forward.pieces
         ]
         self.prefixes = shared_prefixes(tables, min_saved_blocks)

@@ -42,7 +42,7 @@ class TilePlan:
     """The tiles of each row of a forward; all layers share them."""
 
     def __init__(self, forward: Forward) -> None:
-        self.rows = [_tiles(piece.start, len(piece.tokens)) for piece in forward.pieces]
+        self.rows = [_tiles(piece.start, piece.n_tokens) for piece in forward.pieces]
 
 
 def _tiles(start: int, n_queries: int) -> list[Tile]:

@@ -14,9 +14,10 @@ from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.model.batching import LADDER, Batching
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.discovery import RUN_ERRORS
-from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.model.forward import padded_tokens
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.storage import Storage
+from engine.mlx_backend.model.tables import SequenceTables
 from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import blocks_for
@@ -103,40 +104,42 @@ def _through_storage(
     store = KVStore(BlockPool(sizes.n_blocks), NoIndex(), _BLOCK_SIZE, groups)
     cached = CachedModel(model, layout, storage, GatherAttention(), batching)
     leases = [_admitted(store.admit(Namespace(), Tokens(tokens))) for tokens in rows]
+    tables = {lease: SequenceTables(cached.n_groups) for lease in leases}
     first, *rest = _STEPS
     longer = len(rows[0]) - sum(step[0] for step in _STEPS)
     logits: dict[Lease, mx.array] = {}
     for step in ((first[0] + longer, *first[1:]), *rest):
         chunks = {lease: n for lease, n in zip(leases, step, strict=True) if n}
-        logits = _compute(store, cached, chunks)
+        logits = _compute(store, cached, tables, chunks)
     return mx.stack([logits[lease] for lease in leases])
 
 
 def _compute(
-    store: KVStore, cached: CachedModel, chunks: dict[Lease, int]
+    store: KVStore,
+    cached: CachedModel,
+    tables: dict[Lease, SequenceTables],
+    chunks: dict[Lease, int],
 ) -> dict[Lease, mx.array]:
     """Compute so many tokens of each lease; logits after the last ones."""
+    starts = {lease: lease.planned_tokens for lease in chunks}
     for lease, n_tokens in chunks.items():
-        orders = store.extend(lease, n_tokens)
-        assert not isinstance(orders, Refusal), "the check's storage is too small"
-        cached.storage.carry_out(orders)
+        room = store.extend(lease, n_tokens)
+        assert not isinstance(room, Refusal), "the check's storage is too small"
+        cached.storage.carry_out(room.before)
+        for patch in lease.take_patches():
+            tables[lease].patch(patch)
     leases = list(chunks)
-    pieces = [_piece(lease, n_tokens) for lease, n_tokens in chunks.items()]
+    pieces = [tables[lease].piece(starts[lease], n_tokens) for lease, n_tokens in chunks.items()]
     found: dict[Lease, mx.array] = {}
     for group in cached.groups(pieces, _UNBOUNDED):
-        logits = cached.forward([pieces[index] for index in group])
+        tokens = [leases[i].tokens.ids(pieces[i].start, pieces[i].stop) for i in group]
+        logits = cached.forward([pieces[i] for i in group], padded_tokens(tokens)).logits
         lasts = {leases[i]: logits[row, chunks[leases[i]] - 1] for row, i in enumerate(group)}
         mx.eval(list(lasts.values()), cached.storage.arrays())
         found |= lasts
     for lease, n_tokens in chunks.items():
         store.publish(lease, lease.written_tokens + n_tokens)
     return found
-
-
-def _piece(lease: Lease, n_tokens: int) -> Piece:
-    start = lease.written_tokens
-    tokens = lease.tokens.ids(start, start + n_tokens)
-    return Piece(start, tokens, lease.table[:], holds=lease.holds)
 
 
 def _sizes(layout: Layout, rows: Sequence[Sequence[int]]) -> StorageSizes:

@@ -68,7 +68,7 @@ def group_by_length(lengths: Sequence[int], forward_tokens: int = FORWARD_TOKENS
 
 def padded(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
     """Rows of like length, padded to the longest."""
-    return group_by_length([len(piece.tokens) for piece in pieces], forward_tokens)
+    return group_by_length([piece.n_tokens for piece in pieces], forward_tokens)
 
 
 def of_equal_length(pieces: Sequence[Piece], forward_tokens: int) -> Groups:

@@ -49,7 +49,6 @@ class CacheView(UnusedView):
 
         The gather is lazy: nothing is read unless the model uses what is returned.
         """
-        self.forward.layer_reached(keys)
         kv_heads = self.layer.shape.kv_heads
         cleared = self.forward.cleared(kv_heads)
         if cleared is not None:

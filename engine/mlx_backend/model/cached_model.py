@@ -1,6 +1,7 @@
 """A model over the storage of all groups: runs pieces of sequences through cache views."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -13,8 +14,21 @@ from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.model.view_tree import ViewFactory
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A forward that has been laid out: all lazy.
+
+    `logits`: `[rows, length, vocabulary]`. Who evaluates `witnesses` has all written that the
+    forward leaves in the storage; unlike the storage's own arrays they may be evaluated while
+    another forward is in flight.
+    """
+
+    logits: mx.array
+    witnesses: list[mx.array]
+
+
 class CachedModel:
-    """Runs forwards; what their tokens leave behind is in `storage` afterwards.
+    """Lays out forwards over `storage`, one after another.
 
     Belongs to the thread that made it, as all MLX arrays do.
     """
@@ -33,32 +47,24 @@ class CachedModel:
         self._attention = attention
         self._batching = batching
 
+    @property
+    def n_groups(self) -> int:
+        """Groups of the store: a table for each comes with a piece."""
+        return len(self._layout.windows) + bool(self._layout.states)
+
     def groups(
         self, pieces: Sequence[Piece], forward_tokens: int = FORWARD_TOKENS
     ) -> list[list[int]]:
         """Which pieces run in one forward, as indices; `forward_tokens` as in `Batching`."""
         return self._batching.group(pieces, forward_tokens)
 
-    def forward(self, pieces: Sequence[Piece]) -> mx.array:
-        """Logits of one forward, lazy, `[rows, length, vocabulary]`.
+    def forward(self, pieces: Sequence[Piece], tokens: mx.array) -> Computed:
+        """One forward; `tokens`, `[rows, length]`, are padded on the right.
 
         Raises whatever the model raises; the pieces' blocks and states are undefined then.
         """
         views = ViewFactory(self.storage, self._layout, self._attention, self._batching, pieces)
         caches = [views.view(spec) for spec in self._layout.caches]
-        logits: mx.array = self._model(views.forward.tokens, cache=caches)
+        logits: mx.array = self._model(tokens, cache=caches)
         views.keep_states()
-        return logits
-
-    def last_logits(self, pieces: Sequence[Piece]) -> mx.array:
-        """Logits after each piece, all of one token, `[rows, vocabulary]`; lazy if one forward."""
-        groups = self.groups(pieces)
-        if groups == [list(range(len(pieces)))]:
-            return self.forward(pieces)[:, -1]
-        rows: dict[int, mx.array] = {}
-        for group in groups:
-            logits = self.forward([pieces[index] for index in group])[:, -1:]
-            # A read that is still under way holds the arena, and the next write would copy it.
-            mx.eval(logits, self.storage.arrays())
-            rows.update(zip(group, logits, strict=True))
-        return mx.concatenate([rows[index] for index in range(len(pieces))])
+        return Computed(logits, views.witnesses() + self.storage.states.unevaluated())

@@ -1,4 +1,4 @@
-"""One forward of the model: padded tokens and the index arrays that a group's layers share."""
+"""One forward of the model: the index arrays that a group's layers share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,46 +9,39 @@ import numpy.typing as npt
 
 from kvstore.arena import Arena
 from kvstore.block_table import blocks_for
-from kvstore.groups.group import Hold
-from kvstore.types import BlockId, SlotId
+from kvstore.types import BlockId
 
 Table = npt.NDArray[np.uint32]
 """Block ids of several rows, `[rows, blocks]`, padded with the arena's blank block."""
 
-EARLY_LAYERS = 3
-"""The device starts once so many layers are laid out, while Python lays out the others.
-
-On two cores with 8 layers it gains up to 2% of a decode on an idle machine and more on a busy one,
-as when clients and the server share it. A start in every layer costs more than it gains.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive tokens of one sequence, positions [start, start + len(tokens)).
+    """Consecutive tokens of one sequence, positions [start, start + n_tokens).
 
     `blocks[i]` holds the positions of the sequence's block `first_block + i`; they cover every
     position up to the last token's.
     """
 
     start: int
-    tokens: Sequence[int]
-    blocks: Sequence[BlockId] | Sequence[SlotId]
+    n_tokens: int
+    blocks: npt.NDArray[np.uint32]
     first_block: int = 0
-    holds: Sequence[Hold] = ()  # the sequence's shares of the store's groups
+    groups: tuple[npt.NDArray[np.uint32], ...] = ()  # the tables of the store's groups
 
     @property
     def stop(self) -> int:
-        return self.start + len(self.tokens)
+        return self.start + self.n_tokens
 
 
 class Forward:
     """Pieces side by side, padded on the right to one length, over one group's arena.
 
     Padded tokens write to the arena's scratch block; no real token's mask admits them.
-    `tokens` is `[rows, length]`; `offset` and `offset_after` are `[rows]`: the position of each
-    row's first token, and the position after the last token of the padded row. `first_positions`,
-    `[rows]`, are those of each row's first key, and `n_keys` is how many a row has.
+    `offset` and `offset_after` are `[rows]`: the position of each row's first token, and the
+    position after the last token of the padded row. On the host, int32 `[rows]`: `starts_host` and
+    `stops_host`, the positions of each row's first token and after its last, and `first_positions`,
+    that of its first key. `n_keys` is how many keys a row has.
 
     Raises ValueError when a piece's blocks do not cover its positions.
     """
@@ -59,14 +52,15 @@ class Forward:
     def __init__(self, pieces: Sequence[Piece], arena: Arena) -> None:
         self.pieces = pieces
         self.rows = len(pieces)
-        self.length = max(len(piece.tokens) for piece in pieces)
+        self.length = max(piece.n_tokens for piece in pieces)
         self.table = pad_tables(
             [_needed_blocks(piece, arena.block_size) for piece in pieces], arena.blank
         )
         size = arena.block_size
         starts = np.array([piece.start for piece in pieces], dtype=np.int32)
+        self.starts_host = starts
+        self.stops_host = np.array([piece.stop for piece in pieces], dtype=np.int32)
         firsts = np.array([piece.first_block * size for piece in pieces], dtype=np.int32)
-        self.tokens = mx.array(padded_tokens(pieces, self.length))
         self.starts = mx.array(starts)
         self.offset, self.offset_after = self.starts, mx.array(starts + self.length)
         self.first_positions = firsts
@@ -81,13 +75,6 @@ class Forward:
         self._cleared: dict[int, mx.array] = {}
         self._heads: dict[int, mx.array] = {}
         self._masks: dict[int | None, mx.array] = {}
-        self._layers_reached = 0
-
-    def layer_reached(self, keys: mx.array) -> None:
-        """Told by each layer in turn, with its new keys: gives the device an early start."""
-        self._layers_reached += 1
-        if self._layers_reached == EARLY_LAYERS:
-            mx.async_eval(keys)
 
     def places(self, kv_heads: int) -> mx.array:
         """Where this forward's K and V go in a layer of `kv_heads`; see `Arena.places`."""
@@ -130,14 +117,14 @@ class Forward:
         """Block and slot of what lies behind a piece, if it begins the block that it ends in."""
         size = self._arena.block_size
         filled = piece.stop % size
-        if filled == 0 or filled > len(piece.tokens):
+        if filled == 0 or filled > piece.n_tokens:
             return []
-        block = BlockId(piece.blocks[piece.stop // size - piece.first_block])
+        block = BlockId(int(piece.blocks[piece.stop // size - piece.first_block]))
         return [(block, slot) for slot in range(filled, size)]
 
     def _make_mask(self, window: int | None) -> mx.array:
         positions = self.starts[:, None] + mx.arange(self.length)
-        lasts = mx.array([piece.stop - 1 for piece in self.pieces])[:, None]
+        lasts = mx.array(self.stops_host - 1)[:, None]
         # What is padded sees what its row's last token does: a softmax over nothing is no number.
         queries = mx.minimum(positions, lasts)[:, None, :, None]
         keys = mx.arange(self.n_keys)
@@ -152,8 +139,7 @@ class Forward:
         steps = np.arange(self.length, dtype=np.int32)
         positions = starts[:, None] + steps
         firsts = self.first_positions[:, None]
-        lengths = np.array([len(piece.tokens) for piece in self.pieces])
-        real = steps < lengths[:, None]
+        real = positions < self.stops_host[:, None]
         entries = np.minimum((positions - firsts) // size, self.table.shape[1] - 1)
         blocks = np.where(real, np.take_along_axis(self.table, entries, 1), self._arena.scratch)
         slots = positions % size
@@ -176,15 +162,15 @@ class GroupedMaskForward(Forward):
         return super()._make_mask(window)[:, :, None]
 
 
-def padded_tokens(pieces: Sequence[Piece], length: int) -> npt.NDArray[np.int32]:
-    """The pieces' tokens, `[rows, length]`, with zeros behind those of shorter rows."""
-    tokens = np.zeros((len(pieces), length), dtype=np.int32)
-    for row, piece in enumerate(pieces):
-        tokens[row, : len(piece.tokens)] = piece.tokens
-    return tokens
+def padded_tokens(rows: Sequence[Sequence[int]]) -> mx.array:
+    """The rows' tokens, `[rows, length]`, with zeros behind those of shorter rows."""
+    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+    for row, own in enumerate(rows):
+        tokens[row, : len(own)] = own
+    return mx.array(tokens)
 
 
-def _needed_blocks(piece: Piece, block_size: int) -> Sequence[BlockId] | Sequence[SlotId]:
+def _needed_blocks(piece: Piece, block_size: int) -> npt.NDArray[np.uint32]:
     needed = blocks_for(piece.stop, block_size) - piece.first_block
     if len(piece.blocks) < needed or piece.first_block * block_size > piece.start:
         raise ValueError(
@@ -194,7 +180,7 @@ def _needed_blocks(piece: Piece, block_size: int) -> Sequence[BlockId] | Sequenc
     return piece.blocks[:needed]
 
 
-def pad_tables(tables: Sequence[Sequence[BlockId] | Sequence[SlotId]], blank: BlockId) -> Table:
+def pad_tables(tables: Sequence[npt.NDArray[np.uint32]], blank: BlockId) -> Table:
     """Tables of different lengths as one array."""
     padded = np.full((len(tables), max(len(table) for table in tables)), blank, dtype=np.uint32)
     for row, table in enumerate(tables):

@@ -25,9 +25,7 @@ from engine.mlx_backend.model.layout import (
     UnusedSpec,
 )
 from engine.mlx_backend.model.storage import Storage
-from kvstore.groups.group import Hold
-from kvstore.groups.recurrent import StateHold
-from kvstore.groups.window import WindowHold
+from kvstore.groups.window import first_needed
 from kvstore.types import SlotId
 
 ViewTree: TypeAlias = "UnusedView | StateView | list[ViewTree]"
@@ -48,7 +46,10 @@ class ViewFactory:
         self.forward = batching.forward(pieces, storage.full)
         self._full = iter(attention.views(storage.full, self.forward))
         self._windows = {
-            window: (batching.forward(_windowed(pieces, index), arena), iter(arena.layers))
+            window: (
+                batching.forward(_windowed(pieces, index, window, arena.block_size), arena),
+                iter(arena.layers),
+            )
             for index, (window, arena) in enumerate(
                 zip(layout.windows, storage.windows, strict=True)
             )
@@ -61,6 +62,7 @@ class ViewFactory:
         )
         self._lengths = _lengths(self.forward)
         self._state_views: list[StateView] = []
+        self._last: CacheView | None = None
 
     def view(self, spec: SpecTree) -> ViewTree:
         """The next view of this kind."""
@@ -72,13 +74,18 @@ class ViewFactory:
             case UnusedSpec():
                 return UnusedView(self.forward)
             case _:
-                return self._kv_view(spec)
+                self._last = self._kv_view(spec)
+                return self._last
 
     def keep_states(self) -> None:
         """Store what the model has left in its recurrent layers' views."""
         if self._slots:
             arrays = [array for view in self._state_views for array in view.cache]
             self._storage.write(self._slots, arrays)
+
+    def witnesses(self) -> list[mx.array]:
+        """Of the last layer with K and V: what layers before it have written leads there."""
+        return self._last.layer.witnesses() if self._last is not None else []
 
     def _kv_view(self, spec: KVCacheSpec | ChunkedCacheSpec) -> CacheView:
         if spec.window is None:
@@ -97,24 +104,20 @@ class ViewFactory:
         return view
 
 
-def _windowed(pieces: Sequence[Piece], group: int) -> list[Piece]:
+def _windowed(pieces: Sequence[Piece], group: int, window: int, block_size: int) -> list[Piece]:
     """The pieces over a window's blocks, from the first with a key that a token sees."""
-    return [_within_window(piece, piece.holds[group]) for piece in pieces]
-
-
-def _within_window(piece: Piece, hold: Hold) -> Piece:
-    assert isinstance(hold, WindowHold), "the store's groups are not the model's"
-    first_block = hold.group.first_needed(piece.start)
-    blocks = hold.slots[first_block - hold.first :]
-    return replace(piece, blocks=blocks, first_block=first_block)
+    firsts = [first_needed(piece.start, window, block_size) for piece in pieces]
+    return [
+        replace(piece, blocks=piece.groups[group][first:], first_block=first)
+        for piece, first in zip(pieces, firsts, strict=True)
+    ]
 
 
 def _state_slots(pieces: Sequence[Piece]) -> list[SlotId]:
-    holds = [piece.holds[-1] for piece in pieces]  # the recurrent group is the last
-    return [hold.slot for hold in holds if isinstance(hold, StateHold)]
+    return [SlotId(int(piece.groups[-1][0])) for piece in pieces]  # the recurrent group is the last
 
 
 def _lengths(forward: Forward) -> mx.array | None:
     """Each row's number of tokens, `[rows]`; None when no row is padded."""
-    lengths = [len(piece.tokens) for piece in forward.pieces]
+    lengths = [piece.n_tokens for piece in forward.pieces]
     return mx.array(lengths) if min(lengths) < forward.length else None

@@ -1,0 +1,60 @@
+"""A sequence's tables as the runner keeps them: int32 arrays that plans patch."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.mlx_backend.model.forward import Piece
+from kvstore.actions import TablePatch
+
+Entries: TypeAlias = npt.NDArray[np.uint32]
+
+_LEAST_ENTRIES = 16
+
+
+class Table:
+    """Block or slot ids by entry. It grows by doubling."""
+
+    __slots__ = ("_end", "_ids")
+
+    def __init__(self) -> None:
+        self._ids: Entries = np.zeros(_LEAST_ENTRIES, dtype=np.uint32)
+        self._end = 0
+
+    @property
+    def entries(self) -> Entries:
+        """All up to the last one that was given, to be read before the next patch."""
+        return self._ids[: self._end]
+
+    def patch(self, first: int, ids: Sequence[int]) -> None:
+        self._end = max(self._end, first + len(ids))
+        if self._end > len(self._ids):
+            grown = np.zeros(max(self._end, 2 * len(self._ids)), dtype=np.uint32)
+            grown[: len(self._ids)] = self._ids
+            self._ids = grown
+        self._ids[first : first + len(ids)] = ids
+
+
+class SequenceTables:
+    """The table of a sequence's blocks, and those of its slots in each group."""
+
+    __slots__ = ("_blocks", "_groups")
+
+    def __init__(self, n_groups: int) -> None:
+        self._blocks = Table()
+        self._groups = tuple(Table() for _ in range(n_groups))
+
+    @property
+    def blocks(self) -> Entries:
+        return self._blocks.entries
+
+    def patch(self, patch: TablePatch) -> None:
+        table = self._blocks if patch.group is None else self._groups[patch.group]
+        table.patch(patch.first, patch.ids)
+
+    def piece(self, start: int, n_tokens: int) -> Piece:
+        """Tokens of the sequence, from position `start` on."""
+        groups = tuple(table.entries for table in self._groups)
+        return Piece(start, n_tokens, self._blocks.entries, groups=groups)

@@ -1,0 +1,94 @@
+"""Steps on their way: one is computed while the next is planned, submitted and delivered."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from engine.constraints.masks import MaskFiller
+from engine.runner import ModelRunner, RunnerLost
+from engine.scheduler import Scheduler
+from engine.step import StepMasks, StepPlan, StepResult
+from engine.types import OutputEvent
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NO_STEP = StepPlan()
+NO_RESULT = StepResult({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What the runner has raised."""
+
+    message: str
+
+
+class Pipeline:
+    """At most one step is in flight between two calls of `advance`.
+
+    What a step samples depends on tokens of the one before: masks, penalties, ends. So its
+    forwards are submitted before that is collected, and it samples after.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, masks: MaskFiller) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._masks = masks
+        self._in_flight = NO_STEP
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._in_flight.computes
+
+    def advance(self, plan: StepPlan) -> list[OutputEvent]:
+        """Submit a step and collect the one before, whose news this returns.
+
+        A step that fails ends its own sequences; when it does so at its collection, also those of
+        the one that rests on it. Raises RunnerLost.
+        """
+        before, self._in_flight = self._in_flight, NO_STEP
+        submitted = self._submit(plan)
+        result = self._collect(before)
+        if isinstance(result, Failure):
+            return self._fail(before, result) + self._fail(plan, result)
+        news = self._scheduler.commit(before, result) if before.computes else []
+        failure = submitted or self._sample(plan)
+        if failure is not None:
+            return news + self._fail(plan, failure)
+        self._in_flight = plan
+        return news
+
+    def _submit(self, plan: StepPlan) -> Failure | None:
+        return _attempt(lambda: self._runner.submit(plan)) if plan.computes else None
+
+    def _collect(self, plan: StepPlan) -> StepResult | Failure:
+        return _attempt(self._runner.collect) if plan.computes else NO_RESULT
+
+    def _sample(self, plan: StepPlan) -> Failure | None:
+        return _attempt(lambda: self._runner.sample(self._mask(plan))) if plan.computes else None
+
+    def _mask(self, plan: StepPlan) -> StepMasks:
+        """The masks of those that a guide leads, as of their last tokens."""
+        sampling = map(self._scheduler.sequence, plan.sampling())
+        guided = [s for s in sampling if s is not None and s.guide.choice is not None]
+        if not guided:
+            return StepMasks()
+        choices = [sequence.guide.choice for sequence in guided]
+        masks = self._masks.fill(choices, [sequence.banned_tokens for sequence in guided])
+        return StepMasks([sequence.id for sequence in guided], masks)
+
+    def _fail(self, plan: StepPlan, failure: Failure) -> list[OutputEvent]:
+        return self._scheduler.fail(plan, failure.message)
+
+
+def _attempt(act: Callable[[], T]) -> T | Failure:
+    try:
+        return act()
+    except RunnerLost:
+        raise
+    except Exception as error:
+        logger.exception("a step failed")
+        return Failure(f"the step failed: {type(error).__name__}: {error}")

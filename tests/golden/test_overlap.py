@@ -1,0 +1,123 @@
+"""Steps in flight: the same tokens, replayed from plans alone, and no copies of the arena."""
+
+import pickle
+from collections.abc import Callable
+
+import mlx.core as mx
+import pytest
+
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.launch import launch_ahead
+from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.sampling.sampler import Sampler
+from engine.runner import ModelRunner
+from engine.step import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan, StepResult
+from engine.types import Request, SamplingParams
+from kvstore.actions import TablePatch
+from tests.checkpoints import VOCAB_SIZE
+from tests.golden.conftest import ATTENTION
+from tests.golden.driving import random_tokens
+from tests.offline import OfflineDaemon, Room, Served, cached_model
+
+BLOCK_SIZE = 8
+ROOM = Room(n_blocks=20, block_size=BLOCK_SIZE)
+
+
+class Recorder:
+    """A ModelRunner that keeps all that goes down to another, pickled, and what comes back."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.calls: list[bytes] = []
+        self.results: list[StepResult] = []
+
+    def submit(self, plan: StepPlan) -> None:
+        self.calls.append(pickle.dumps(plan))
+        self._runner.submit(plan)
+
+    def sample(self, masks: StepMasks) -> None:
+        self.calls.append(pickle.dumps(masks))
+        self._runner.sample(masks)
+
+    def collect(self) -> StepResult:
+        self.calls.append(pickle.dumps(None))
+        self.results.append(self._runner.collect())
+        return self.results[-1]
+
+
+def recorded_in(recorders: list[Recorder]) -> Callable[[ModelRunner], ModelRunner]:
+    def watch(runner: ModelRunner) -> ModelRunner:
+        recorders.append(Recorder(runner))
+        return recorders[-1]
+
+    return watch
+
+
+def test_plans_of_one_run_give_the_same_on_a_second_runner(
+    served: Served, attention: Attention
+) -> None:
+    """Whatever the scheduler does: arrivals, hits, forks, preemption, ends."""
+    recorders: list[Recorder] = []
+    daemon = OfflineDaemon(served, attention, ROOM, recorded_in(recorders))
+    [recorder] = recorders
+    system = random_tokens(19, seed=60)
+    drawn = SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.2, top_logprobs=2)
+    daemon.serve(
+        Request("scored", tuple(random_tokens(12, seed=61)), 3, drawn, prompt_logprobs=1),
+        *(
+            Request(str(i), (*system, *random_tokens(4 + i, seed=62 + i)), 20, drawn, n=1 + i % 2)
+            for i in range(4)
+        ),
+    )
+    assert daemon.scheduler.counters.preemptions > 0
+    again = MlxRunner(cached_model(served, attention, ROOM), Sampler(VOCAB_SIZE), launch_ahead)
+    results = []
+    for call in map(pickle.loads, recorder.calls):
+        match call:
+            case StepPlan():
+                again.submit(call)
+            case StepMasks():
+                again.sample(call)
+            case _:
+                results.append(again.collect())
+    assert results == recorder.results
+
+
+def test_a_decode_takes_few_bytes(served_of: Callable[[str], Served]) -> None:
+    recorders: list[Recorder] = []
+    room, attention = Room(n_blocks=200), ATTENTION["gather"]()
+    daemon = OfflineDaemon(served_of("qwen3"), attention, room, recorded_in(recorders))
+    [recorder] = recorders
+    greedy = SamplingParams(temperature=0)
+    daemon.serve(*(Request(str(i), (i, 1, 2), 7, greedy) for i in range(8)))
+    plans = [call for call in map(pickle.loads, recorder.calls) if isinstance(call, StepPlan)]
+    [full] = [plan for plan in plans[-2:] if len(plan.decodes) == 8 and not plan.patches]
+    assert len(pickle.dumps(full)) - len(pickle.dumps(StepPlan())) < 8 * 8
+
+
+@pytest.mark.parametrize("attention", ["gather", "cascade"])
+def test_writes_and_reads_in_flight_copy_no_arena(
+    served_of: Callable[[str], Served], attention: str
+) -> None:
+    room = Room(n_blocks=20_000, block_size=BLOCK_SIZE)
+    model = cached_model(served_of("qwen3"), ATTENTION[attention](), room)
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch_ahead)
+    names = [SequenceId(i) for i in range(4)]
+    enter = tuple(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names)
+    tables = tuple(
+        (name, TablePatch(None, 0, tuple(range(100 * name, 100 * name + 100)))) for name in names
+    )
+    prompts = tuple(Chunk(name, 0, tuple(random_tokens(40, name)), samples=True) for name in names)
+    runner.submit(StepPlan(enter=enter, patches=tables, chunks=prompts))
+    runner.sample(StepMasks())
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for step in range(20):
+        chunk = Chunk(names[0], 100 + 30 * step, tuple(random_tokens(30, step)), samples=False)
+        runner.submit(StepPlan(chunks=(chunk,), decodes=tuple(names[1:])))
+        runner.collect()
+        runner.sample(StepMasks())
+    runner.collect()
+    pool_bytes = model.storage.full.layers[0].arrays()[0].nbytes
+    assert mx.get_peak_memory() - before < pool_bytes / 2
