@@ -1,0 +1,72 @@
+"""How many prompt tokens a step has time for beside its decodes."""
+
+import math
+
+from engine.costs import StepCosts, StepWork
+
+_MARGIN_DEVIATIONS = 2.0
+"""Standard deviations by which a step is planned to end before its limit."""
+
+_LEAST_SHARE = 0.125
+"""Of the limit, for the tokens of a step's first chunk."""
+
+_LEAST_TOKENS = 16
+"""In a step's first chunk. Where fewer would do, its forward takes longer than they do."""
+
+
+class StepBudget:
+    """The time of one step, while it is planned: first its decodes, then chunks of prompts.
+
+    Beside decodes all is to end within `limit_seconds`, with a margin for errors of prediction.
+    Without decodes nobody waits for a next token, and time has no limit.
+
+    So that every prompt goes on, the first chunk of a step has a share of the limit and some tokens
+    even where the decodes leave less: a step is planned to take longer only in that case.
+    """
+
+    def __init__(self, costs: StepCosts, limit_seconds: float) -> None:
+        """`limit_seconds` may be infinite."""
+        self._costs = costs
+        self._aim_seconds = limit_seconds / (1 + _MARGIN_DEVIATIONS * costs.spread)
+        self._n_chunks = 0
+        self._decode_rows = 0
+        self._decode_keys = 0
+        self._prompt_tokens = 0
+        self._prompt_keys = 0
+
+    @property
+    def work(self) -> StepWork:
+        """What has been planned."""
+        return StepWork(
+            forwards=self._n_chunks + min(self._decode_rows, 1),
+            decode_rows=self._decode_rows,
+            decode_keys=self._decode_keys,
+            prompt_tokens=self._prompt_tokens,
+            prompt_keys=self._prompt_keys,
+        )
+
+    def decode(self, start: int) -> None:
+        """One token of a sequence, at position `start`, is in the step."""
+        self._decode_rows += 1
+        self._decode_keys += start + 1
+
+    def chunk(self, start: int, n_tokens: int) -> None:
+        """Positions [start, start + n_tokens) of a prompt are in the step."""
+        self._n_chunks += 1
+        self._prompt_tokens += n_tokens
+        self._prompt_keys += n_tokens * start + n_tokens * (n_tokens + 1) // 2
+
+    def allow(self, start: int, wanted: int) -> int:
+        """How many of `wanted` tokens, at least one, from position `start` of a prompt may join.
+
+        0 only where another chunk is in the step: too few would be worth a forward of their own.
+        """
+        if self._decode_rows == 0 or math.isinf(self._aim_seconds):
+            return wanted
+        forward_seconds = self._costs.seconds(StepWork(forwards=1))
+        left_seconds = self._aim_seconds - self._costs.seconds(self.work) - forward_seconds
+        if self._n_chunks == 0:
+            seconds = max(left_seconds, _LEAST_SHARE * self._aim_seconds)
+            return max(self._costs.chunk_tokens(start, seconds, wanted), min(wanted, _LEAST_TOKENS))
+        allowed = self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted)
+        return allowed if allowed >= min(wanted, _LEAST_TOKENS) else 0

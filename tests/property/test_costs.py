@@ -1,0 +1,107 @@
+"""Whatever was measured: costs are not negative, and more work never fits where less does not."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.costs import StepCosts, StepWork
+from engine.step_budget import StepBudget
+
+counts = st.integers(0, 100_000)
+works = st.builds(StepWork, st.integers(1, 64), counts, counts, counts, counts)
+seconds = st.floats(0, 1000)
+histories = st.lists(st.tuples(works, seconds), max_size=60)
+tokens = st.integers(1, 100_000)
+positions = st.integers(0, 1_000_000)
+limits = st.floats(0.001, 10)
+
+
+def _learned(history: list[tuple[StepWork, float]]) -> StepCosts:
+    costs = StepCosts()
+    for work, taken in history:
+        costs.observe(work, taken)
+    return costs
+
+
+def _budget(costs: StepCosts, limit: float, rows: int, context: int) -> StepBudget:
+    budget = StepBudget(costs, limit)
+    for _ in range(rows):
+        budget.decode(context)
+    return budget
+
+
+@given(histories, works, works)
+def test_a_prediction_is_not_negative_and_grows_with_the_work(
+    history: list[tuple[StepWork, float]], work: StepWork, more: StepWork
+) -> None:
+    costs = _learned(history)
+    both = StepWork(
+        work.forwards + more.forwards,
+        work.decode_rows + more.decode_rows,
+        work.decode_keys + more.decode_keys,
+        work.prompt_tokens + more.prompt_tokens,
+        work.prompt_keys + more.prompt_keys,
+    )
+    assert 0 <= costs.seconds(work) <= costs.seconds(both) < math.inf
+
+
+@given(histories, limits, st.integers(0, 64), positions, positions, tokens)
+def test_a_first_chunk_is_never_empty_and_never_more_than_wanted(
+    history: list[tuple[StepWork, float]],
+    limit: float,
+    rows: int,
+    context: int,
+    start: int,
+    wanted: int,
+) -> None:
+    assert 1 <= _budget(_learned(history), limit, rows, context).allow(start, wanted) <= wanted
+
+
+@given(histories, limits, limits, positions, positions, tokens)
+def test_more_time_and_less_context_never_allow_fewer_tokens(
+    history: list[tuple[StepWork, float]],
+    limit: float,
+    other_limit: float,
+    start: int,
+    other_start: int,
+    wanted: int,
+) -> None:
+    costs = _learned(history)
+    worse = _budget(costs, min(limit, other_limit), 4, 100)
+    better = _budget(costs, max(limit, other_limit), 4, 100)
+    fewer = worse.allow(max(start, other_start), wanted)
+    assert fewer <= better.allow(min(start, other_start), wanted)
+    assert _budget(costs, limit, 8, 100).allow(start, wanted) <= (
+        _budget(costs, limit, 4, 100).allow(start, wanted)
+    )
+
+
+@given(histories, limits, positions, tokens)
+def test_what_is_allowed_is_predicted_to_end_in_time(
+    history: list[tuple[StepWork, float]], limit: float, start: int, wanted: int
+) -> None:
+    costs = _learned(history)
+    budget = _budget(costs, limit, 4, 100)
+    decodes = budget.work
+    allowed = budget.allow(start, wanted)
+    budget.chunk(start, allowed)
+    least = costs.seconds(decodes) + costs.seconds(StepWork(forwards=1)) + limit / 8
+    if allowed > 16:
+        assert costs.seconds(budget.work) <= max(limit, least) * (1 + 1e-9)
+
+
+@given(histories, st.lists(st.tuples(positions, tokens), max_size=5))
+def test_chunks_are_counted_as_positions_that_see_all_before_them(
+    history: list[tuple[StepWork, float]], chunks: list[tuple[int, int]]
+) -> None:
+    budget = StepBudget(_learned(history), 1.0)
+    for start, n_tokens in chunks:
+        budget.chunk(start, min(n_tokens, 100))
+    assert budget.work == StepWork(
+        forwards=len(chunks),
+        prompt_tokens=sum(min(n, 100) for _, n in chunks),
+        prompt_keys=sum(
+            position + 1 for start, n in chunks for position in range(start, start + min(n, 100))
+        ),
+    )

@@ -1,0 +1,70 @@
+"""A machine whose steps take what its costs say, give or take some noise."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from random import Random
+
+from engine.costs import StepCosts, StepWork
+from engine.step_budget import StepBudget
+
+CPU = (12e-3, 1.3e-3, 1.6e-6, 0.6e-3, 0.15e-6)
+GPU = (20e-3, 0.05e-3, 0.02e-6, 0.02e-3, 0.001e-6)
+SLOW_CPU = (100e-3, 5e-3, 1e-6, 6e-3, 0.5e-6)
+"""Seconds of each kind of work, in StepWork's order."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """Computes steps of some decodes and one prompt, whose chunks a budget chooses."""
+
+    costs_seconds: Sequence[float]
+    limit_seconds: float
+    noise: float = 0.05
+    step_tokens: int = 512
+    seed: int = 0
+    learned: StepCosts = field(default_factory=StepCosts)
+    contexts: list[int] = field(default_factory=lambda: [40, 60, 80, 100])
+    speed: float = 1.0
+    _random: Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
+
+    def seconds(self, work: StepWork) -> float:
+        """Of such a step, without noise."""
+        costs = zip(self.costs_seconds, astuple(work), strict=True)
+        return math.fsum(cost * count for cost, count in costs) / self.speed
+
+    def error(self, work: StepWork) -> float:
+        """Of the prediction, as a share of the truth."""
+        return abs(self.learned.seconds(work) / self.seconds(work) - 1)
+
+    def decode(self, n_steps: int, pause_seconds: float = 0.0) -> None:
+        for _ in range(n_steps):
+            self._compute(self._budget(), pause_seconds)
+
+    def prompt(self, n_tokens: int) -> list[float]:
+        """The seconds of the steps that compute a prompt beside the decodes."""
+        seconds, start = [], 0
+        while start < n_tokens:
+            budget = self._budget()
+            wanted = min(self.step_tokens - len(self.contexts), n_tokens - start)
+            allowed = budget.allow(start, wanted)
+            budget.chunk(start, allowed)
+            start += allowed
+            seconds.append(self._compute(budget))
+        return seconds
+
+    def _budget(self) -> StepBudget:
+        budget = StepBudget(self.learned, self.limit_seconds)
+        for context_tokens in self.contexts:
+            budget.decode(context_tokens)
+        self.contexts = [context_tokens + 1 for context_tokens in self.contexts]
+        return budget
+
+    def _compute(self, budget: StepBudget, pause_seconds: float = 0.0) -> float:
+        noise = math.exp(self._random.gauss(0, self.noise))
+        seconds = self.seconds(budget.work) * noise + pause_seconds
+        self.learned.observe(budget.work, seconds)
+        return seconds

@@ -1,0 +1,139 @@
+"""Costs and budgets on simulated machines: each test is seeded and knows no clock."""
+
+import math
+import statistics
+
+import pytest
+
+from engine.costs import StepCosts, StepWork
+from engine.step_budget import StepBudget
+from tests.unit.simulated_machine import CPU, GPU, SLOW_CPU, Machine
+
+LIMIT_SECONDS = 0.25
+DECODES = StepWork(forwards=1, decode_rows=4, decode_keys=2000)
+PROFILES = pytest.mark.parametrize("profile", [CPU, GPU, SLOW_CPU], ids=["cpu", "gpu", "slow cpu"])
+SEEDS = pytest.mark.parametrize("seed", range(5))
+
+
+@SEEDS
+@PROFILES
+def test_predictions_come_near_the_truth(profile: tuple[float, ...], seed: int) -> None:
+    machine = Machine(profile, LIMIT_SECONDS, seed=seed)
+    machine.decode(50)
+    machine.prompt(3000)
+    assert machine.error(StepWork(2, 4, 2000, 128, 128 * 2000)) < 0.15
+    assert machine.error(DECODES) < 0.3
+
+
+@SEEDS
+def test_beside_decodes_steps_stay_below_the_limit(seed: int) -> None:
+    machine = Machine(CPU, LIMIT_SECONDS, seed=seed)
+    machine.decode(20)
+    first, later = machine.prompt(5000), machine.prompt(5000)
+    assert max(first) < 1.2 * LIMIT_SECONDS
+    assert max(later) < 1.1 * LIMIT_SECONDS
+    assert statistics.median(later) > 0.8 * LIMIT_SECONDS  # and they use it
+
+
+@SEEDS
+def test_a_fast_machine_computes_whole_steps(seed: int) -> None:
+    machine = Machine(GPU, LIMIT_SECONDS, seed=seed)
+    machine.decode(20)
+    machine.prompt(2000)
+    assert len(machine.prompt(508 * 4)) == 4
+
+
+@PROFILES
+def test_the_first_chunk_ever_is_moderate(profile: tuple[float, ...]) -> None:
+    assert 100 <= _beside_decodes(StepCosts()).allow(0, 512) <= 300
+    machine = Machine(profile, LIMIT_SECONDS)
+    machine.decode(1)  # tells the size of all costs
+    assert machine.prompt(1000)[0] < 2 * LIMIT_SECONDS
+
+
+@SEEDS
+@pytest.mark.parametrize("speed", [1 / 3, 3.0])
+def test_a_change_of_speed_is_learned_within_some_tens_of_steps(speed: float, seed: int) -> None:
+    machine = Machine(CPU, LIMIT_SECONDS, seed=seed)
+    machine.decode(50)
+    machine.prompt(5000)
+    machine.speed = speed
+    machine.decode(40)
+    assert machine.error(DECODES) < 0.2
+    machine.prompt(5000)
+    steady = machine.prompt(5000)
+    assert max(steady) < 1.2 * LIMIT_SECONDS
+    assert len(steady) < (200 if speed < 1 else 14)
+
+
+@SEEDS
+@pytest.mark.parametrize("pause_seconds", [1.0, 30.0])
+def test_a_pause_is_soon_forgotten(pause_seconds: float, seed: int) -> None:
+    machine = Machine(CPU, LIMIT_SECONDS, seed=seed)
+    machine.decode(50)
+    machine.prompt(5000)
+    machine.decode(1, pause_seconds)
+    assert machine.error(DECODES) < 0.6
+    machine.decode(20)
+    assert machine.error(DECODES) < 0.2
+
+
+def test_a_first_step_that_compiles_is_unlearned() -> None:
+    machine = Machine(CPU, LIMIT_SECONDS)
+    machine.decode(1, pause_seconds=5.0)
+    machine.decode(40)
+    assert machine.error(DECODES) < 0.2
+
+
+def test_decodes_alone_do_not_change_what_a_prompt_costs() -> None:
+    machine = Machine(CPU, LIMIT_SECONDS)
+    machine.decode(50)
+    machine.prompt(5000)
+    budget = _beside_decodes(machine.learned)
+    before = budget.allow(0, 512)
+    machine.contexts = [100] * 4
+    machine.decode(20_000)
+    machine.contexts = [100] * 4
+    machine.decode(50)
+    assert _beside_decodes(machine.learned).allow(0, 512) == pytest.approx(before, rel=0.15)
+
+
+def test_alone_a_prompt_goes_at_full_speed() -> None:
+    machine = Machine(SLOW_CPU, LIMIT_SECONDS, contexts=[])
+    assert len(machine.prompt(2048)) == 4
+    budget = StepBudget(machine.learned, LIMIT_SECONDS)
+    budget.chunk(0, 400)
+    assert budget.allow(0, 112) == 112  # another prompt beside it
+
+
+def test_without_a_limit_the_step_is_never_too_long() -> None:
+    assert _beside_decodes(StepCosts(), math.inf).allow(10_000, 4096) == 4096
+
+
+def test_a_prompt_goes_on_where_decodes_leave_no_time() -> None:
+    machine = Machine(CPU, LIMIT_SECONDS, contexts=[200] * 400, step_tokens=912)
+    machine.decode(50)
+    seconds = machine.prompt(2000)
+    decodes_seconds = machine.seconds(StepWork(1, 400, 200 * 400))
+    assert decodes_seconds > LIMIT_SECONDS
+    assert len(seconds) <= 2000 / 16
+    assert max(seconds[10:]) < 1.25 * (decodes_seconds + LIMIT_SECONDS / 8)
+
+
+def test_a_second_chunk_joins_where_it_is_worth_its_forward() -> None:
+    machine = Machine(CPU, LIMIT_SECONDS)
+    machine.decode(50)
+    machine.prompt(5000)
+    budget = _beside_decodes(machine.learned)
+    budget.chunk(0, 100)
+    assert 50 < budget.allow(0, 512) < 250
+    assert budget.allow(0, 10) == 10
+    budget.chunk(0, 300)
+    assert budget.allow(0, 512) == 0
+
+
+def _beside_decodes(costs: StepCosts, limit_seconds: float = LIMIT_SECONDS) -> StepBudget:
+    budget = StepBudget(costs, limit_seconds)
+    for _ in range(4):
+        budget.decode(100)
+    return budget
