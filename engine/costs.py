@@ -34,6 +34,7 @@ cores. Only their ratios matter for long: the first step corrects them all by on
 """
 
 _TOKEN, _KEY = 3, 4  # of prompts
+_DIAGONAL = np.diag_indices(len(_PRIOR))
 
 _COMMON_VARIANCE, _OWN_VARIANCE = 100.0, 4.0
 """Of the factors by which the prior is wrong: one that all costs share, and one of each."""
@@ -99,7 +100,7 @@ class StepCosts:
         most = _MOST_DEVIATIONS * math.sqrt(variance)
         surprise = min(max(seconds - predicted, -most), most)
         self._factors = np.maximum(self._factors + informed * (surprise / variance), 0.0)
-        self._covariance -= np.outer(informed, informed) / variance
+        self._covariance -= informed * informed[:, np.newaxis] / variance
         self._note_spread(abs(surprise) / size)
 
     def _forget(self, parts: Vector, predicted: float) -> None:
@@ -108,12 +109,12 @@ class StepCosts:
         So they can follow a machine whose speed changes, and no run of steps, however long, makes
         the filter sure of what it says nothing of, or doubt it without bound.
         """
-        has_work = parts > 0
-        kept = np.where(has_work, math.sqrt(1 - _FORGETTING), 1.0)
+        stale = _FORGETTING * (parts > 0)
+        kept = np.sqrt(1 - stale)
         least = _LEAST_FACTOR * predicted / float(parts.sum())
-        doubt = _DOUBT * has_work * np.maximum(self._factors, least)
-        self._covariance *= np.outer(kept, kept)
-        self._covariance += np.diag(_FORGETTING * doubt * doubt)
+        doubt = _DOUBT * np.maximum(self._factors, least)
+        self._covariance *= kept * kept[:, np.newaxis]
+        self._covariance[_DIAGONAL] += stale * doubt * doubt
 
     def _note_spread(self, deviation: float) -> None:
         # Of a normal distribution the mean deviation is 0.8 standard deviations.

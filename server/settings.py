@@ -113,7 +113,15 @@ class Settings(BaseSettings):
         512,
         ge=1,
         le=1_000_000,
-        description="Tokens computed in one step; fewer make steadier streams beside long prompts.",
+        description="Tokens computed in one step at most.",
+    )
+    max_step_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=3600,
+        description="Beside answers that are being written, a step takes no more of a prompt than "
+        "it has time for: less makes steadier streams, more lets prompts be through sooner. 0: "
+        "step_tokens alone limits. Unset: 0.25.",
     )
     prefix_cache: bool = Field(
         True, description="Share KV between prompts that begin alike, and between turns."
@@ -385,6 +393,7 @@ class Settings(BaseSettings):
             max_running=self.max_running,
             max_waiting=self.max_waiting,
             step_tokens=self.step_tokens,
+            max_step_seconds=self.max_step_seconds,
             prefix_cache=self.prefix_cache,
             attention=self.attention,
             state_cache_bytes=self.state_cache_bytes,

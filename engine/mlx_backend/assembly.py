@@ -56,6 +56,7 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
         hf_tokenizer=loaded.tokenizer._tokenizer,
         sizes=sizes,
         bytes=storage_bytes(_footprint(loaded.layout, config.block_size), sizes),
+        max_step_seconds=host.step_limit_seconds(config.max_step_seconds),
         release_thread=release_thread,
     )
 

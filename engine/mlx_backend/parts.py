@@ -19,4 +19,5 @@ class Backend:
     hf_tokenizer: Any  # transformers' fast tokenizer
     sizes: StorageSizes
     bytes: StorageBytes
+    max_step_seconds: float  # beside decodes; infinite where nothing but step_tokens limits
     release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act

@@ -1,5 +1,6 @@
 """The backend's pure parts: BLAS choice, batching, budget, context length, checkpoints' places."""
 
+import math
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.host.blas import ADVICE, Blas, candidates, first_loadable
 from engine.mlx_backend.host.file_limit import keep_file_limit
-from engine.mlx_backend.host.machine import device_memory_bytes
+from engine.mlx_backend.host.machine import Machine, device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.loader import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint, fingerprint
@@ -187,3 +188,11 @@ def test_the_limit_of_open_files_stays_as_it_is() -> None:
     with keep_file_limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, before[1]))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+@pytest.mark.parametrize(("configured", "seconds"), [(None, 0.4), (0.1, 0.1), (0.0, math.inf)])
+def test_a_step_may_take_what_the_device_usually_may_unless_told(
+    configured: float | None, seconds: float
+) -> None:
+    machine = Machine("cpu (any)", 0, 0, 0, kv_share=0.1, step_seconds=0.4)
+    assert machine.step_limit_seconds(configured) == seconds
