@@ -28,9 +28,9 @@ class StepWork:
     prompt_keys: int = 0  # positions that the prompts' tokens attend to, over all tokens
 
 
-_PRIOR = np.array([16e-3, 1e-3, 1e-6, 1e-3, 3e-7])
-"""Seconds of one of each kind, in StepWork's order, before any was measured: 27 M parameters on two
-cores. Only their ratios matter for long: the first step corrects them all by one factor.
+_PRIOR = np.array([16e-3, 1e-3, 2e-6, 1e-3, 5e-7])
+"""Seconds of one of each kind, in StepWork's order, before any was measured: about what 27 M
+parameters take on two cores. The first step corrects them all by one factor; their ratios are left.
 """
 
 _TOKEN, _KEY = 3, 4  # of prompts

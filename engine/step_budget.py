@@ -7,21 +7,20 @@ from engine.costs import StepCosts, StepWork
 _MARGIN_DEVIATIONS = 2.0
 """Standard deviations by which a step is planned to end before its limit."""
 
-_LEAST_SHARE = 0.125
-"""Of the limit, for the tokens of a step's first chunk."""
-
-_LEAST_TOKENS = 16
-"""In a step's first chunk. Where fewer would do, its forward takes longer than they do."""
+_LEAST_SHARE = 0.25
+"""What the tokens of a step's first chunk may take, of what all else in the step takes."""
 
 
 class StepBudget:
     """The time of one step, while it is planned: first its decodes, then chunks of prompts.
 
-    Beside decodes all is to end within `limit_seconds`, with a margin for errors of prediction.
-    Without decodes nobody waits for a next token, and time has no limit.
+    Beside decodes all is to end within `limit_seconds`, with a margin for errors of prediction: of
+    normal ones 2% go beyond it. Without decodes nobody waits for a next token, and time has no
+    limit.
 
-    So that every prompt goes on, the first chunk of a step has a share of the limit and some tokens
-    even where the decodes leave less: a step is planned to take longer only in that case.
+    So that every prompt goes on, the first chunk of a step may make it longer by a quarter, and is
+    of one token at least, whatever the decodes leave. So a step is planned to exceed its limit only
+    where decodes and a forward take four fifths of it or more.
     """
 
     def __init__(self, costs: StepCosts, limit_seconds: float) -> None:
@@ -59,14 +58,15 @@ class StepBudget:
     def allow(self, start: int, wanted: int) -> int:
         """How many of `wanted` tokens, at least one, from position `start` of a prompt may join.
 
-        0 only where another chunk is in the step: too few would be worth a forward of their own.
+        0 only where another chunk is in the step: what fits takes less time than its forward does.
         """
         if self._decode_rows == 0 or math.isinf(self._aim_seconds):
             return wanted
         forward_seconds = self._costs.seconds(StepWork(forwards=1))
-        left_seconds = self._aim_seconds - self._costs.seconds(self.work) - forward_seconds
+        spent_seconds = self._costs.seconds(self.work) + forward_seconds
+        left_seconds = self._aim_seconds - spent_seconds
         if self._n_chunks == 0:
-            seconds = max(left_seconds, _LEAST_SHARE * self._aim_seconds)
-            return max(self._costs.chunk_tokens(start, seconds, wanted), min(wanted, _LEAST_TOKENS))
+            seconds = max(left_seconds, _LEAST_SHARE * spent_seconds)
+            return max(self._costs.chunk_tokens(start, seconds, wanted), 1)
         allowed = self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted)
-        return allowed if allowed >= min(wanted, _LEAST_TOKENS) else 0
+        return allowed if allowed == wanted or left_seconds >= forward_seconds else 0

@@ -72,9 +72,6 @@ def test_more_time_and_less_context_never_allow_fewer_tokens(
     better = _budget(costs, max(limit, other_limit), 4, 100)
     fewer = worse.allow(max(start, other_start), wanted)
     assert fewer <= better.allow(min(start, other_start), wanted)
-    assert _budget(costs, limit, 8, 100).allow(start, wanted) <= (
-        _budget(costs, limit, 4, 100).allow(start, wanted)
-    )
 
 
 @given(histories, limits, positions, tokens)
@@ -86,8 +83,8 @@ def test_what_is_allowed_is_predicted_to_end_in_time(
     decodes = budget.work
     allowed = budget.allow(start, wanted)
     budget.chunk(start, allowed)
-    least = costs.seconds(decodes) + costs.seconds(StepWork(forwards=1)) + limit / 8
-    if allowed > 16:
+    least = 1.25 * (costs.seconds(decodes) + costs.seconds(StepWork(forwards=1)))
+    if allowed > 1:
         assert costs.seconds(budget.work) <= max(limit, least) * (1 + 1e-9)
 
 

@@ -16,7 +16,7 @@ SEEDS = pytest.mark.parametrize("seed", range(5))
 
 
 @SEEDS
-@PROFILES
+@pytest.mark.parametrize("profile", [CPU, GPU], ids=["cpu", "gpu"])
 def test_predictions_come_near_the_truth(profile: tuple[float, ...], seed: int) -> None:
     machine = Machine(profile, LIMIT_SECONDS, seed=seed)
     machine.decode(50)
@@ -54,16 +54,16 @@ def test_the_first_chunk_ever_is_moderate(profile: tuple[float, ...]) -> None:
 @SEEDS
 @pytest.mark.parametrize("speed", [1 / 3, 3.0])
 def test_a_change_of_speed_is_learned_within_some_tens_of_steps(speed: float, seed: int) -> None:
-    machine = Machine(CPU, LIMIT_SECONDS, seed=seed)
+    machine = Machine(CPU, LIMIT_SECONDS, seed=seed, step_tokens=2048)
     machine.decode(50)
-    machine.prompt(5000)
+    machine.prompt(2000)
     machine.speed = speed
     machine.decode(40)
     assert machine.error(DECODES) < 0.2
-    machine.prompt(5000)
-    steady = machine.prompt(5000)
-    assert max(steady) < 1.2 * LIMIT_SECONDS
-    assert len(steady) < (200 if speed < 1 else 14)
+    machine.prompt(4000)
+    steady = machine.prompt(4000)[:-1]
+    assert max(steady) < 1.3 * LIMIT_SECONDS
+    assert statistics.median(steady) > 0.7 * LIMIT_SECONDS
 
 
 @SEEDS
@@ -116,8 +116,8 @@ def test_a_prompt_goes_on_where_decodes_leave_no_time() -> None:
     seconds = machine.prompt(2000)
     decodes_seconds = machine.seconds(StepWork(1, 400, 200 * 400))
     assert decodes_seconds > LIMIT_SECONDS
-    assert len(seconds) <= 2000 / 16
-    assert max(seconds[10:]) < 1.25 * (decodes_seconds + LIMIT_SECONDS / 8)
+    assert len(seconds) < 150
+    assert statistics.median(seconds) < 1.6 * (decodes_seconds + machine.seconds(StepWork(1)))
 
 
 def test_a_second_chunk_joins_where_it_is_worth_its_forward() -> None:

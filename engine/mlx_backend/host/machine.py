@@ -12,6 +12,10 @@ from engine.mlx_backend.loading.budget import CPU_SHARE, GPU_SHARE
 
 CPU_STEP_SECONDS = 0.25
 GPU_STEP_SECONDS = 0.25
+"""Measured on a CPU in seconds of one core, 27 M parameters: beside four streams a prompt of 3,650
+tokens took 8 s in steps of 512 tokens, the longest 1.8 s; 10 to 13 s with this limit, the longest
+0.27 s; 24 s with 0.15.
+"""
 
 _MEMORY_KEYS = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
