@@ -108,7 +108,7 @@ def compare(
     ours, theirs = rootstock(), rootstock(*flag) if flag else peer
     model = checkpoint(shape)
     commands = tuple(" ".join(("python", *side.arguments)) for side in (ours, theirs))
-    conditions = observe(seed, commands, load_blas().name or "the system's")
+    conditions = observe(seed, commands, str(load_blas()) or "the system's")
     bench = Bench(model, logs=model.parent)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("load_tests").setLevel(logging.INFO)

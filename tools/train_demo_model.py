@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # two threads train
-os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("MKL_THREADING_LAYER", "SEQUENTIAL")
 
 import typer
 from rich.console import Console

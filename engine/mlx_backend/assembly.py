@@ -87,7 +87,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         device=host.device,
         memory_bytes=host.memory_bytes,
         left_bytes=host.left_bytes,
-        blas=f"{blas.name} {blas.library}".strip(),
+        blas=str(blas),
         advice=blas.advice,
         mlx_version=metadata.version("mlx"),
         mlx_lm_version=metadata.version("mlx-lm"),
@@ -188,6 +188,6 @@ def _card(
         block_size=config.block_size,
         device=host.device,
         dtype=str(layout.dtype).removeprefix("mlx.core."),
-        blas=f"{blas.name} {blas.library}".strip(),
+        blas=str(blas),
         sampling=sampling,
     )

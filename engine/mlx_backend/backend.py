@@ -16,7 +16,7 @@ def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend
     """
     blas = load_blas()
     if blas.name:
-        report(f"BLAS: {blas.name} {blas.library}" if blas.library else f"BLAS: {blas.advice}")
+        report(f"BLAS: {blas if blas.library else blas.advice}")
     with keep_file_limit():
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 

@@ -1,4 +1,4 @@
-"""The backend's pure parts: BLAS choice, batching, budget, context length, checkpoints' places."""
+"""The backend's pure parts: batching, budget, context length, checkpoints' places."""
 
 import math
 import resource
@@ -12,7 +12,6 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.mlx_backend.errors import ModelError
-from engine.mlx_backend.host.blas import ADVICE, Blas, candidates, first_loadable
 from engine.mlx_backend.host.file_limit import keep_file_limit
 from engine.mlx_backend.host.machine import Machine, device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
@@ -21,39 +20,6 @@ from engine.mlx_backend.loading.source import find_checkpoint, fingerprint
 from engine.mlx_backend.model.batching import group_by_length
 from engine.types import EngineConfig
 from kvstore.groups.window import lease_slots
-
-
-class Libraries:
-    """A dynamic loader that knows some libraries."""
-
-    def __init__(self, *known: str) -> None:
-        self.known = known
-        self.loaded: list[str] = []
-
-    def load(self, library: str) -> None:
-        if library not in self.known:
-            raise OSError(library)
-        self.loaded.append(library)
-
-
-def test_openblas_is_preferred() -> None:
-    libraries = Libraries("libmkl_rt.so.2", "libopenblas.so.0")
-    found = first_loadable(candidates(Path("/env")), libraries.load)
-    assert found == Blas("OpenBLAS", "libopenblas.so.0")
-    assert libraries.loaded == ["libopenblas.so.0"]
-
-
-def test_mkl_is_found_below_the_environment() -> None:
-    libraries = Libraries("/env/lib/libmkl_rt.so.2")
-    found = first_loadable(candidates(Path("/env")), libraries.load)
-    assert found == Blas("MKL", "/env/lib/libmkl_rt.so.2")
-
-
-def test_what_to_install_is_said() -> None:
-    found = first_loadable(candidates(Path("/env")), Libraries().load)
-    assert found == Blas("reference", advice=ADVICE)
-    assert "libopenblas0-pthread" in found.advice
-    assert "pip install mkl" in found.advice
 
 
 @pytest.mark.parametrize(

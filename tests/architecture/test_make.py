@@ -1,0 +1,35 @@
+"""What the make targets install."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HAS_MKL = platform.system() == "Linux" and platform.machine() == "x86_64"
+HAS_NVIDIA = Path("/dev/nvidiactl").exists()
+
+
+def commands(environment: Path, target: str, *variables: str) -> str:
+    """What `make` would run to set up a new environment."""
+    # Variables of a `make test` around this would reach it.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--dry-run", target, f"VENV={environment}", *variables]
+    done = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["serve", "test"])
+def test_mkl_comes_where_it_is_the_fastest(tmp_path: Path, target: str) -> None:
+    said = commands(tmp_path / "new", target)
+    assert ("constraints.txt mkl" in said) == (HAS_MKL and not HAS_NVIDIA)
+    assert ("1 GB on the disk" in said) == (HAS_MKL and not HAS_NVIDIA)
+
+
+@pytest.mark.parametrize("target", ["serve", "test"])
+def test_mkl_can_be_left_out(tmp_path: Path, target: str) -> None:
+    said = commands(tmp_path / "new", target, "MKL=")
+    assert "--constraint constraints.txt --editable" in said
+    assert "constraints.txt mkl" not in said
