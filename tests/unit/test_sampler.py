@@ -362,3 +362,63 @@ def test_a_wrong_shape_is_refused() -> None:
         Sampler(4).sample(mx.zeros((1, 3)), [new_row(GREEDY)], NO_MASKS, [])
     with pytest.raises(ValueError, match="logits"):
         Sampler(3).score(mx.zeros((2, 3)), [1], top=0)
+
+
+# Laziness
+
+
+def test_sampling_evaluates_nothing() -> None:
+    """MLX refuses to evaluate while it traces, so what can be traced waits for nothing."""
+    params = [
+        GREEDY,
+        SamplingParams(),
+        SamplingParams(top_p=0.8, min_p=0.1, top_logprobs=5),
+        SamplingParams(top_k=50, top_p=0.3),
+        replace(EVERYTHING, min_tokens=1),
+    ]
+    samplings = [Sampling(p, 3, 0, (1, 2), (3,), banned_tokens=(4,)) for p in params]
+    rows = [SamplingRow(sampling) for sampling in samplings]
+    masks = np.array([[0b1010]], dtype=np.int32)
+    sampler = Sampler(VOCAB)
+
+    def tokens(logits: mx.array) -> mx.array:
+        return sampler.sample(logits, rows, masks, [1]).tokens
+
+    def scores(logits: mx.array) -> list[mx.array]:
+        return sampler.score(logits, range(len(rows)), 2).arrays()
+
+    logits = mx.random.normal((len(rows), VOCAB), key=mx.random.key(0))
+    assert mx.compile(tokens)(logits).shape == (len(rows),)
+    assert len(mx.compile(scores)(logits)) == 5
+    with pytest.raises(ValueError, match="eval"):
+        mx.compile(lambda logits: mx.array(tokens(logits).tolist()))(logits)
+
+
+def test_what_has_been_sampled_does_not_follow_the_row() -> None:
+    """The next token may be accepted before anybody has computed the array."""
+    params = replace(GREEDY, presence_penalty=2.0)
+    row = SamplingRow(Sampling(params, seed=0, output_tokens=(1,)))
+    first = draw(mx.array([[1.0, 2.0, 0.5]]), [row])
+    row.accept(0)
+    second = draw(mx.array([[1.0, 2.0, 0.5]]), [row])
+    assert first.tokens.tolist() == [0]
+    assert second.tokens.tolist() == [2]
+
+
+def test_tokens_are_what_a_forward_reads() -> None:
+    mixed = [new_row(params) for params in (GREEDY, SamplingParams(), SamplingParams(top_k=2))]
+    for rows in (mixed, mixed[:1], mixed[1:2], mixed[2:]):
+        tokens = draw(mx.zeros((len(rows), VOCAB)), rows).tokens
+        assert (tokens.dtype, tokens.shape) == (mx.uint32, (len(rows),))
+
+
+# Masks
+
+
+def test_a_mask_holds_for_its_row_and_decides_over_its_bans() -> None:
+    params = replace(GREEDY, min_tokens=1)
+    rows = [SamplingRow(Sampling(params, seed=0, banned_tokens=(2,))) for _ in range(3)]
+    masks = np.array([[0b0110], [0b0001]], dtype=np.int32)
+    logits = mx.array([[0.0, 1.0, 2.0]] * 3)
+    tokens = Sampler(3).sample(logits, rows, masks, [2, 0]).read()
+    assert [token and token.token_id for token in tokens] == [0, 1, 2]

@@ -43,7 +43,7 @@ class Ranked:
     ) -> mx.array:
         largest, _ = grid.largest(logits, self.width)
         ranked = -mx.sort(-largest, axis=1)
-        weights = mx.exp((ranked - peaks) / _temperatures(rows))
+        weights = _weights(ranked, peaks, rows)
         top_k = mx.array([[row.params.top_k] for row in rows])
         weights = mx.where(mx.arange(ranked.shape[1]) < top_k, weights, 0)
         mass = mx.cumsum(weights, axis=1)
@@ -73,8 +73,8 @@ class Whole:
     def choose(
         self, grid: Grid, logits: mx.array, peaks: mx.array, rows: Sequence[SamplingRow]
     ) -> mx.array:
-        weights = exp2((logits - peaks) * (math.log2(math.e) / _temperatures(rows)))
-        nucleus = _column(row.params.top_p for row in rows) * _totals(grid, weights)
+        weights = _weights(logits, peaks, rows)
+        nucleus = _column(row.params.top_p for row in rows) * grid.totals(weights)
         if any(row.params.min_p > 0 for row in rows):
             weights = weights * (weights >= _min_p(rows))
         if not self.rounds:
@@ -110,16 +110,16 @@ def choice_for(params: SamplingParams) -> Choice:
 
 
 def _rounds(top_p: float) -> int:
-    """So many that a row finds nothing less than once in 2^24 times, which float32 cannot tell.
+    """So many that a row is without a draw from its nucleus less than once in ten million times.
 
-    A draw is inside with a chance of at least top_p. A round without one leaves, on average, a
-    sixteenth of what is outside.
+    A draw is inside with a chance of at least top_p. Where none of a round is, a sixteenth of what
+    was outside is left to the next, on average.
     """
     if top_p >= 1:
         return 0
-    if (1 - top_p) ** PROPOSALS <= 2**-24:
+    if (1 - top_p) ** PROPOSALS <= 1e-7:
         return 1
-    return 2 + math.ceil(-math.log(max(top_p, 2**-24), PROPOSALS + 1))
+    return 1 + math.ceil(-math.log2(max(top_p, 1e-7)) / 2.4)
 
 
 def _propose(grid: Grid, weights: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
@@ -151,26 +151,25 @@ def _count_inside(grid: Grid, weights: mx.array, ranked: mx.array, nucleus: mx.a
     """How many of the PROPOSALS weights `ranked`, the largest first, have less above them than
     the nucleus holds: [rows, 1].
     """
-    total = _totals(grid, weights)
+    total = grid.totals(weights)
     n_inside = mx.zeros(nucleus.shape, dtype=mx.int32)
     for step in (2**halving for halving in reversed(range(HALVINGS))):
         bound = mx.take_along_axis(ranked, n_inside + (step - 1), axis=1)
         n_above = (weights > bound).sum(axis=1, keepdims=True)
-        above = total - (_totals(grid, mx.minimum(weights, bound)) - n_above * bound)
+        above = total - (grid.totals(mx.minimum(weights, bound)) - n_above * bound)
         n_inside = mx.where(above < nucleus, n_inside + step, n_inside)
     return n_inside
-
-
-def _totals(grid: Grid, values: mx.array) -> mx.array:
-    return grid.fold(values).sum(axis=1).sum(axis=1, keepdims=True)
 
 
 def _uniforms(rows: Sequence[SamplingRow], count: int) -> mx.array:
     return mx.array(np.stack([row.uniforms(count) for row in rows]))
 
 
-def _temperatures(rows: Sequence[SamplingRow]) -> mx.array:
-    return _column(row.params.temperature for row in rows)
+def _weights(logits: mx.array, peaks: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
+    """How likely each is beside the likeliest, at the rows' temperatures; for -inf 0."""
+    return exp2(
+        (logits - peaks) * _column(math.log2(math.e) / row.params.temperature for row in rows)
+    )
 
 
 def _min_p(rows: Sequence[SamplingRow]) -> mx.array:

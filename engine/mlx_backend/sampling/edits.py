@@ -1,8 +1,9 @@
 """Changes to the logits of single tokens: biases, penalties, bans."""
 
 import math
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -10,78 +11,81 @@ import numpy.typing as npt
 
 from engine.step import Sampling
 
-EDIT = np.dtype(
-    [
-        ("token", np.uint32),
-        ("bias", np.float32),  # is added first
-        ("divisor", np.float32),  # divides what is positive, multiplies what is negative
-        ("penalty", np.float32),  # is subtracted last; infinite where the token is ruled out
-    ]
-)
-"""One token of a row, and what happens to its logit."""
+PENALTIES_OFF = (1.0, 0.0, 0.0)
+"""repetition_penalty, presence_penalty and frequency_penalty that change nothing."""
 
-Edits: TypeAlias = npt.NDArray[np.void]
-"""Some EDITs, of each token one at most."""
+_BIAS, _DIVISOR, _PENALTY = range(3)
+_TOKEN_IDS = range(2**32)
+
+
+class Edits(NamedTuple):
+    """Some tokens of a row, each once, and what happens to their logits."""
+
+    tokens: npt.NDArray[np.uint32]
+    values: npt.NDArray[np.float32]
+    """[3, tokens]: a bias, that is added; a divisor, that then divides what is positive and
+    multiplies what is negative; a penalty, that is subtracted last, infinite for a banned token.
+    """
 
 
 class TokenEdits:
-    """The tokens of one sequence whose logits change, in a table that grows as tokens come.
+    """The edits of one sequence, in a table that grows as tokens are generated.
 
     repetition_penalty as in CTRL (arXiv:1909.05858), presence and frequency as OpenAI has them.
     """
 
     def __init__(self, sampling: Sampling) -> None:
-        self._params = sampling.params
-        self._banned = tuple(token for token in sampling.banned_tokens if _is_token(token))
-        biases = [item for item in self._params.logit_bias.items() if _is_token(item[0])]
-        generated, counts = np.unique(_tokens(sampling.output_tokens), return_counts=True)
-        seen = np.unique(np.concatenate([_tokens(sampling.prompt_tokens), generated]))
-        biased = _tokens([token for token, _ in biases])
-        tokens = np.unique(np.concatenate([biased, seen]))
-        self._table = np.zeros(len(tokens), dtype=EDIT)
-        self._table["token"] = tokens
-        self._table["divisor"] = 1.0
-        self._table["bias"][np.searchsorted(tokens, biased)] = [bias for _, bias in biases]
-        self._table["divisor"][np.searchsorted(tokens, seen)] = self._params.repetition_penalty
-        penalties = [self._penalty(count) for count in counts.tolist()]
-        self._table["penalty"][np.searchsorted(tokens, generated)] = penalties
-        self._slots = {int(token): slot for slot, token in enumerate(tokens)}
-        self._counts = dict(zip(generated.tolist(), counts.tolist(), strict=True))
+        params = sampling.params
+        self._params = params
+        self._banned = [token for token in sampling.banned_tokens if token in _TOKEN_IDS]
+        biases = {token: bias for token, bias in params.logit_bias.items() if token in _TOKEN_IDS}
+        self._counts = Counter(sampling.output_tokens)
+        seen = dict.fromkeys([*sampling.prompt_tokens, *self._counts])
+        self._slots = {token: slot for slot, token in enumerate(biases | seen)}
+        self._tokens = np.array(list(self._slots), dtype=np.uint32)
+        self._values = _unchanged(len(self._slots))
+        self._values[_BIAS, self._slots_of(biases)] = list(biases.values())
+        self._values[_DIVISOR, self._slots_of(seen)] = params.repetition_penalty
+        penalties = [self._penalty(count) for count in self._counts.values()]
+        self._values[_PENALTY, self._slots_of(self._counts)] = penalties
 
     @property
-    def table(self) -> Edits:
+    def edits(self) -> Edits:
         """A view: it changes as tokens are counted."""
-        return self._table[: len(self._slots)]
+        n_tokens = len(self._slots)
+        return Edits(self._tokens[:n_tokens], self._values[:, :n_tokens])
 
     def with_bans(self) -> Edits:
-        """The table, with the banned tokens ruled out; a copy."""
-        strangers = [token for token in self._banned if token not in self._slots]
-        bans = np.zeros(len(strangers), dtype=EDIT)
-        bans["token"], bans["divisor"] = strangers, 1.0
-        table = np.concatenate([self.table, bans])
-        slots = [self._slots[token] for token in self._banned if token in self._slots]
-        table["penalty"][[*slots, *range(len(self._slots), len(table))]] = math.inf
-        return table
+        """The edits, and the banned tokens ruled out."""
+        known = [token for token in self._banned if token in self._slots]
+        others = [token for token in self._banned if token not in self._slots]
+        tokens, values = self.edits
+        values = np.concatenate([values, _unchanged(len(others))], axis=1)
+        values[_PENALTY, [*self._slots_of(known), *range(len(tokens), values.shape[1])]] = math.inf
+        return Edits(np.concatenate([tokens, np.array(others, dtype=np.uint32)]), values)
 
     def count(self, token_id: int) -> None:
         """One more token has been generated."""
         params = self._params
-        if (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == OFF:
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        if penalties == PENALTIES_OFF:
             return
-        count = self._counts[token_id] = self._counts.get(token_id, 0) + 1
+        self._counts[token_id] += 1
         slot = self._slots.setdefault(token_id, len(self._slots))
-        if slot == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros(slot + 64, dtype=EDIT)])
-        bias, penalty = self._table["bias"][slot], self._penalty(count)
-        self._table[slot] = (token_id, bias, params.repetition_penalty, penalty)
+        if slot == len(self._tokens):
+            more = slot + 64
+            self._tokens = np.concatenate([self._tokens, np.zeros(more, dtype=np.uint32)])
+            self._values = np.concatenate([self._values, _unchanged(more)], axis=1)
+        self._tokens[slot] = token_id
+        self._values[_DIVISOR, slot] = params.repetition_penalty
+        self._values[_PENALTY, slot] = self._penalty(self._counts[token_id])
+
+    def _slots_of(self, tokens: Iterable[int]) -> list[int]:
+        return [self._slots[token] for token in tokens]
 
     def _penalty(self, count: int) -> float:
         """What a token loses that has been generated so often, at least once."""
         return self._params.presence_penalty + self._params.frequency_penalty * count
-
-
-OFF = (1.0, 0.0, 0.0)
-"""repetition_penalty, presence_penalty, frequency_penalty that change nothing."""
 
 
 def edit_tokens(logits: mx.array, edits: Sequence[Edits]) -> mx.array:
@@ -89,19 +93,22 @@ def edit_tokens(logits: mx.array, edits: Sequence[Edits]) -> mx.array:
 
     Tokens outside the vocabulary have no logit and are passed over.
     """
-    vocab_size = logits.shape[-1]
-    joined = np.concatenate(edits)
-    known = joined["token"] < vocab_size
-    rows = np.repeat(np.arange(len(edits)), [len(of_row) for of_row in edits])[known]
-    joined = joined[known]
-    if not len(joined):
+    n_tokens = [len(of_row.tokens) for of_row in edits]
+    if not any(n_tokens):
         return logits
-    places = mx.array((rows * vocab_size + joined["token"]).astype(np.uint32))
+    vocab_size = logits.shape[-1]
+    tokens = np.concatenate([of_row.tokens for of_row in edits])
+    values = np.concatenate([of_row.values for of_row in edits], axis=1)
+    places = np.repeat(np.arange(len(edits), dtype=np.uint32) * vocab_size, n_tokens) + tokens
+    known = tokens < vocab_size
+    return _edit(logits, mx.array(places[known]), mx.array(values[:, known]))
+
+
+def _edit(logits: mx.array, places: mx.array, values: mx.array) -> mx.array:
     edited = mx.flatten(logits)
-    before = edited[places] + _column(joined, "bias")
-    divisor = _column(joined, "divisor")
-    after = mx.where(before > 0, before / divisor, before * divisor) - _column(joined, "penalty")
-    edited[places] = after
+    before = edited[places] + values[_BIAS]
+    scaled = mx.where(before > 0, before / values[_DIVISOR], before * values[_DIVISOR])
+    edited[places] = scaled - values[_PENALTY]
     return edited.reshape(logits.shape)
 
 
@@ -117,13 +124,7 @@ def keep_allowed(logits: mx.array, bits: mx.array) -> mx.array:
     return mx.where(allowed.reshape(rows, -1)[:, :vocab_size], logits, -math.inf)
 
 
-def _column(edits: Edits, name: str) -> mx.array:
-    return mx.array(np.ascontiguousarray(edits[name]))
-
-
-def _tokens(token_ids: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.array(token_ids, dtype=np.int64)
-
-
-def _is_token(token_id: int) -> bool:
-    return token_id in range(2**31)
+def _unchanged(n_tokens: int) -> npt.NDArray[np.float32]:
+    values = np.zeros((3, n_tokens), dtype=np.float32)
+    values[_DIVISOR] = 1.0
+    return values

@@ -33,6 +33,14 @@ class Grid:
         """`values` [rows, vocab] as [rows, strips, columns]."""
         return values.reshape(len(values), self.strips, self.columns)
 
+    def peaks(self, values: mx.array) -> mx.array:
+        """The largest of each row [rows, 1]: NaN if any is, -inf if all are."""
+        return self.fold(values).max(axis=1).max(axis=1, keepdims=True)
+
+    def totals(self, values: mx.array) -> mx.array:
+        """The sum of each row: [rows, 1]."""
+        return self.fold(values).sum(axis=1).sum(axis=1, keepdims=True)
+
     def column(self, values: mx.array, columns: mx.array) -> mx.array:
         """Some columns of `values` [rows, vocab]: [rows, n] to [rows, strips, n]."""
         return mx.take_along_axis(self.fold(values), columns[:, None, :], axis=2)

@@ -5,7 +5,7 @@ from hashlib import shake_128
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.sampling.edits import TokenEdits
+from engine.mlx_backend.sampling.edits import Edits, TokenEdits
 from engine.step import Sampling
 from engine.types import SamplingParams
 
@@ -27,14 +27,15 @@ class SamplingRow:
         self._output_index += 1
         self._edits.count(token_id)
 
-    def edits(self, masked: bool) -> npt.NDArray[np.void]:
-        """What to change about the logits of single tokens, as EDIT; not to be written to.
+    def edits(self) -> Edits:
+        """What to change about the logits of single tokens; bans as long as they hold."""
+        if self._output_index < self.params.min_tokens:
+            return self._edits.with_bans()
+        return self._edits.edits
 
-        With a mask the banned tokens are left to it.
-        """
-        if masked or self._output_index >= self.params.min_tokens:
-            return self._edits.table
-        return self._edits.with_bans()
+    def edits_beside_mask(self) -> Edits:
+        """The same without bans, for a mask has taken note of them."""
+        return self._edits.edits
 
     def uniforms(self, count: int) -> npt.NDArray[np.float32]:
         """Random numbers in (0, 1] for the next token, `[count]`; fewer are the first of more.

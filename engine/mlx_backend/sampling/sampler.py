@@ -84,7 +84,7 @@ class Sampler:
         edited = self._edited(raw, rows, masked)
         if len(masked):
             edited = keep_allowed(edited, _masks_of_all(len(rows), masks, masked))
-        peaks = self._peaks(edited)
+        peaks = self._grid.peaks(edited)
         tokens = self._choose(edited, peaks, rows)
         scored = [row for row, one in enumerate(rows) if one.params.top_logprobs is not None]
         tops = [rows[row].params.top_logprobs or 0 for row in scored]
@@ -98,13 +98,16 @@ class Sampler:
         """
         raw = self._float32(logits, len(next_tokens))
         tokens = mx.array(list(next_tokens), dtype=mx.uint32)
-        return Scored(self._peaks(raw), score(self._grid, raw, tokens, top), top)
+        peaks = self._grid.peaks(raw)
+        return Scored(peaks, score(self._grid, raw, peaks, tokens, top), top)
 
     def _edited(
         self, logits: mx.array, rows: Sequence[SamplingRow], masked: Sequence[int]
     ) -> mx.array:
-        has_mask = set(masked)
-        return edit_tokens(logits, [row.edits(i in has_mask) for i, row in enumerate(rows)])
+        of_rows = [row.edits() for row in rows]
+        for index in masked:
+            of_rows[index] = rows[index].edits_beside_mask()
+        return edit_tokens(logits, of_rows)
 
     def _choose(self, logits: mx.array, peaks: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
         together: dict[Choice, list[int]] = {}
@@ -126,11 +129,8 @@ class Sampler:
         if not rows:
             return None
         index = mx.array(rows)
-        return score(self._grid, logits[index], tokens[index], width)
-
-    def _peaks(self, logits: mx.array) -> mx.array:
-        """The largest of each row [rows, 1]: NaN if any is, -inf if all are."""
-        return self._grid.fold(logits).max(axis=1).max(axis=1, keepdims=True)
+        some = logits[index]
+        return score(self._grid, some, self._grid.peaks(some), tokens[index], width)
 
     def _float32(self, logits: mx.array, rows: int) -> mx.array:
         if logits.shape != (rows, self._vocab_size):

@@ -1,10 +1,12 @@
 """Log-probabilities of tokens under the model's own distribution."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
+from engine.mlx_backend.sampling.exponential import exp2
 from engine.mlx_backend.sampling.grid import Grid
 from engine.types import TokenLogprob
 
@@ -26,9 +28,12 @@ class Scores(NamedTuple):
         ]
 
 
-def score(grid: Grid, logits: mx.array, tokens: mx.array, width: int) -> Scores:
-    """Scores of one token [rows] for each row of logits [rows, vocab], and `width` others."""
-    normalizer = mx.logsumexp(logits, axis=-1, keepdims=True)
+def score(grid: Grid, logits: mx.array, peaks: mx.array, tokens: mx.array, width: int) -> Scores:
+    """Scores of one token [rows] for each row of logits [rows, vocab], and `width` alternatives.
+
+    `peaks` [rows, 1] are the largest logits.
+    """
+    normalizer = peaks + mx.log(grid.totals(exp2((logits - peaks) * math.log2(math.e))))
     logprobs = mx.take_along_axis(logits, tokens[:, None], axis=-1) - normalizer
     if width == 0:
         nothing = mx.zeros((len(logits), 0))

@@ -1,0 +1,179 @@
+"""What sampling costs beside greedy, and beside a forward: rows of one vocabulary, in one process.
+
+    python -m load_tests.bench.sampling [--json PATH]
+
+A call is building, evaluating and reading one step's tokens from logits that are there. The kinds
+alternate, so that what else the machine does is the same for all; a ratio is of one round's times,
+printed are medians over the rounds. The forward is one step of the rows through a random model of
+28 layers, 1,024 wide, as Qwen3-0.6B's; --no-forward leaves it out.
+"""
+
+# ruff: noqa: E402 - MLX comes after the BLAS
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from engine.mlx_backend.host.blas import load_blas
+
+load_blas()
+
+import mlx.core as mx
+import typer
+from mlx_lm.models import qwen3
+from rich.console import Console
+
+from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.sampler import Sampler
+from engine.step import NO_MASKS, Sampling
+from engine.types import SamplingParams
+from load_tests.report import Table
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 2000, 500
+"""What penalties look at."""
+
+KINDS = {
+    "greedy": SamplingParams(temperature=0),
+    "temperature 0.7": SamplingParams(temperature=0.7),
+    "top_p 0.9": SamplingParams(temperature=0.7, top_p=0.9),
+    "top_k 20": SamplingParams(temperature=0.7, top_k=20),
+    "top_k 20, top_p 0.8": SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+    "min_p 0.05": SamplingParams(temperature=0.7, min_p=0.05),
+    "penalties": SamplingParams(
+        temperature=0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.1
+    ),
+    "greedy, logprobs": SamplingParams(temperature=0, top_logprobs=5),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    kind: str
+    median_milliseconds: float
+    over_greedy: float
+    step_over_greedy: float | None
+    """With a forward's time added on both sides; None without a forward."""
+
+
+class Batch:
+    """Rows of one kind, that take note of what they sample."""
+
+    def __init__(self, sampler: Sampler, logits: mx.array, params: SamplingParams) -> None:
+        self._sampler = sampler
+        self._logits = logits
+        prompt, output = tuple(range(PROMPT_TOKENS)), tuple(range(OUTPUT_TOKENS))
+        has_penalties = params.repetition_penalty != 1.0
+        seen = (prompt, output) if has_penalties else ((), ())
+        self._rows = [
+            SamplingRow(Sampling(params, seed, OUTPUT_TOKENS, *seen)) for seed in range(len(logits))
+        ]
+
+    def step(self) -> None:
+        drawn = self._sampler.sample(self._logits, self._rows, NO_MASKS, [])
+        mx.eval(drawn.arrays())
+        for row, token in zip(self._rows, drawn.read(), strict=True):
+            assert token is not None
+            row.accept(token.token_id)
+
+
+def forward_of(n_rows: int, vocab_size: int) -> Callable[[], None]:
+    """One step of `n_rows` rows of one token through a model without weights worth anything."""
+    args = qwen3.ModelArgs(
+        model_type="qwen3",
+        hidden_size=1024,
+        num_hidden_layers=28,
+        intermediate_size=3072,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        vocab_size=vocab_size,
+        max_position_embeddings=4096,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+    )
+    model = qwen3.Model(args)
+    mx.eval(model.parameters())
+    tokens = mx.zeros((n_rows, 1), dtype=mx.uint32)
+    return lambda: mx.eval(model(tokens))
+
+
+def measure(
+    steps: Mapping[str, Callable[[], None]], n_rounds: int, n_warm: int = 3
+) -> dict[str, list[float]]:
+    """Seconds of each, round by round."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for done in range(-n_warm, n_rounds):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if done >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def figures_of(seconds: Mapping[str, list[float]], forward_seconds: float | None) -> list[Figures]:
+    greedy = seconds["greedy"]
+    step_ratios = {
+        kind: (forward_seconds + statistics.median(of_kind))
+        / (forward_seconds + statistics.median(greedy))
+        if forward_seconds is not None
+        else None
+        for kind, of_kind in seconds.items()
+    }
+    return [
+        Figures(
+            kind=kind,
+            median_milliseconds=1e3 * statistics.median(of_kind),
+            over_greedy=statistics.median(a / b for a, b in zip(of_kind, greedy, strict=True)),
+            step_over_greedy=step_ratios[kind],
+        )
+        for kind, of_kind in seconds.items()
+    ]
+
+
+def table(all_figures: list[Figures]) -> Table:
+    rows = (
+        (
+            figures.kind,
+            f"{figures.median_milliseconds:.2f}",
+            f"{figures.over_greedy:.2f}",
+            f"{figures.step_over_greedy:.3f}" if figures.step_over_greedy else "-",
+        )
+        for figures in all_figures
+    )
+    return Table(("kind", "ms", "over greedy", "step over greedy"), tuple(rows))
+
+
+def main(
+    rows: int = 16,
+    vocabulary: int = 151_936,
+    rounds: int = 31,
+    forward: bool = True,
+    json_path: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Measure the kinds of sampling in turn."""
+    logits = 4 * mx.random.normal((rows, vocabulary), key=mx.random.key(0))
+    sampler = Sampler(vocabulary)
+    seconds = measure(
+        {kind: Batch(sampler, logits, params).step for kind, params in KINDS.items()}, rounds
+    )
+    forward_seconds = None
+    if forward:
+        step = forward_of(rows, vocabulary)
+        forward_seconds = statistics.median(measure({"forward": step}, 3, n_warm=1)["forward"])
+    all_figures = figures_of(seconds, forward_seconds)
+    console = Console(width=100)
+    console.print(table(all_figures).rich())
+    if forward_seconds is not None:
+        console.print(f"forward: {1e3 * forward_seconds:.0f} ms")
+    if json_path is not None:
+        json_path.write_text(json.dumps([asdict(figures) for figures in all_figures], indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
