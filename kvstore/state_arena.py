@@ -1,13 +1,15 @@
 """The states of recurrent layers, as MLX arrays: one row of a batch for each slot.
 
-MLX arrays are values that nobody changes. So a batch that a forward has left is kept as it is, and
-handed back untouched when the next forward has the same rows in the same order. A row that leaves
-its batch is made an array of its own, and so are those that it leaves behind: a row's view would
-keep the whole batch in memory. What the slots hold is thus never more than `n_slots` states.
+MLX arrays are values that nobody changes. So a batch that a forward has left is kept as it is: it
+is handed back untouched when the next forward has the same rows in the same order, and a copy of a
+state is one more slot that refers to its row. A row that no slot refers to stays with its batch
+until the batches have more rows than the arena has slots; then what is left of such batches is
+copied out of them. Once that has been evaluated the slots hold at most `n_slots` states again.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import mlx.core as mx
 
@@ -37,10 +39,19 @@ def state_bytes(shapes: Iterable[StateShape]) -> int:
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """States side by side: `arrays[i][row]` is the `i`-th array of the state of `slots[row]`."""
+    """States side by side, each array `[rows, *shape]`, and the row of each slot that has one."""
 
-    slots: list[SlotId]
     arrays: list[mx.array]
+    n_rows: int
+    row_of: dict[SlotId, int] = field(default_factory=dict)
+
+    def rows(self, slots: Sequence[SlotId]) -> list[mx.array]:
+        """The slots' states, in their order."""
+        rows = [self.row_of[slot] for slot in slots]
+        if rows == list(range(self.n_rows)):
+            return self.arrays
+        index = mx.array(rows)
+        return [array[index] for array in self.arrays]
 
 
 class StateArena:
@@ -50,6 +61,7 @@ class StateArena:
         self.shapes = tuple(shapes)
         self.n_slots = n_slots
         self._batches: dict[SlotId, _Batch] = {}
+        self._n_rows = 0
         self._unevaluated: list[mx.array] = []
 
     def carry_out(self, order: ResetState | CopyState) -> None:
@@ -57,7 +69,7 @@ class StateArena:
         match order:
             case ResetState(slot):
                 self._check(slot)
-                self._leave([slot])
+                self._leave(slot)
             case CopyState(source, target):
                 self._check(source)
                 self._check(target)
@@ -66,59 +78,69 @@ class StateArena:
 
     def read(self, slots: Sequence[SlotId]) -> list[mx.array]:
         """The slots' states side by side: each array with `[rows, *shape]`."""
-        batch = self._batches.get(slots[0])
-        if batch is not None and batch.slots == list(slots):
-            return batch.arrays
-        rows = [self._row(slot) for slot in slots]
-        if len(rows) == 1:
-            return rows[0]
-        return [mx.concatenate(list(arrays)) for arrays in zip(*rows, strict=True)]
+        runs = [self._rows(batch, list(run)) for batch, run in groupby(slots, self._batches.get)]
+        if len(runs) == 1:
+            return runs[0]
+        return [mx.concatenate(list(arrays)) for arrays in zip(*runs, strict=True)]
 
     def write(self, slots: Sequence[SlotId], arrays: Sequence[mx.array]) -> None:
         """Let the slots hold what `read` gives for them afterwards."""
-        self._leave(slots)
+        for slot in slots:
+            self._leave(slot)
         # A slice of what the forward computed would keep all of that in memory.
-        batch = _Batch(list(slots), [mx.contiguous(array) for array in arrays])
-        self._unevaluated += batch.arrays
-        self._batches.update(dict.fromkeys(slots, batch))
+        self._keep([mx.contiguous(array) for array in arrays], slots)
+        if self._n_rows > self.n_slots:
+            self._copy_out()
 
     def unevaluated(self) -> list[mx.array]:
         """What has been written since the last call, to be evaluated at once."""
         arrays, self._unevaluated = self._unevaluated, []
         return arrays
 
-    def _row(self, slot: SlotId) -> list[mx.array]:
-        """One state as arrays of one row."""
-        batch = self._batches.get(slot)
+    def _rows(self, batch: _Batch | None, slots: Sequence[SlotId]) -> list[mx.array]:
+        """States of one batch; of none, the initial ones."""
         if batch is None:
-            return [mx.zeros((1, *shape.shape), shape.dtype) for shape in self.shapes]
-        row = batch.slots.index(slot)
-        return [array[row : row + 1] for array in batch.arrays]
+            return [mx.zeros((len(slots), *shape.shape), shape.dtype) for shape in self.shapes]
+        return batch.rows(slots)
 
     def _copy(self, source: SlotId, target: SlotId) -> None:
-        is_initial = source not in self._batches
-        row = self._row(source)
-        self._leave([target])
-        if not is_initial:
-            self._settle(target, row)
+        self._leave(target)
+        batch = self._batches.get(source)
+        if batch is not None:
+            batch.row_of[target] = batch.row_of[source]
+            self._batches[target] = batch
 
-    def _leave(self, slots: Sequence[SlotId]) -> None:
-        """Take the slots out of their batches; the rows they leave behind stand alone then."""
-        leaving = set(slots)
-        for slot in slots:
-            batch = self._batches.get(slot)
-            if batch is None:
-                continue
-            for other in batch.slots:
-                if other not in leaving and len(batch.slots) > 1:
-                    self._settle(other, self._row(other))
-            for other in leaving.intersection(batch.slots):
-                del self._batches[other]
+    def _leave(self, slot: SlotId) -> None:
+        """The slot refers to nothing any more."""
+        batch = self._batches.pop(slot, None)
+        if batch is not None:
+            del batch.row_of[slot]
+            if not batch.row_of:
+                self._n_rows -= batch.n_rows
 
-    def _settle(self, slot: SlotId, row: list[mx.array]) -> None:
-        alone = _Batch([slot], [mx.contiguous(array) for array in row])
-        self._unevaluated += alone.arrays
-        self._batches[slot] = alone
+    def _keep(self, arrays: list[mx.array], slots: Sequence[SlotId]) -> None:
+        """Let these slots refer to the rows of a new batch."""
+        batch = _Batch(arrays, len(slots), {slot: row for row, slot in enumerate(slots)})
+        self._n_rows += batch.n_rows
+        self._unevaluated += arrays
+        self._batches.update(dict.fromkeys(slots, batch))
+
+    def _copy_out(self) -> None:
+        """Let go of the rows that no slot refers to."""
+        for batch in tuple(dict.fromkeys(self._batches.values())):
+            by_row = {row: slot for slot, row in batch.row_of.items()}
+            if len(by_row) < batch.n_rows:
+                self._copy_rows_out(batch, list(by_row.values()))
+
+    def _copy_rows_out(self, batch: _Batch, slots: Sequence[SlotId]) -> None:
+        """Let a batch of just these rows, of one slot each, take the place of `batch`."""
+        rest = _Batch(batch.rows(slots), len(slots))
+        new_row = {batch.row_of[slot]: row for row, slot in enumerate(slots)}
+        for slot, row in batch.row_of.items():
+            rest.row_of[slot] = new_row[row]
+            self._batches[slot] = rest
+        self._n_rows += rest.n_rows - batch.n_rows
+        self._unevaluated += rest.arrays
 
     def _check(self, slot: SlotId) -> None:
         if not 0 <= slot < self.n_slots:

@@ -2,6 +2,8 @@
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstore.actions import CopyState, ResetState
 from kvstore.state_arena import StateArena, StateShape, state_bytes
@@ -77,17 +79,61 @@ def test_slots_that_do_not_exist_are_refused() -> None:
         StateArena(SHAPES, 4).carry_out(ResetState(SlotId(4)))
 
 
-def test_one_row_that_stays_does_not_keep_its_batch_in_memory() -> None:
-    shape = StateShape((256, 1024), mx.float32)
-    arena = StateArena([shape], 16)
+def test_two_copies_and_their_source_go_their_own_ways() -> None:
+    arena = StateArena(SHAPES, 4)
+    arena.write([A, B], states(1, 2))
+    arena.carry_out(CopyState(B, C))
+    arena.carry_out(CopyState(C, D))
+    arena.carry_out(ResetState(A))
+    assert values(arena, D, A, C, B) == [2, 0, 2, 2]
+    arena.write([C], states(3))
+    arena.write([A], states(4))
+    assert values(arena, A, B, C, D) == [4, 2, 3, 2]
+
+
+def test_a_row_that_leaves_costs_nothing() -> None:
+    arena = StateArena(SHAPES, 4)
+    arena.write([A, B, C], states(1, 2, 3))
+    arena.unevaluated()
+    arena.carry_out(ResetState(C))
+    arena.carry_out(CopyState(A, D))
+    assert arena.unevaluated() == []
+
+
+@given(st.data())
+def test_slots_hold_what_a_dictionary_would(data: st.DataObject) -> None:
+    arena, expected = StateArena(SHAPES, 4), dict.fromkeys((A, B, C, D), 0.0)
+    one, several = st.sampled_from(tuple(expected)), st.permutations(tuple(expected))
+    for number in range(1, data.draw(st.integers(1, 30))):
+        match data.draw(st.sampled_from(("write", "copy", "reset", "read"))):
+            case "write":
+                slots = data.draw(several)[: data.draw(st.integers(1, 4))]
+                arena.write(slots, states(*(number + slot / 8 for slot in slots)))
+                expected |= {slot: number + slot / 8 for slot in slots}
+            case "copy":
+                source, target = data.draw(one), data.draw(one)
+                arena.carry_out(CopyState(source, target))
+                expected[target] = expected[source]
+            case "reset":
+                slot = data.draw(one)
+                arena.carry_out(ResetState(slot))
+                expected[slot] = 0.0
+            case _:
+                slots = data.draw(several)[: data.draw(st.integers(1, 4))]
+                assert values(arena, *slots) == [expected[slot] for slot in slots]
+
+
+def test_no_more_states_are_in_memory_than_there_are_slots() -> None:
+    """Each batch leaves a row behind, as a sequence that ends does."""
+    shape, n_slots = StateShape((256, 1024), mx.float32), 16
+    arena = StateArena([shape], n_slots)
     before = mx.get_active_memory()
-    slots = [SlotId(slot) for slot in range(16)]
-    arena.write(slots, [mx.ones((16, 256, 1024))])
-    mx.eval(arena.unevaluated())
-    for slot in slots[1:]:
-        arena.carry_out(ResetState(slot))
+    slots = [SlotId(slot) for slot in range(n_slots)]
+    for n_rows in range(n_slots, 0, -1):
+        arena.write(slots[:n_rows], [mx.full((n_rows, 256, 1024), float(n_rows))])
         mx.eval(arena.unevaluated())
-    assert mx.get_active_memory() - before < 2 * state_bytes([shape])
+        assert mx.get_active_memory() - before <= (n_slots + 1) * state_bytes([shape])
+    assert [float(arena.read([slot])[0][0, 0, 0]) for slot in slots] == [*range(1, n_slots + 1)]
 
 
 def test_a_slice_of_a_forwards_array_does_not_keep_that_in_memory() -> None:
