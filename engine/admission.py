@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from engine.sequence import LiveSequence
-from engine.sharing import Sharing
+from engine.step import SequenceId
 from engine.validation import Limits
 from engine.waiting import WaitingQueue
+from kvstore.announcements import Prospect
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 
@@ -23,12 +23,19 @@ class AdmissionCounters:
 class Admission:
     """The queue and the door behind it. Who is let in has a lease."""
 
-    def __init__(self, store: KVStore, sharing: Sharing, limits: Limits) -> None:
+    def __init__(self, store: KVStore, limits: Limits) -> None:
         self._store = store
-        self._sharing = sharing
         self._max_running = limits.max_running
+        self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
+        self._refused: tuple[SequenceId, int] | None = None  # who was, after how many drops
         self.waiting = WaitingQueue(limits.max_waiting)
         self.counters = AdmissionCounters()
+
+    def add(self, sequence: LiveSequence) -> None:
+        """It waits from now on: it is new, or has been preempted."""
+        self.waiting.add(sequence)
+        if _adopts(sequence) and not _waits_for_first(sequence):
+            self._prospect(sequence)
 
     def admit(self, n_running: int) -> Iterator[LiveSequence]:
         """Admit one after another, for as long as the caller asks and there is room.
@@ -37,45 +44,47 @@ class Admission:
         """
         turns = self.waiting.turns(self._may_start)
         for n_others, sequence in enumerate(turns, start=n_running):
-            if n_others == self._max_running:
+            if n_others == self._max_running or self._is_refused(sequence):
                 return
             lease = self._lease(sequence, n_others)
             if isinstance(lease, Refusal):
+                self._refused = sequence.id, self._store.pool.n_drops
                 return
             self.waiting.take(sequence)
-            self._sharing.forget(sequence)
+            self._forget(sequence)
             sequence.run_with(lease)
             if sequence.admissions == 1:
                 self._count(sequence)
-            self._sharing.joined(sequence, self._possible_followers(sequence))
             yield sequence
-
-    def wait_again(self, sequence: LiveSequence) -> None:
-        """It has been preempted."""
-        self._sharing.left(sequence)
-        self.waiting.add(sequence)
-
-    def left(self, sequence: LiveSequence) -> None:
-        """It has been admitted, and is over."""
-        self._sharing.left(sequence)
 
     def withdraw(self, sequence: LiveSequence) -> None:
         """It waits no more, and will not be admitted."""
         self.waiting.remove(sequence)
-        self._sharing.forget(sequence)
+        self._forget(sequence)
 
     def _may_start(self, sequence: LiveSequence) -> bool:
         """Whether nobody is about to compute what it could adopt."""
-        first = sequence.first
-        if first is not None and first.is_live and first.output_tokens == 0:
+        if _waits_for_first(sequence):
             return False
-        return not (_adopts(sequence) and self._sharing.must_wait(sequence))
+        if not _adopts(sequence) or _forkable(sequence) is not None:
+            return True
+        return not self._store.announcements.must_wait(self._prospect(sequence))
 
-    def _possible_followers(self, leader: LiveSequence) -> Iterator[LiveSequence]:
-        """Its siblings are none: they wait for its first token anyway, and fork behind that."""
-        for sequence in islice(self.waiting, self._max_running):
-            if _adopts(sequence) and sequence.first is not leader:
-                yield sequence
+    def _is_refused(self, sequence: LiveSequence) -> bool:
+        """Whether it was refused, and nobody has let go of anything since."""
+        return self._refused == (sequence.id, self._store.pool.n_drops)
+
+    def _prospect(self, sequence: LiveSequence) -> Prospect:
+        prospect = self._prospects.get(sequence)
+        if prospect is None:
+            prospect = self._store.announcements.expect(sequence.namespace, sequence.tokens)
+            self._prospects[sequence] = prospect
+        return prospect
+
+    def _forget(self, sequence: LiveSequence) -> None:
+        prospect = self._prospects.pop(sequence, None)
+        if prospect is not None:
+            self._store.announcements.forget(prospect)
 
     def _count(self, sequence: LiveSequence) -> None:
         if _adopts(sequence):
@@ -88,20 +97,27 @@ class Admission:
         reserve_tokens = 1 if sequence.lacks_tokens > 1 else 0  # the last one's KV is never needed
         if not _adopts(sequence):
             return self._store.admit_cold(namespace, tokens, reserve_tokens, spare_blocks)
-        first = sequence.first
-        forked_tokens = sequence.prompt_tokens - 1
-        if (
-            sequence.admissions == 0
-            and first is not None
-            and first.lease is not None
-            and first.computed_tokens > forked_tokens
-        ):
-            return self._store.fork(
-                first.lease, tokens, forked_tokens, reserve_tokens, spare_blocks
-            )
+        forkable = _forkable(sequence)
+        if forkable is not None:
+            forked_tokens = sequence.prompt_tokens - 1
+            return self._store.fork(forkable, tokens, forked_tokens, reserve_tokens, spare_blocks)
         return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks)
 
 
 def _adopts(sequence: LiveSequence) -> bool:
     """The logits that a prompt's scores take are in no cache."""
     return not sequence.lacks_scores
+
+
+def _waits_for_first(sequence: LiveSequence) -> bool:
+    """Whether the first of its request is yet to compute their prompt."""
+    first = sequence.first
+    return first is not None and first.is_live and first.output_tokens == 0
+
+
+def _forkable(sequence: LiveSequence) -> Lease | None:
+    """The lease of its request's first, if that has computed their prompt."""
+    first = sequence.first
+    if sequence.admissions or first is None or first.computed_tokens < sequence.prompt_tokens:
+        return None
+    return first.lease

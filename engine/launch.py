@@ -17,7 +17,6 @@ from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.loading.source import find_checkpoint
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
-from engine.sharing import NoSharing, WaitForTwins
 from engine.storage_sizes import build_groups
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
@@ -48,12 +47,8 @@ def _build(
     backend = load_backend(config, report)
     pool = BlockPool(backend.sizes.n_blocks)
     groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
-    if config.prefix_cache:
-        store = KVStore(pool, RadixTree(pool, config.block_size), config.block_size, groups)
-        sharing: NoSharing | WaitForTwins = WaitForTwins(config.block_size, store.checkpoint)
-    else:
-        store = KVStore(pool, NoIndex(), config.block_size, groups)
-        sharing = NoSharing()
+    index = RadixTree(pool, config.block_size) if config.prefix_cache else NoIndex()
+    store = KVStore(pool, index, config.block_size, groups)
     limits = Limits(
         vocab_size=backend.card.vocab_size,
         max_context_tokens=backend.card.max_context_tokens,
@@ -65,7 +60,6 @@ def _build(
     outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
     scheduler = Scheduler(
         store,
-        sharing,
         outputs,
         limits,
         draw_seed=partial(secrets.randbits, 63),

@@ -18,7 +18,6 @@ from engine.api import InvalidRequest
 from engine.constraints.guide import FreeGuide, Guide, GuideFactory
 from engine.output import OutputFactory
 from engine.sequence import LiveSequence, Status, held_lease
-from engine.sharing import Sharing
 from engine.step import Chunk, Entry, SampledToken, SequenceId, StepPlan, StepResult
 from engine.types import FinishReason, OutputEvent, Request
 from engine.validation import Limits, validate
@@ -92,14 +91,13 @@ class Scheduler:
     def __init__(
         self,
         store: KVStore,
-        sharing: Sharing,
         outputs: OutputFactory,
         limits: Limits,
         draw_seed: Callable[[], int],
         model: str = "",
     ) -> None:
         self._store = store
-        self._admission = Admission(store, sharing, limits)
+        self._admission = Admission(store, limits)
         self._outputs = outputs
         self._limits = limits
         self._draw_seed = draw_seed
@@ -170,7 +168,7 @@ class Scheduler:
             first = first or sequence
             self._requests[request.id].append(sequence)
             self._live[sequence.id] = sequence
-            self._admission.waiting.add(sequence)
+            self._admission.add(sequence)
 
     def abort(self, request_id: str) -> list[OutputEvent]:
         """End what is left of a request. What it has computed stays in the cache.
@@ -284,7 +282,7 @@ class Scheduler:
         self._leave_batch(sequence)
         self._store.donate(sequence.preempt())
         self._running.remove(sequence)
-        self._admission.wait_again(sequence)
+        self._admission.add(sequence)
         self.counters.preemptions += 1
 
     def _leave_batch(self, sequence: LiveSequence) -> None:
@@ -328,7 +326,6 @@ class Scheduler:
         self._leave_batch(sequence)
         if sequence.status is Status.RUNNING:
             self._running.remove(sequence)
-            self._admission.left(sequence)
         else:
             self._admission.withdraw(sequence)
         del self._live[sequence.id]

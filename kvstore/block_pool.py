@@ -21,6 +21,7 @@ class BlockPool:
         self._free = [BlockId(block) for block in reversed(range(n_blocks))]
         self._n_held = 0
         self._n_shared = 0
+        self._n_drops = 0
         self._freed: list[Callable[[BlockId], None]] = []
 
     def when_freed(self, tell: Callable[[BlockId], None]) -> None:
@@ -44,6 +45,11 @@ class BlockPool:
     def n_shared(self) -> int:
         """Blocks in two tables or more."""
         return self._n_shared
+
+    @property
+    def n_drops(self) -> int:
+        """How often blocks were dropped. While it stays the same nobody has made room."""
+        return self._n_drops
 
     @property
     def n_cached(self) -> int:
@@ -95,6 +101,7 @@ class BlockPool:
 
         Raises ValueError for a block that no table holds.
         """
+        self._n_drops += 1 if blocks else 0
         holders, cached = self._holders, []
         for block in reversed(blocks):  # so that the stack hands the run out in order again
             count = holders[block]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from kvstore.block_table import blocks_for
-from kvstore.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import BlockId
@@ -24,6 +23,8 @@ def check(store: KVStore) -> None:
         *_siblings(store),
         *_leases(store),
         *_groups(store),
+        *store.announcements.problems(store.leases),
+        *store.index.problems(),
     ]
     if problems:
         raise InvariantError("; ".join(problems))
@@ -72,8 +73,6 @@ def _edges(store: KVStore) -> Iterator[str]:
             yield f"edge {node.serial}: {len(node.packed)} bytes in {len(node.blocks)} blocks"
         if len(path) % block_bytes and node.children:
             yield f"edge {node.serial}: a tail with something behind it"
-        if _is_idle_leaf(store, node) and not node.queued:
-            yield f"edge {node.serial}: could be evicted, but is not in the queue"
     if n_nodes != store.index.n_nodes:
         yield f"{store.index.n_nodes} nodes, recounted {n_nodes}"
 
@@ -92,10 +91,6 @@ def _siblings(store: KVStore) -> Iterator[str]:
             yield f"edge {parent.serial}: children out of order"
         if any(right.startswith(left) for left, right in pairwise(firsts)):
             yield f"edge {parent.serial}: a tail beside a block that covers it"
-
-
-def _is_idle_leaf(store: KVStore, node: Node) -> bool:
-    return not node.children and not any(map(store.pool.holders, node.blocks[-1:]))
 
 
 def _leases(store: KVStore) -> Iterator[str]:

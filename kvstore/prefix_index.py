@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from kvstore.announcements import Announcements, Checkpoint, NoAnnouncements, Probe
 from kvstore.radix_node import Match, Node
 from kvstore.types import BlockId, Namespace
 
@@ -36,6 +37,10 @@ class PrefixIndex(Protocol):
     def clear(self, namespace: Namespace | None = None) -> int: ...
 
     def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]: ...
+
+    def problems(self) -> Iterator[str]: ...
+
+    def announcements(self, probe: Probe, checkpoint: Checkpoint) -> Announcements: ...
 
 
 class NoIndex:
@@ -76,3 +81,9 @@ class NoIndex:
 
     def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
         return iter(())
+
+    def problems(self) -> Iterator[str]:
+        return iter(())
+
+    def announcements(self, probe: Probe, checkpoint: Checkpoint) -> Announcements:
+        return NoAnnouncements()

@@ -11,13 +11,14 @@ the packed tokens of their first block, so the one that shares the most with a g
 neighbour of the place where that run would stand.
 """
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import count
 
+from kvstore.announcements import Announcements, Checkpoint, PrefixAnnouncements, Probe
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import blocks_for
+from kvstore.eviction_queue import EvictionQueue
 from kvstore.radix_node import Match, Node, Root
 from kvstore.tokens import TOKEN_BYTES, common_tokens
 from kvstore.types import BlockId, Namespace
@@ -35,7 +36,7 @@ class RadixTree:
         self._block_bytes = block_size * TOKEN_BYTES
         self._roots: dict[Namespace, Root] = {}
         self._node_of: dict[BlockId, Node] = {}
-        self._queue: list[tuple[int, int, Node]] = []  # (last_used, serial, leaf), a heap
+        self._queue = EvictionQueue(self._is_evictable)
         self._serials = count()
         self._clock = 0
         self._n_nodes = 0
@@ -130,25 +131,17 @@ class RadixTree:
     def evict(self) -> BlockId | None:
         """Forget the last block of the least recently used leaf that no table holds.
 
-        O(log n), amortised: a leaf has one entry in the queue, brought up to date when it comes up.
+        O(log n), amortised.
         """
-        while self._queue:
-            last_used, _, node = self._queue[0]
-            if not self._is_evictable(node):
-                heapq.heappop(self._queue)
-                node.queued = False
-            elif last_used < node.last_used:
-                heapq.heapreplace(self._queue, (node.last_used, node.serial, node))
-            else:
-                return self._trim(node)
-        return None
+        leaf = self._queue.first()
+        return None if leaf is None else self._trim(leaf)
 
     def offer(self, blocks: Sequence[BlockId]) -> None:
         """Tell the tree that no table holds these indexed blocks any more."""
         for block in blocks:
             node = self._node_of[block]
             if node.blocks[-1] == block:
-                self._enqueue(node)
+                self._queue.offer(node)
 
     def clear(self, namespace: Namespace | None = None) -> int:
         """Forget the index of one namespace, or all. Returns how many blocks became free."""
@@ -161,8 +154,6 @@ class RadixTree:
                 node = pending.pop()
                 pending += node.children
                 self._forget(node)
-        self._queue = [entry for entry in self._queue if entry[2].blocks]
-        heapq.heapify(self._queue)
         return self._pool.n_free - free_before
 
     def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
@@ -174,6 +165,14 @@ class RadixTree:
                 path = prefix + node.packed
                 yield namespace, path, node
                 pending += [(path, child) for child in node.children]
+
+    def problems(self) -> Iterator[str]:
+        """What does not add up besides the nodes: the queue of those that can be evicted."""
+        return self._queue.problems(node for _, _, node in self.walk())
+
+    def announcements(self, probe: Probe, checkpoint: Checkpoint) -> Announcements:
+        """Those of a store whose leases will be indexed here."""
+        return PrefixAnnouncements(self._block_size, probe, checkpoint)
 
     def _root(self, namespace: Namespace) -> Root:
         root = self._roots.get(namespace)
@@ -264,15 +263,10 @@ class RadixTree:
         node.blocks, node.children = node.blocks[:n_blocks], [lower]
         del node.packed[cut:]
         self._n_nodes += 1
-        self._enqueue(lower)
+        self._queue.offer(lower)
 
     def _is_evictable(self, node: Node) -> bool:
-        return bool(node.blocks) and not node.children and self._pool.holders(node.blocks[-1]) == 0
-
-    def _enqueue(self, node: Node) -> None:
-        if not node.queued and self._is_evictable(node):
-            node.queued = True
-            heapq.heappush(self._queue, (node.last_used, node.serial, node))
+        return not node.children and self._pool.holders(node.blocks[-1]) == 0
 
     def _trim(self, leaf: Node) -> BlockId:
         """Forget a leaf's last block, and with its only one the leaf."""
@@ -290,7 +284,7 @@ class RadixTree:
         """Take a leaf out of the tree, and the root with its only one."""
         parent = self._unlink(leaf)
         if not isinstance(parent, Root):
-            self._enqueue(parent)
+            self._queue.offer(parent)
         elif not parent.children:
             del self._roots[parent.namespace]
 
@@ -305,9 +299,10 @@ class RadixTree:
         return parent
 
     def _forget(self, node: Node) -> None:
-        """Drop a node's references. Its entry in the queue, if any, is passed over later."""
+        """Drop a node's references."""
         for block in node.blocks:
             del self._node_of[block]
             self._pool.forget(block)
         node.blocks, node.children = [], []
         self._n_nodes -= 1
+        self._queue.leave(node)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kvstore.actions import NO_ORDERS, CopyBlock, Order, Room
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import BlockTable, blocks_for
-from kvstore.groups.group import Group
+from kvstore.groups.group import Group, resume_point
 from kvstore.lease import Lease, Refusal
 from kvstore.prefix_index import PrefixIndex
 from kvstore.publication import Publication
@@ -49,6 +49,7 @@ class KVStore:
         self._groups = tuple(groups)
         self._leases: set[Lease] = set()
         self._orders: list[Order] = []  # of groups, for the next step
+        self.announcements = index.announcements(self.probe, self.checkpoint)
         for group in self._groups:
             pool.when_freed(group.forget)
         self.counters = StoreCounters()
@@ -128,7 +129,7 @@ class KVStore:
         """
         if n_tokens > lease.written_tokens:
             raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
-        n_tokens = self._resume_point(lease.table, n_tokens)
+        n_tokens = resume_point(self._groups, lease.table, n_tokens)
         shared = tuple(lease.table[: blocks_for(n_tokens, self._block_size)])
         fresh_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size) - len(shared)
         needed = fresh_blocks + (1 if n_tokens % self._block_size else 0) + spare_blocks
@@ -200,6 +201,7 @@ class KVStore:
         if lease not in self._leases:
             raise ValueError("the lease has been released before")
         self._leases.remove(lease)
+        self.announcements.retract(lease)
         for hold in lease.holds:
             hold.release()
         self._drop(lease.table[:])
@@ -217,17 +219,8 @@ class KVStore:
 
     def _resumable(self, match: Match) -> Match:
         """As much of the match as all groups can go on from."""
-        n_tokens = self._resume_point(match.blocks, match.n_tokens)
+        n_tokens = resume_point(self._groups, match.blocks, match.n_tokens)
         return match if n_tokens == match.n_tokens else match.until(n_tokens, self._block_size)
-
-    def _resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
-        """The last position up to `n_tokens` at which all groups can resume."""
-        asked = None
-        while n_tokens != asked:
-            asked = n_tokens
-            for group in self._groups:
-                n_tokens = group.resume_point(blocks, n_tokens)
-        return n_tokens
 
     def _admit(
         self,
@@ -271,6 +264,7 @@ class KVStore:
             lease.holds += (hold,)
             self._orders += orders
         self._leases.add(lease)
+        self.announcements.announce(lease)
         return lease
 
     def _take(self, n_blocks: int) -> list[BlockId] | Refusal:

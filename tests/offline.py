@@ -20,7 +20,6 @@ from engine.output import OutputFactory
 from engine.pipeline import Pipeline
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
-from engine.sharing import WaitForTwins
 from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from engine.types import Request, Usage
 from engine.validation import Limits
@@ -107,7 +106,6 @@ class OfflineDaemon:
         self.store = new_store(served, room, BlockPool(room.n_blocks))
         self.scheduler = Scheduler(
             self.store,
-            WaitForTwins(room.block_size, self.store.checkpoint),
             OutputFactory(frozenset(), lambda _: LetterDetokenizer()),
             Limits(
                 vocab_size,

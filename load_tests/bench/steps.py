@@ -24,7 +24,6 @@ from rich.console import Console
 from engine.detokenizer import Detokenizer
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
-from engine.sharing import WaitForTwins
 from engine.step import SampledToken, StepPlan, StepResult
 from engine.types import Request, SamplingParams
 from engine.validation import Limits
@@ -95,7 +94,6 @@ class Workload:
         )
         self._scheduler = Scheduler(
             self.store,
-            WaitForTwins(BLOCK_SIZE_TOKENS, self.store.checkpoint),
             OutputFactory(frozenset(), silent),
             limits,
             lambda: 7,

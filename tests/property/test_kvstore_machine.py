@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from kvstore import invariants
 from kvstore.actions import CopyBlock
+from kvstore.announcements import Prospect
 from kvstore.block_pool import BlockPool
 from kvstore.lease import Lease, Refusal
 from kvstore.radix_tree import RadixTree
@@ -101,6 +102,8 @@ class KVStoreMachine(RuleBasedStateMachine):
         self.published: dict[Lease, Ids] = {}  # whole blocks that are indexed and held
         self.planned: dict[Lease, int] = {}  # tokens that the next step writes
         self.copies: list[CopyBlock] = []
+        self.prospects: list[Prospect] = []
+        self.admitted_tokens: dict[Lease, int] = {}
 
     # Looking and coming.
 
@@ -138,6 +141,31 @@ class KVStoreMachine(RuleBasedStateMachine):
         lease = self.store.admit_cold(namespace, Tokens(self.ids_for(prompt)))
         self.joined(lease, before)
         assert isinstance(lease, Refusal) or lease.cached_tokens == 0
+
+    @rule(namespace=namespaces, prompt=prompts)
+    def expect(self, namespace: Namespace, prompt: Prompt) -> None:
+        prospect = self.store.announcements.expect(namespace, Tokens(self.ids_for(prompt)))
+        self.prospects.append(prospect)
+        assert self.store.announcements.must_wait(prospect) is self.is_worth_a_wait(prospect)
+
+    @precondition(lambda self: self.prospects)
+    @rule(at=which)
+    def admit_or_wait(self, at: int) -> None:
+        """As the scheduler does."""
+        prospect = self.prospects[at % len(self.prospects)]
+        if self.store.announcements.must_wait(prospect):
+            return
+        before = self.snapshot()
+        lease = self.store.admit(prospect.namespace, prospect.tokens)
+        self.joined(lease, before)
+        if isinstance(lease, Lease):
+            self.prospects.remove(prospect)
+            self.store.announcements.forget(prospect)
+
+    @precondition(lambda self: self.prospects)
+    @rule(at=which)
+    def withdraw(self, at: int) -> None:
+        self.store.announcements.forget(self.prospects.pop(at % len(self.prospects)))
 
     # Of a lease outside the step: else the fork would share a block that is about to be written.
     @precondition(lambda self: self.idle())
@@ -240,6 +268,15 @@ class KVStoreMachine(RuleBasedStateMachine):
         for lease, run in self.published.items():
             assert self.store.probe(lease.namespace, Tokens((*run, 0))) >= len(run)
 
+    @invariant()
+    def who_waits_is_waiting_for_more_than_there_is(self) -> None:
+        for prospect in self.prospects:
+            if prospect.is_waiting:
+                assert prospect.awaited is not None
+                lease = prospect.awaited.lease
+                assert lease in self.live
+                assert lease.written_tokens < prospect.until_tokens <= self.shared(lease, prospect)
+
     def teardown(self) -> None:
         for lease in self.live:
             self.store.release(lease)
@@ -279,6 +316,22 @@ class KVStoreMachine(RuleBasedStateMachine):
             assert self.store.available_blocks >= spare
         return lease
 
+    def is_worth_a_wait(self, prospect: Prospect) -> bool:
+        """Whether a lease computes more of it than is indexed, and will soon be that far."""
+        indexed = self.store.probe(prospect.namespace, prospect.tokens)
+        return any(
+            lease.namespace == prospect.namespace
+            and self.shared(lease, prospect) > lease.written_tokens
+            and self.shared(lease, prospect) - indexed > indexed - lease.written_tokens
+            for lease in self.live
+        )
+
+    def shared(self, lease: Lease, prospect: Prospect) -> int:
+        """How many tokens both begin with, in whole blocks that the lease was admitted with."""
+        own, other = ids_of(lease)[: self.admitted_tokens[lease]], unpacked(prospect.packed)
+        common = common_prefix(own, other)
+        return common - common % self.block_size
+
     def append(self, lease: Lease, token_id: int) -> None:
         if lease.written_tokens == len(lease.tokens):
             lease.tokens.append(token_id)
@@ -304,6 +357,7 @@ class KVStoreMachine(RuleBasedStateMachine):
             self.check_refused(before)
         else:
             self.live.append(lease)
+            self.admitted_tokens[lease] = len(lease.tokens)
             self.published[lease] = ()
             self.prompts.append(ids_of(lease))
 

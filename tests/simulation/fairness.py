@@ -1,44 +1,43 @@
-"""Watches who is admitted from the queue, from where the scheduler asks who had better wait."""
+"""A waiting queue that watches who is admitted from it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 from engine.policy import admission_key
 from engine.sequence import LiveSequence, Status
-from engine.sharing import Sharing
+from engine.waiting import WaitingQueue
 
 
-class FairSharing:
-    """Another Sharing, and the assertion that clients take turns:
+class FairQueue(WaitingQueue):
+    """A queue, and the assertion that clients take turns:
 
     while a client has a sequence waiting that may start, no other client starts two, and each
     client's own start in order.
 
-    A sequence may not start yet when it was last said to wait for a twin, or waits for its first
-    sibling's first token. One that was preempted has started before.
+    A sequence may not start yet when it was last said to wait for what another computes, or for
+    its first sibling's first token. One that was preempted has started before.
     """
 
-    def __init__(self, sharing: Sharing, queue: Callable[[], Iterable[LiveSequence]]) -> None:
-        self._sharing = sharing
-        self._queue = queue
+    def __init__(self, places: int) -> None:
+        super().__init__(places)
         self._held_back: set[LiveSequence] = set()
         self._starts_of_others: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def joined(self, sequence: LiveSequence, waiting: Iterable[LiveSequence]) -> None:
-        self._sharing.joined(sequence, waiting)
-        if sequence.admissions == 1:
+    def turns(self, may_start: Callable[[LiveSequence], bool]) -> Iterator[LiveSequence]:
+        def noted(sequence: LiveSequence) -> bool:
+            answer = may_start(sequence)
+            (self._held_back.discard if answer else self._held_back.add)(sequence)
+            return answer
+
+        return super().turns(noted)
+
+    def take(self, sequence: LiveSequence) -> None:
+        super().take(sequence)
+        if sequence.status is Status.WAITING:
             self._check_start(sequence)
 
-    def left(self, sequence: LiveSequence) -> None:
-        self._sharing.left(sequence)
-
-    def must_wait(self, sequence: LiveSequence) -> bool:
-        must_wait = self._sharing.must_wait(sequence)
-        (self._held_back.add if must_wait else self._held_back.discard)(sequence)
-        return must_wait
-
-    def forget(self, sequence: LiveSequence) -> None:
-        self._sharing.forget(sequence)
+    def remove(self, sequence: LiveSequence) -> None:
+        super().remove(sequence)
         self._held_back.discard(sequence)
         client = sequence.request.client
         if not any(s.request.client == client for s in self._waiting()):
@@ -57,7 +56,7 @@ class FairSharing:
         self._starts_of_others.pop(client, None)
 
     def _waiting(self) -> list[LiveSequence]:
-        return [s for s in self._queue() if s.status is Status.WAITING]
+        return [s for s in super().turns(lambda _: True) if s.status is Status.WAITING]
 
     def _may_start(self, sequence: LiveSequence) -> bool:
         first = sequence.first

@@ -17,7 +17,6 @@ from engine.loop import EngineLoop
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
-from engine.sharing import NoSharing, Sharing, WaitForTwins
 from engine.stats import loop_stats
 from engine.step import SequenceId
 from engine.storage_sizes import StorageBytes
@@ -39,7 +38,7 @@ from kvstore.groups.window import WindowGroup, lease_slots
 from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
-from tests.simulation.fairness import FairSharing
+from tests.simulation.fairness import FairQueue
 from tests.simulation.fake_runner import FakeRunner, InjectedError
 from tests.simulation.model import Expected, expected, text_of
 
@@ -152,9 +151,6 @@ class Simulation:
         if not is_cached:
             index = NoIndex()
         self.store = KVStore(self.pool, index, self.block_size, self._groups(is_cached))
-        sharing: Sharing = NoSharing()
-        if is_cached:
-            sharing = WaitForTwins(self.block_size, self.store.checkpoint)
         self.runner = FakeRunner(
             self.pool,
             self.store.groups,
@@ -166,11 +162,11 @@ class Simulation:
         self.outputs = OutputFactory(frozenset({EOS}), lambda _: LetterDetokenizer())
         self.scheduler = Scheduler(
             self.store,
-            FairSharing(sharing, lambda: self.scheduler.waiting),
             self.outputs,
             self.limits,
             lambda: random.getrandbits(32),
         )
+        self.scheduler._admission.waiting = FairQueue(self.limits.max_waiting)
         timing = Timing(lambda: self.now, SilentTelemetry())
         self.inbox = Inbox()
         masks = MaskFiller(self.limits.vocab_size)

@@ -1,18 +1,18 @@
 """A scheduler over a real store and the hash model, driven step by step."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
-from engine.sharing import NoSharing, WaitForTwins
 from engine.step import SequenceId, StepMasks, StepPlan
 from engine.types import FinishReason, OutputEvent, Request, SamplingParams, Usage
 from engine.validation import Limits
 from kvstore import invariants
 from kvstore.block_pool import BlockPool
+from kvstore.groups.group import Group
 from kvstore.prefix_index import NoIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
@@ -35,12 +35,13 @@ class Harness:
         max_waiting: int = 64,
         eos_token_ids: frozenset[int] = frozenset(),
         row_fault: Callable[[SequenceId], bool] = lambda sequence_id: False,
+        groups: Sequence[Group] = (),
     ) -> None:
         self.pool = BlockPool(n_blocks)
-        self.store = KVStore(self.pool, RadixTree(self.pool, block_size), block_size)
+        self.store = KVStore(self.pool, RadixTree(self.pool, block_size), block_size, groups)
         self.fault: Callable[[], None] = lambda: None
         self.runner = FakeRunner(
-            self.pool, (), block_size, VOCAB_SIZE, self._raise_fault, row_fault
+            self.pool, groups, block_size, VOCAB_SIZE, self._raise_fault, row_fault
         )
         self.limits = Limits(
             vocab_size=VOCAB_SIZE,
@@ -53,7 +54,6 @@ class Harness:
         self.outputs = OutputFactory(eos_token_ids, lambda _: LetterDetokenizer())
         self.scheduler = Scheduler(
             self.store,
-            WaitForTwins(block_size, self.store.checkpoint),
             self.outputs,
             self.limits,
             lambda: 7,
@@ -68,7 +68,7 @@ class Harness:
     def without_prefix_cache(self) -> "Harness":
         block_size = self.store.block_size
         self.store = KVStore(self.pool, NoIndex(), block_size)
-        self.scheduler = Scheduler(self.store, NoSharing(), self.outputs, self.limits, lambda: 7)
+        self.scheduler = Scheduler(self.store, self.outputs, self.limits, lambda: 7)
         return self
 
     def add(

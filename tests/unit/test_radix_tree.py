@@ -133,6 +133,15 @@ class TestEvictionOrder:
         assert (lease.cached_tokens, len(set(lease.table))) == (8, 4)
         assert (hits(store, A), hits(store, B)) == (8, 0)
 
+    def test_what_was_replaced_does_not_stay_in_the_queue(self) -> None:
+        store = make_store(64)
+        serve(store, B[:4])
+        for n_tokens in range(1, 16):
+            serve(store, A[:n_tokens])  # each tail takes the place of the one before
+        queue = store.index._queue  # type: ignore[attr-defined]
+        assert store.index.n_nodes == 2
+        assert len(queue) <= 4
+
 
 class TestHolders:
     def test_what_a_table_lists_is_not_evicted(self) -> None:

@@ -1,16 +1,12 @@
 """What the scheduler promises, one promise a test. The simulation covers their mixtures."""
 
-from collections.abc import Iterable
-from typing import ClassVar
 
 import pytest
 
 from engine.api import InvalidRequest
-from engine.scheduler import Scheduler
-from engine.sequence import LiveSequence
-from engine.sharing import NoSharing
 from engine.types import FinishReason, Request, SamplingParams
 from engine.waiting import NoRoom
+from kvstore.groups.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
@@ -322,6 +318,20 @@ def test_a_scored_prompt_is_waited_for_and_waits_for_nobody() -> None:
     assert harness.usage(twin).cached_tokens == 59
 
 
+def test_a_cached_prompt_does_not_wait_for_one_that_is_scored() -> None:
+    window = WindowGroup(0, window=8, n_slots=100, block_size=4, step_tokens=8)
+    harness = Harness(step_tokens=16, groups=[window])
+    harness.serve(prompt(1, 60))
+    scored = harness.add(prompt(1, 60), prompt_logprobs=0)
+    harness.step()
+    twin = harness.add(prompt(1, 60))
+    harness.step()
+    assert len(harness.output(twin)) == 1
+    harness.finish()
+    assert harness.usage(twin).cached_tokens == 59
+    assert harness.usage(scored).cached_tokens == 0
+
+
 def test_two_long_prompts_share_the_budget_in_order_of_arrival() -> None:
     harness = Harness(step_tokens=16)
     first, second = harness.add(prompt(1, 24)), harness.add(prompt(2, 24))
@@ -373,6 +383,24 @@ def test_scores_that_have_been_sent_are_not_computed_again() -> None:
     assert sum(chunk.prompt_logprobs is not None for chunk in chunks) == 1
 
 
+def test_a_refused_prompt_is_matched_again_only_when_somebody_has_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(n_blocks=16, block_size=4)
+    running = harness.add(prompt(1, 24), max_tokens=12)
+    harness.step()
+    refused = harness.add(prompt(2, 40), max_tokens=2)
+    index, matched = harness.store.index, []
+    match = index.match
+    monkeypatch.setattr(index, "match", lambda *args: matched.append(args) or match(*args))
+    for _ in range(10):
+        harness.step()
+    assert harness.scheduler.n_waiting == 1
+    assert len(matched) == 1
+    harness.finish()
+    assert [len(harness.output(request)) for request in (running, refused)] == [12, 2]
+
+
 def test_a_sibling_waits_rather_than_take_the_last_block() -> None:
     harness = Harness(n_blocks=13, block_size=4)
     other = harness.add(prompt(1, 8), max_tokens=8)
@@ -394,24 +422,6 @@ def test_prefix_tokens_are_counted_once_for_each_sequence() -> None:
     assert (counters.queried_prompt_tokens, counters.cached_prompt_tokens) == (34, 0)
     harness.serve(prompt(3, 17), n=2)
     assert (counters.queried_prompt_tokens, counters.cached_prompt_tokens) == (68, 16)
-
-
-def test_who_cannot_follow_is_not_compared_with_a_leader() -> None:
-    class Joining(NoSharing):
-        followers: ClassVar[list[list[int]]] = []
-
-        def joined(self, sequence: LiveSequence, waiting: Iterable[LiveSequence]) -> None:
-            self.followers.append([other.id for other in waiting])
-
-    harness = Harness()
-    sharing = Joining()
-    scheduler = Scheduler(harness.store, sharing, harness.outputs, harness.limits, lambda: 7)
-    tokens, sampling = tuple(prompt(1, 9)), SamplingParams(seed=3)
-    scheduler.add(Request("siblings", tokens, 2, sampling, n=2))
-    scheduler.add(Request("scored", tokens, 2, sampling, prompt_logprobs=0))
-    scheduler.add(Request("twin", tokens, 2, sampling))
-    scheduler.plan()
-    assert sharing.followers[0] == [3]
 
 
 def test_generation_ends_at_an_eos_token_or_a_stop_string() -> None:
