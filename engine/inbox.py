@@ -1,12 +1,15 @@
 """Calls from other threads to the engine thread."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from engine.api import EngineStopped
+
+CALLS_AT_ONCE = 64
+"""A millisecond or two of submissions: running sequences wait no longer for those that come."""
 
 T = TypeVar("T")
 
@@ -31,11 +34,16 @@ class Call(Generic[T]):
 
 
 class Inbox:
-    """Calls in the order in which they were posted. After `close`, every call is refused."""
+    """Calls in the order in which they were posted, CALLS_AT_ONCE between two steps.
+
+    Those that end something go before all others: they make room, and there are no more of them
+    than there are requests that live. After `close`, every call is refused.
+    """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Call[Any]] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._ends: deque[Call[Any]] = deque()
+        self._calls: deque[Call[Any]] = deque()
+        self._posted = threading.Condition()
         self._closed = False
 
     @property
@@ -43,29 +51,47 @@ class Inbox:
         return self._closed
 
     def post(self, function: Callable[[], T]) -> Future[T]:
-        """Have `function` called between two steps. Its errors come with the result.
+        """Have `function` called between two steps. Its errors come with the result; one that is
+        cancelled in time is not called.
 
         Raises EngineStopped when the inbox is closed.
         """
-        call = Call(function)
-        with self._lock:  # so that no call slips in behind the last one that `close` refuses
-            if self._closed:
-                raise EngineStopped("the engine has stopped")
-            self._calls.put(call)
-        return call.result
+        return self._post(function, self._calls)
+
+    def post_end(self, function: Callable[[], T]) -> Future[T]:
+        """The same for what ends something whose beginning has been called."""
+        return self._post(function, self._ends)
 
     def wait(self) -> None:
-        """Sleep until there is a call, and make it."""
-        self._calls.get().run()
+        """Sleep until there is a call."""
+        with self._posted:
+            self._posted.wait_for(lambda: self._ends or self._calls)
 
-    def handle_all(self) -> None:
-        """Make all calls that have been posted."""
-        while not self._calls.empty():
-            self._calls.get().run()
+    def handle(self) -> None:
+        """Make the calls whose turn it is."""
+        for _ in range(CALLS_AT_ONCE):
+            self._handle_ends()
+            if not self._calls:
+                return
+            self._calls.popleft().run()
 
     def close(self) -> None:
         """Refuse what is still there and all that comes."""
-        with self._lock:
+        with self._posted:
             self._closed = True
-        while not self._calls.empty():
-            self._calls.get().refuse(EngineStopped("the engine has stopped"))
+        for line in (self._ends, self._calls):
+            while line:
+                line.popleft().refuse(EngineStopped("the engine has stopped"))
+
+    def _post(self, function: Callable[[], T], line: deque[Call[Any]]) -> Future[T]:
+        call = Call(function)
+        with self._posted:  # so that no call slips in behind the last one that `close` refuses
+            if self._closed:
+                raise EngineStopped("the engine has stopped")
+            line.append(call)
+            self._posted.notify()
+        return call.result
+
+    def _handle_ends(self) -> None:
+        while self._ends:
+            self._ends.popleft().run()

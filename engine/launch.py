@@ -71,4 +71,4 @@ def _build(
     masks = MaskFiller(vocabulary.size)
     loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes, masks)
     grammars = GrammarCompiler(vocabulary.tokenizer)
-    return EngineParts(loop, card, backend.tokenizer, grammars, backend.release_thread)
+    return EngineParts(loop, card, backend.tokenizer, limits, grammars, backend.release_thread)

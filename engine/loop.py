@@ -5,7 +5,6 @@ from collections.abc import Callable
 from math import ceil
 
 from engine.api import QueueFull
-from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
 from engine.pipeline import Pipeline
@@ -14,8 +13,9 @@ from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
 from engine.stats import clear, loop_stats
 from engine.storage_sizes import StorageBytes
+from engine.submission import Submission
 from engine.timing import Timing
-from engine.types import Cleared, LoopStats, OutputEvent, Request
+from engine.types import Cleared, LoopStats, OutputEvent
 from engine.waiting import NoRoom
 
 logger = logging.getLogger(__name__)
@@ -53,16 +53,14 @@ class EngineLoop:
         self.stats: LoopStats
         self._publish()
 
-    def submit(
-        self, request: Request, arrived_seconds: float, guides: GuideFactory = FreeGuide
-    ) -> None:
+    def submit(self, submission: Submission, arrived_seconds: float) -> None:
         """Raises InvalidRequest or QueueFull."""
         try:
-            self.scheduler.add(request, guides)
+            self.scheduler.add(submission)
         except NoRoom as refusal:
             wait_seconds = self.timing.seconds_until_left(refusal.departures)
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
-        self.timing.arrived(request, arrived_seconds)
+        self.timing.arrived(submission.request, arrived_seconds)
 
     def abort(self, request_id: str) -> None:
         """Does nothing when the request has ended, or never was."""
@@ -98,7 +96,7 @@ class EngineLoop:
         """Take in what has arrived, then compute one step if there is one."""
         if self.is_idle:
             self._inbox.wait()
-        self._inbox.handle_all()
+        self._inbox.handle()
         if not self.is_idle:
             self._step()
         if self.is_idle:

@@ -15,16 +15,15 @@ from itertools import chain, count
 from engine import events, policy, rows
 from engine.admission import Admission, AdmissionCounters
 from engine.api import InvalidRequest
-from engine.constraints.guide import FreeGuide, Guide, GuideFactory
 from engine.output import OutputFactory
 from engine.sequence import LiveSequence, Status, held_lease
 from engine.step import Chunk, Entry, SampledToken, SequenceId, StepPlan, StepResult
-from engine.types import FinishReason, OutputEvent, Request
-from engine.validation import Limits, validate
+from engine.submission import Submission
+from engine.types import FinishReason, OutputEvent
+from engine.validation import Limits
 from kvstore.actions import NO_ORDERS, Order, Room, TablePatch
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
-from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
 
@@ -150,12 +149,12 @@ class Scheduler:
     def namespace(self, cache_salt: str) -> Namespace:
         return Namespace(model=self._model, cache_salt=cache_salt)
 
-    def add(self, request: Request, guides: GuideFactory = FreeGuide) -> None:
-        """Queue the request's n sequences, each with a guide of its own.
+    def add(self, submission: Submission) -> None:
+        """Queue the request's n sequences.
 
         Raises InvalidRequest or NoRoom.
         """
-        validate(request, self._limits)
+        request = submission.request
         if request.id in self._requests:
             raise InvalidRequest(f"a request with id {request.id} is being served", "id")
         self._admission.waiting.check_room(request.client, request.n)
@@ -164,7 +163,7 @@ class Scheduler:
         first: LiveSequence | None = None
         self._requests[request.id] = []
         for index in range(request.n):
-            sequence = self._new_sequence(request, index, base_seed + index, guides(), first)
+            sequence = self._new_sequence(submission, index, base_seed + index, first)
             first = first or sequence
             self._requests[request.id].append(sequence)
             self._live[sequence.id] = sequence
@@ -228,18 +227,19 @@ class Scheduler:
                 yield sequence, n_tokens
 
     def _new_sequence(
-        self, request: Request, index: int, seed: int, guide: Guide, first: LiveSequence | None
+        self, submission: Submission, index: int, seed: int, first: LiveSequence | None
     ) -> LiveSequence:
+        request = submission.request
         return LiveSequence(
             id=SequenceId(next(self._ids)),
             index=index,
             request=request,
             namespace=self.namespace(request.cache_salt),
-            tokens=Tokens(request.prompt),
+            tokens=submission.prompts[index],
             output=self._outputs.new(request),
             seed=seed,
             stop_token_ids=self._outputs.stop_token_ids(request),
-            guide=guide,
+            guide=submission.guides[index],
             first=first,
         )
 

@@ -13,11 +13,11 @@ from typing import TypeAlias, TypeVar
 
 from engine.api import EngineStopped, InvalidRequest
 from engine.constraints.compiler import GrammarCompiler
-from engine.constraints.guide import GuideFactory
 from engine.inbox import Inbox
 from engine.ledger import Ledger
 from engine.loop import Deliver, EngineLoop
 from engine.stats import request_infos
+from engine.submission import Submission, prepare
 from engine.types import (
     Cleared,
     EngineStats,
@@ -30,12 +30,16 @@ from engine.types import (
     Tokenizer,
     Usage,
 )
+from engine.validation import Limits
 from kvstore.digest import block_digests
 from kvstore.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+QUICK_TOKENS = 4096
+"""So many are checked and packed about as soon as another thread has begun."""
 
 STALL_SECONDS = 600.0
 """A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
@@ -48,6 +52,7 @@ class EngineParts:
     loop: EngineLoop
     card: ModelCard
     tokenizer: Tokenizer
+    limits: Limits
     grammars: GrammarCompiler
     release_thread: Callable[[], None]  # called last of all on that thread
 
@@ -141,24 +146,27 @@ class ThreadedEngine:
             queue = self._subscribe(request)
             try:
                 arrived_seconds = self._loop.timing.now()
-                guides = await self._guides(request)
-                await self._ask(partial(self._loop.submit, request, arrived_seconds, guides))
-                while entry.live:
-                    event = await queue.get()
-                    for one in (event,) if event else _last_events(request, entry.live):
-                        entry.note(one)
-                        yield one
+                submission = await self._prepared(request)
+                taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
+                try:
+                    await asyncio.wrap_future(taken)
+                    while entry.live:
+                        event = await queue.get()
+                        for one in (event,) if event else _last_events(request, entry.live):
+                            entry.note(one)
+                            yield one
+                finally:
+                    if entry.live and not taken.cancel():
+                        self._tell(partial(self._loop.abort, request.id))
             finally:
                 self._subscribers.remove(request.id)
-                if entry.live:
-                    self._tell(partial(self._loop.abort, request.id))
 
-    async def _guides(self, request: Request) -> GuideFactory:
-        """Grammars are compiled on another thread: some take a tenth of a second."""
-        guides = self._parts.grammars.guides
-        if request.constraint is None:
-            return guides(request)
-        return await asyncio.to_thread(guides, request)
+    async def _prepared(self, request: Request) -> Submission:
+        """Raises InvalidRequest."""
+        ready = partial(prepare, request, self._parts.limits, self._parts.grammars.guides)
+        if request.constraint is None and request.n * len(request.prompt) <= QUICK_TOKENS:
+            return ready()
+        return await asyncio.to_thread(ready)
 
     def stats(self) -> EngineStats:
         return EngineStats(self._ledger.counts(), self._loop.stats)
@@ -167,7 +175,13 @@ class ThreadedEngine:
         return await self._ask(self._loop.clear)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
-        return await self._ask(partial(self._probe, prompt, cache_salt))
+        scheduler = self._loop.scheduler
+        namespace, store = scheduler.namespace(cache_salt), scheduler.store
+        tokens = await asyncio.to_thread(Tokens, prompt)  # which may be many
+        cached_tokens = await self._ask(partial(store.probe, namespace, tokens))
+        cached = prompt[:cached_tokens]
+        digests = await asyncio.to_thread(block_digests, namespace, cached, store.block_size)
+        return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
 
     async def requests(self) -> tuple[RequestInfo, ...]:
         return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.timing))
@@ -205,16 +219,9 @@ class ThreadedEngine:
         return await asyncio.wrap_future(self._inbox.post(function))
 
     def _tell(self, function: Callable[[], None]) -> None:
-        """The same without an answer. A stopped engine need not be told anything."""
+        """End something, without an answer. A stopped engine need not be told anything."""
         with suppress(EngineStopped):
-            self._inbox.post(function).add_done_callback(_log_failure)
-
-    def _probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
-        scheduler = self._loop.scheduler
-        namespace, block_size = scheduler.namespace(cache_salt), scheduler.store.block_size
-        cached_tokens = scheduler.store.probe(namespace, Tokens(prompt))
-        digests = block_digests(namespace, prompt[:cached_tokens], block_size)
-        return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
+            self._inbox.post_end(function).add_done_callback(_log_failure)
 
     def _main(self, build: Build, built: "Future[EngineParts]") -> None:
         """The engine thread, from loading the model to the last turn."""

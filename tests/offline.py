@@ -21,6 +21,7 @@ from engine.pipeline import Pipeline
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
+from engine.submission import prepare
 from engine.types import Request, Usage
 from engine.validation import Limits
 from kvstore import invariants
@@ -104,17 +105,18 @@ class OfflineDaemon:
         model = cached_model(served, attention, room)
         self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch_ahead))
         self.store = new_store(served, room, BlockPool(room.n_blocks))
+        self._limits = Limits(
+            vocab_size,
+            served.loaded.max_context_tokens,
+            room.n_blocks * room.block_size,
+            room.max_running,
+            64,
+            room.step_tokens,
+        )
         self.scheduler = Scheduler(
             self.store,
             OutputFactory(frozenset(), lambda _: LetterDetokenizer()),
-            Limits(
-                vocab_size,
-                served.loaded.max_context_tokens,
-                room.n_blocks * room.block_size,
-                room.max_running,
-                64,
-                room.step_tokens,
-            ),
+            self._limits,
             draw_seed=lambda: 0,
         )
         self.pipeline = Pipeline(self.scheduler, self.runner, MaskFiller(vocab_size))
@@ -124,10 +126,13 @@ class OfflineDaemon:
         """Tokens by request id and index, all requests at once."""
         said = defaultdict[tuple[str, int], list[int]](list)
         for request in requests:
-            self.scheduler.add(request)
+            self.add(request)
         while self.scheduler.has_work or not self.pipeline.is_empty:
             self._step(said)
         return said
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(prepare(request, self._limits))
 
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""

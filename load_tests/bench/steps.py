@@ -25,6 +25,7 @@ from engine.detokenizer import Detokenizer
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.step import SampledToken, StepPlan, StepResult
+from engine.submission import prepare
 from engine.types import Request, SamplingParams
 from engine.validation import Limits
 from kvstore.block_pool import BlockPool
@@ -84,7 +85,7 @@ class Workload:
             BLOCK_SIZE_TOKENS,
             self._groups(sequences) if has_groups else (),
         )
-        limits = Limits(
+        self._limits = Limits(
             vocab_size=VOCABULARY,
             max_context_tokens=2 * context_tokens,
             arena_tokens=pool.n_blocks * BLOCK_SIZE_TOKENS,
@@ -95,7 +96,7 @@ class Workload:
         self._scheduler = Scheduler(
             self.store,
             OutputFactory(frozenset(), silent),
-            limits,
+            self._limits,
             lambda: 7,
         )
         self._fill(context_tokens)
@@ -132,7 +133,8 @@ class Workload:
                 self.step()
 
     def _add(self, name: str, prompt: list[int], max_tokens: int, sampling: SamplingParams) -> None:
-        self._scheduler.add(Request(name, tuple(prompt), max_tokens, sampling=sampling))
+        request = Request(name, tuple(prompt), max_tokens, sampling=sampling)
+        self._scheduler.add(prepare(request, self._limits))
 
     def _has_prompts(self) -> bool:
         return any(sequence.remaining_tokens > 1 for sequence in self._scheduler.running)

@@ -37,6 +37,12 @@ class ChatTask:
 async def chat_task(body: ChatRequest, model: ServedModel, record: RequestRecord) -> ChatTask:
     """Raises ApiError (400) for what the model cannot serve."""
     prompt = await chat_tokens(body, model, record)
-    plan = await to_thread.run_sync(model.planner.plan, body, prompt)  # grammars may be long
+    return await to_thread.run_sync(_planned, body, prompt, model, record)  # which may be long
+
+
+def _planned(
+    body: ChatRequest, prompt: tuple[int, ...], model: ServedModel, record: RequestRecord
+) -> ChatTask:
+    plan = model.planner.plan(body, prompt)
     request = chat_request(body, prompt, plan, model.engine.card, record)
     return ChatTask(body, model, request, plan, UsageMeter(request.n))

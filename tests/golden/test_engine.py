@@ -46,7 +46,7 @@ def test_a_conversation_hits_up_to_the_last_prompts_end(
 def test_aborted_and_taken_up_again(served: Served, peer: Module, attention: Attention) -> None:
     daemon = OfflineDaemon(served, attention, Room(64))
     prompt = random_tokens(70, seed=50)
-    daemon.scheduler.add(request("left", prompt))
+    daemon.add(request("left", prompt))
     daemon.step(2)
     daemon.scheduler.abort("left")
     said = daemon.serve(request("back", prompt))["back", 0]

@@ -20,6 +20,7 @@ from engine.sequence import LiveSequence
 from engine.stats import loop_stats
 from engine.step import SequenceId
 from engine.storage_sizes import StorageBytes
+from engine.submission import prepare
 from engine.timing import Timing
 from engine.types import (
     FinishReason,
@@ -229,7 +230,7 @@ class Simulation:
     def submit(self) -> None:
         request = self._request()
         try:
-            self.loop.submit(request, self.now, GRAMMARS.guides(request))
+            self.loop.submit(prepare(request, self.limits, GRAMMARS.guides), self.now)
         except (InvalidRequest, QueueFull):
             return
         sequences = [s for s in self.loop.live() if s.request is request]

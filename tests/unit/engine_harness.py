@@ -8,6 +8,7 @@ from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
 from engine.step import SequenceId, StepMasks, StepPlan
+from engine.submission import prepare
 from engine.types import FinishReason, OutputEvent, Request, SamplingParams, Usage
 from engine.validation import Limits
 from kvstore import invariants
@@ -96,7 +97,7 @@ class Harness:
             cache_salt=cache_salt,
             prompt_logprobs=prompt_logprobs,
         )
-        self.scheduler.add(request)
+        self.scheduler.add(prepare(request, self.limits))
         return request.id
 
     def step(self) -> StepPlan:

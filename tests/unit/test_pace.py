@@ -7,6 +7,7 @@ from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
 from engine.loop import EngineLoop
 from engine.pace import WINDOW, QueuePace
+from engine.submission import prepare
 from engine.timing import Timing
 from engine.types import Request
 from tests.simulation.simulator import NO_BYTES, SilentTelemetry
@@ -64,7 +65,7 @@ def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
 
     def submit(name: str, client: str, n: int = 1) -> None:
         request = Request(name, tuple(prompt(1, 5)), max_tokens=1, n=n, client=client)
-        loop.submit(request, arrived_seconds=now)
+        loop.submit(prepare(request, harness.limits), arrived_seconds=now)
 
     def turn() -> None:
         nonlocal now

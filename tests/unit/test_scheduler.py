@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from engine.api import InvalidRequest
+from engine.submission import prepare
 from engine.types import FinishReason, Request, SamplingParams
 from engine.waiting import NoRoom
 from kvstore.groups.window import WindowGroup
@@ -507,18 +508,17 @@ def test_no_client_fills_the_queue_alone() -> None:
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(request_: Request, param: str) -> None:
-    harness = Harness()
     with pytest.raises(InvalidRequest) as refusal:
-        harness.scheduler.add(request_)
+        prepare(request_, Harness().limits)
     assert refusal.value.param == param
-    assert not harness.scheduler.has_work
 
 
 def test_an_id_in_use_is_refused() -> None:
     harness = Harness()
-    harness.scheduler.add(Request("a", (1,), 4))
+    submission = prepare(Request("a", (1,), 4), harness.limits)
+    harness.scheduler.add(submission)
     with pytest.raises(InvalidRequest, match="id a"):
-        harness.scheduler.add(Request("a", (1,), 4))
+        harness.scheduler.add(submission)
 
 
 def test_a_prompt_that_fills_the_arena_is_served_and_one_token_more_is_not() -> None:

@@ -1,19 +1,22 @@
 """The engine behind its thread, as the server sees it: real threads, a runner without a model."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
 from engine.constraints.masks import MaskFiller
-from engine.inbox import Inbox
+from engine.inbox import CALLS_AT_ONCE, Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.runner import RunnerLost
 from engine.step import StepPlan, StepResult
-from engine.threaded import STALL_SECONDS, EngineParts, ThreadedEngine
+from engine.submission import prepare
+from engine.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import FinishReason, OutputEvent, RefusalReason
 from tests.simulation.simulator import NO_BYTES, SilentTelemetry
@@ -98,6 +101,47 @@ async def test_cancelling_a_queued_request_frees_its_place(setup: Setup) -> None
     assert stats.sequences.finished[FinishReason.ABORT] == 1  # though the loop never saw it
 
 
+async def test_an_abort_overtakes_submissions_that_wait() -> None:
+    """Who leaves frees blocks that the others want."""
+    setup = Setup(max_waiting=8 * CALLS_AT_ONCE)
+    left = asyncio.ensure_future(setup.collect(request("left", max_tokens=150)))
+    await setup.begun()
+    others = [
+        asyncio.ensure_future(setup.collect(request(f"r{i}", n_tokens=3, max_tokens=1)))
+        for i in range(3 * CALLS_AT_ONCE)
+    ]
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    await setup.step()
+    await setup.step()
+    live = {sequence.request.id for sequence in setup.harness.scheduler.waiting}
+    live |= {sequence.request.id for sequence in setup.harness.scheduler.running}
+    assert "left" not in live
+    assert f"r{3 * CALLS_AT_ONCE - 1}" not in live  # it has still not been taken in
+    setup.runner.open()
+    await asyncio.gather(*others)
+    await setup.engine.drain(0.0)
+
+
+async def test_what_a_client_makes_long_is_read_on_another_thread(setup: Setup) -> None:
+    readers = set[str]()
+
+    class Watched(tuple[int, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[int]:
+            readers.add(threading.current_thread().name)
+            return super().__iter__()
+
+    setup.runner.open()
+    with pytest.raises(InvalidRequest, match="context"):
+        await setup.collect(replace(request("long"), prompt=Watched([1] * (QUICK_TOKENS + 1))))
+    assert readers
+    assert readers.isdisjoint({"engine", threading.current_thread().name})
+
+
 async def test_clear_and_probe_go_through_the_inbox(setup: Setup) -> None:
     setup.runner.open()
     await setup.collect(request("a", max_tokens=1))
@@ -161,7 +205,7 @@ def test_what_an_event_tells_of_is_in_the_statistics() -> None:
 
     timing = Timing(lambda: 0.0, SilentTelemetry())
     loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, timing, NO_BYTES, MASKS)
-    loop.submit(request("a", max_tokens=3), 0.0)
+    loop.submit(prepare(request("a", max_tokens=3), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
     assert seen == [(0, 1), (1, 1), (2, 1), (3, 0)]
@@ -281,7 +325,7 @@ def test_a_step_is_timed_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch)
 
     def arrive() -> None:
         clock[0] = 900.0
-        loop.submit(request("a"), 900.0)
+        loop.submit(prepare(request("a"), harness.limits), 900.0)
 
     inbox.post(arrive)
     loop.turn()
@@ -310,11 +354,11 @@ def test_a_step_that_raises_leaves_the_loop_turning() -> None:
         harness.scheduler, harness.runner, inbox, events.extend, timing, NO_BYTES, MASKS
     )
     harness.fault = fail
-    loop.submit(request("a"), 0.0)
+    loop.submit(prepare(request("a"), harness.limits), 0.0)
     loop.turn()
     harness.fault = lambda: None
     assert events[-1].error == "the step failed: RuntimeError: out of memory"
-    loop.submit(request("b"), 0.0)
+    loop.submit(prepare(request("b"), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
     assert events[-1].finish_reason is FinishReason.LENGTH

@@ -59,6 +59,7 @@ class GatedRunner:
     def __init__(self, harness: Harness) -> None:
         self._harness = harness
         self.gate = threading.Semaphore(0)
+        self.passed = threading.Semaphore(0)
         self.begun = threading.Event()
         self.steps = 0
 
@@ -72,6 +73,7 @@ class GatedRunner:
         self.begun.set()
         self.gate.acquire()
         self.begun.clear()
+        self.passed.release()
         self.steps += 1
         return self._harness.runner.collect()
 
@@ -94,7 +96,9 @@ class Setup:
         sizes = StorageBytes(block=32, slots=(), arenas=2016)
         scheduler, masks = self.harness.scheduler, MaskFiller(VOCAB_SIZE)
         loop = EngineLoop(scheduler, self.runner, inbox, deliver, timing, sizes, masks)
-        return EngineParts(loop, CARD, Letters(), GRAMMARS, release_thread=lambda: None)
+        return EngineParts(
+            loop, CARD, Letters(), self.harness.limits, GRAMMARS, release_thread=lambda: None
+        )
 
     async def collect(self, request: Request) -> list[OutputEvent]:
         return [event async for event in self.engine.generate(request)]
@@ -102,6 +106,12 @@ class Setup:
     async def begun(self) -> None:
         """A step waits in the runner."""
         await asyncio.to_thread(self.runner.begun.wait)
+
+    async def step(self) -> None:
+        """Let the step that waits be computed; the next one waits in the runner then."""
+        self.runner.gate.release()
+        await asyncio.to_thread(self.runner.passed.acquire)
+        await self.begun()
 
 
 def request(name: str, n_tokens: int = 10, max_tokens: int = 4, n: int = 1) -> Request:

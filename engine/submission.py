@@ -1,0 +1,37 @@
+"""A request as the engine thread takes it in: what takes time has been done on another one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.constraints.guide import FreeGuide, Guide, GuideFactory
+from engine.types import Request
+from engine.validation import Limits, validate
+from kvstore.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request that can be served. Of prompts and guides each of its n sequences has its own."""
+
+    request: Request
+    prompts: tuple[Tokens, ...]
+    guides: tuple[Guide, ...]
+
+
+def free(request: Request) -> GuideFactory:
+    """For engines that constrain nobody."""
+    return FreeGuide
+
+
+def prepare(
+    request: Request, limits: Limits, guides: Callable[[Request], GuideFactory] = free
+) -> Submission:
+    """Takes as long as the client has chosen: prompt, grammar and n. Raises InvalidRequest."""
+    validate(request, limits)
+    new_guide = guides(request)
+    packed = Tokens(request.prompt)
+    return Submission(
+        request,
+        prompts=tuple(packed.copy() for _ in range(request.n)),
+        guides=tuple(new_guide() for _ in range(request.n)),
+    )
