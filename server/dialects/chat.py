@@ -1,13 +1,20 @@
 """OpenAI's chat completions, whole and streamed."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from engine.types import OutputEvent, TokenLogprob
 from server.dialects.logprobs import chat_logprobs
-from server.dialects.openai import ChunkWriter, Envelope, usage_body, wire_finish_reason
+from server.dialects.openai import (
+    ChunkTemplate,
+    ChunkWriter,
+    Envelope,
+    frame,
+    usage_body,
+    wire_finish_reason,
+)
 from server.generation.answer import ChatAnswer, WholeAnswer
 from server.generation.chat_task import ChatTask
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
@@ -108,23 +115,34 @@ class ChatWriter(ChunkWriter):
     def __init__(self, exchange: ChatExchange) -> None:
         self._exchange = exchange
         self._answers: dict[int, ChatAnswer] = {}
+        self._templates: dict[int, ChunkTemplate] = {}
 
-    def chunks(self, choice: int, event: OutputEvent) -> Iterable[ChatChunk]:
-        if event.admission is not None:
-            return  # until there is a token, an error has a status of its own
+    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+        news = [event for event in events if event.admission is None]
+        if not news:
+            return b""  # until there is a token, an error has a status of its own
+        return b"".join(self._frames(choice, news))
+
+    def _frames(self, choice: int, news: Sequence[OutputEvent]) -> Iterator[bytes]:
         if choice not in self._answers:
-            self._answers[choice] = self._exchange.new_answer()
-            yield self._chunk(choice, Delta(role="assistant", content="", refusal=None))
+            yield self._begin(choice)
         answer = self._answers[choice]
-        deltas = [delta_of(part) for part in answer.add(event)]
-        logprobs = self._exchange.logprobs(event.logprobs) if event.logprobs else None
-        if logprobs is not None and not deltas:
-            deltas = [Delta(content="")]
+        deltas = [delta_of(part) for part in answer.add_all(news)]
+        entries = [entry for event in news for entry in event.logprobs]
+        logprobs = self._exchange.logprobs(entries) if entries else None
+        if logprobs is not None:
+            first = deltas.pop(0) if deltas else Delta(content="")
+            yield frame(self._chunk(choice, first, logprobs))
         for delta in deltas:
-            yield self._chunk(choice, delta, logprobs)
-            logprobs = None
-        if event.finish_reason is not None:
-            yield self._chunk(choice, Delta(), finish_reason=_finish_reason(answer))
+            yield self._templates[choice].frame(_json(delta))
+        if news[-1].finish_reason is not None:
+            yield frame(self._chunk(choice, Delta(), finish_reason=_finish_reason(answer)))
+
+    def _begin(self, choice: int) -> bytes:
+        self._answers[choice] = self._exchange.new_answer()
+        blank = Delta(content="")
+        self._templates[choice] = ChunkTemplate(self._chunk(choice, blank), _json(blank))
+        return frame(self._chunk(choice, Delta(role="assistant", content="", refusal=None)))
 
     def last_chunks(self) -> Iterable[ChatChunk]:
         if self._exchange.with_usage:
@@ -154,6 +172,10 @@ class ChatWriter(ChunkWriter):
             choices=choices,
             **usage,
         )
+
+
+def _json(delta: Delta) -> bytes:
+    return delta.model_dump_json(exclude_unset=True).encode()
 
 
 def delta_of(part: Part) -> Delta:

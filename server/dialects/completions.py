@@ -6,9 +6,9 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from engine.types import OutputEvent, TokenLogprob
+from engine.types import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.logprobs import CompletionLogprobBuilder, joined
-from server.dialects.openai import ChunkWriter, Envelope, usage_body, wire_finish_reason
+from server.dialects.openai import ChunkWriter, Envelope, frame, usage_body, wire_finish_reason
 from server.generation.completion_task import CompletionTask
 from server.generation.engine_requests import sequences_per_prompt
 from server.generation.events import Generated
@@ -111,33 +111,41 @@ class CompletionWriter(ChunkWriter):
         self._choices: dict[int, ChoiceText] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
-    def chunks(self, choice: int, event: OutputEvent) -> Iterable[Completion]:
-        if event.admission is not None:
-            return  # what it echoes comes with the first token
+    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+        news = [event for event in events if event.admission is None]
+        if not news:
+            return b""  # what it echoes comes with the first token
         prompt = choice // self._exchange.task.body.n
-        if event.prompt_logprobs is not None:
-            self._prompt_logprobs[prompt] = event.prompt_logprobs
+        if (prompt_logprobs := news[0].prompt_logprobs) is not None:
+            self._prompt_logprobs[prompt] = prompt_logprobs
         if choice not in self._choices:
             self._choices[choice] = self._exchange.text_of(prompt)
         text, logprobs = self._choices[choice].add(
-            event.text, event.logprobs, self._prompt_logprobs.get(prompt)
+            "".join(event.text for event in news),
+            [entry for event in news for entry in event.logprobs],
+            self._prompt_logprobs.get(prompt),
         )
-        if text or event.finish_reason is not None or (logprobs is not None and logprobs.tokens):
-            yield self._chunk(choice, text, logprobs, event)
+        reason = news[-1].finish_reason
+        if text or reason is not None or (logprobs is not None and logprobs.tokens):
+            return frame(self._chunk(choice, text, logprobs, reason))
+        return b""
 
     def last_chunks(self) -> Iterable[Completion]:
         if self._with_usage:
             yield self._completion([], usage=usage_body(self._exchange.meter))
 
     def _chunk(
-        self, choice: int, text: str, logprobs: CompletionLogprobs | None, event: OutputEvent
+        self,
+        choice: int,
+        text: str,
+        logprobs: CompletionLogprobs | None,
+        reason: FinishReason | None,
     ) -> Completion:
-        ended = event.finish_reason is not None
         body = CompletionChoice(
             index=choice,
             text=text,
             logprobs=logprobs,
-            finish_reason=wire_finish_reason(event.finish_reason) if ended else None,
+            finish_reason=None if reason is None else wire_finish_reason(reason),
         )
         usage = {"usage": None} if self._with_usage else {}
         return self._completion([body], **usage)

@@ -4,18 +4,28 @@ A client that leaves ends the work.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
-from anyio import move_on_after, to_thread
+from anyio import current_time, sleep_until, to_thread
 from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.api import EngineError
+from engine.types import OutputEvent
 from server.dialects.dialect import Exchange, StreamWriter
 from server.errors import ApiError, ClientLeft, to_api_error
-from server.generation.events import ChoiceT, Events, client_waiting, generate_all, generating
+from server.generation.events import (
+    ChoiceEvent,
+    ChoiceT,
+    Events,
+    client_waiting,
+    generate_all,
+    generating,
+    task_scope,
+)
 from server.record import RequestRecord, request_record
 from server.settings import Settings
 from server.transport.unsent import Unsent, unsent_of
@@ -116,20 +126,32 @@ class EventStreamResponse(Response):
     ) -> None:
         engine, requests = self._exchange.engine, self._exchange.requests
         async with client_waiting(receive):
-            async with generating(engine, requests, unsent, record) as events:
-                while (data := await self._next(writer, events)) is not None:
-                    await body.write(data)
+            async with (
+                generating(engine, requests, unsent, record) as events,
+                task_scope() as tasks,
+            ):
+                tasks.start_soon(self._wake, events, body)
+                async for batch in events:
+                    news = self._rendered(writer, batch) if batch else writer.keep_alive()
+                    await body.write(news)
             await body.write(writer.end())
 
-    async def _next(self, writer: StreamWriter, events: Events) -> bytes | None:
-        """The next bytes, a keep-alive if there are none in time, None after the last."""
-        with move_on_after(self._keepalive_seconds):
-            async for choice, event in events:
-                self._exchange.meter.add(choice, event.usage)
-                if data := writer.event(choice, event):
-                    return data
-            return None
-        return writer.keep_alive()
+    def _rendered(self, writer: StreamWriter, batch: Sequence[ChoiceEvent]) -> bytes:
+        """What has come by now, in one piece."""
+        by_choice = defaultdict[int, list[OutputEvent]](list)
+        for choice, event in batch:
+            self._exchange.meter.add(choice, event.usage)
+            by_choice[choice].append(event)
+        return b"".join(writer.events(choice, events) for choice, events in by_choice.items())
+
+    async def _wake(self, events: Events, body: "_Body") -> None:
+        """Have a keep-alive sent where nothing else is. One timer, not one for each write."""
+        while True:
+            due = body.written_seconds + self._keepalive_seconds
+            if due <= current_time():
+                events.wake()
+                due = current_time() + self._keepalive_seconds
+            await sleep_until(due)
 
 
 class _Body:
@@ -139,6 +161,7 @@ class _Body:
         self._send = send
         self._start = start
         self.started = False
+        self.written_seconds = current_time()  # when there was something to write, or the beginning
 
     async def write(self, data: bytes) -> None:
         if not data:
@@ -147,6 +170,7 @@ class _Body:
             self.started = True
             await self._send({"type": "http.response.start", **self._start})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.written_seconds = current_time()
 
     async def close(self) -> None:
         if self.started:

@@ -19,7 +19,10 @@ class StreamWriter(Protocol):
     The status line goes out with the first bytes. Until then an error has a status of its own.
     """
 
-    def event(self, choice: int, event: OutputEvent) -> bytes: ...
+    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+        """News of one choice. Several at once read as they would one after another, in fewer
+        bytes where text can be joined."""
+        ...
 
     def keep_alive(self) -> bytes:
         """What tells a client that waits that it waits for something."""

@@ -1,7 +1,7 @@
 """What chat and text completions have in common: envelope, usage, chunks and errors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -40,31 +40,37 @@ class ChunkWriter(ABC):
     """A StreamWriter of chunks: one JSON object an event, comments as keep-alives, then [DONE]."""
 
     @abstractmethod
-    def chunks(self, choice: int, event: OutputEvent) -> Iterable[BaseModel]: ...
+    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes: ...
 
     @abstractmethod
     def last_chunks(self) -> Iterable[BaseModel]: ...
-
-    def event(self, choice: int, event: OutputEvent) -> bytes:
-        return _frames(self.chunks(choice, event))
 
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE
 
     def failure(self, error: ApiError) -> bytes:
-        return _frame(openai_error(error))
+        return frame(openai_error(error))
 
     def end(self) -> bytes:
-        return _frames(self.last_chunks()) + DONE
+        return b"".join(map(frame, self.last_chunks())) + DONE
 
 
-def _frame(chunk: BaseModel) -> bytes:
+class ChunkTemplate:
+    """The chunks of a choice that differ in one place, which in the sample has the JSON `blank`:
+    with quotes of its own, so that no text in the sample can be taken for it.
+    """
+
+    def __init__(self, sample: BaseModel, blank: bytes) -> None:
+        self._head, self._tail = frame(sample).split(blank, 1)
+
+    def frame(self, json: bytes) -> bytes:
+        """One event, with this in the place of the blank."""
+        return self._head + json + self._tail
+
+
+def frame(chunk: BaseModel) -> bytes:
     """One event. Keys that were not set are left out; nulls that were set are sent."""
     return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
-
-
-def _frames(chunks: Iterable[BaseModel]) -> bytes:
-    return b"".join(map(_frame, chunks))
 
 
 def openai_error(error: ApiError) -> ErrorResponse:

@@ -1,7 +1,7 @@
 """What a chat's answer consists of, as the engine's events come in."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.types import FinishReason, OutputEvent, Replay, TokenLogprob
@@ -9,6 +9,7 @@ from server.generation.events import UsageMeter
 from server.generation.plan import AnswerPlan
 from server.generation.replays import Call, Said
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.parsing.stream import joined
 
 Remember = Callable[[Said, Replay], None]
 """Is told of an answer with calls, and how it was written."""
@@ -60,6 +61,10 @@ class ChatAnswer:
         if event.finish_reason is not None:
             self._end(event.finish_reason, event.stopped_by)
         return parts
+
+    def add_all(self, events: Iterable[OutputEvent]) -> list[Part]:
+        """The parts that the events complete together."""
+        return joined([part for event in events for part in self.add(event)])
 
     def _has_just_ended(self, text: str) -> bool:
         """Whether the marker that ends reasoning is complete with this text, the latest."""

@@ -23,6 +23,9 @@ from server.transport.unsent import Unsent, kept_bytes, queued_bytes
 ChoiceEvent = tuple[int, OutputEvent]
 """A choice's index in the whole answer, and its news."""
 
+EVENTS_AT_ONCE = 256
+"""A few milliseconds of rendering: how long a reader that has fallen behind holds up the others."""
+
 
 class UsageMeter:
     """Adds up what a request used: each prompt once, every sequence's tokens."""
@@ -70,7 +73,8 @@ class Generated:
 
 
 class Events:
-    """The merged events of several engine requests. Raises what any of them raised.
+    """The merged events of several engine requests, as many at a time as have come. Raises what
+    any of them raised.
 
     A slow reader never holds the engine up: what it has not taken waits here, and counts as unsent.
     """
@@ -81,6 +85,7 @@ class Events:
         self._queue: deque[tuple[ChoiceEvent, int]] = deque()  # with the bytes that each holds
         self._failure: Exception | None = None
         self._news = Event()
+        self._is_woken = False
 
     def put(self, choice: int, event: OutputEvent) -> None:
         """Raises ApiError when too much is unsent, and the failure if there has been one."""
@@ -105,18 +110,31 @@ class Events:
         self._n_sources -= 1
         self._news.set()
 
+    def wake(self) -> None:
+        """Give whoever waits a list without events."""
+        self._is_woken = True
+        self._news.set()
+
     def __aiter__(self) -> "Events":
         return self
 
-    async def __anext__(self) -> ChoiceEvent:
-        await checkpoint()
-        while not self._queue:
+    async def __anext__(self) -> list[ChoiceEvent]:
+        self._is_woken = False
+        await self._some()
+        return [self._take() for _ in range(min(len(self._queue), EVENTS_AT_ONCE))]
+
+    async def _some(self) -> None:
+        if self._queue:
+            await checkpoint()  # who never has to wait lets others run
+        while not self._queue and not self._is_woken:
             if self._failure is not None:
                 raise self._failure
             if self._n_sources == 0:
                 raise StopAsyncIteration
             self._news = Event()
             await self._news.wait()
+
+    def _take(self) -> ChoiceEvent:
         item, n_bytes = self._queue.popleft()
         self._unsent.give_back(n_bytes)
         return item
@@ -217,8 +235,9 @@ async def generate_all(
     """
     choices = [new_choice() for request in requests for _ in range(request.n)]
     async with generating(engine, requests, unsent, record) as events:
-        async for choice, event in events:
-            unsent.add(kept_bytes(event))
-            choices[choice].add(event)
-            meter.add(choice, event.usage)
+        async for batch in events:
+            for choice, event in batch:
+                unsent.add(kept_bytes(event))
+                choices[choice].add(event)
+                meter.add(choice, event.usage)
     return choices

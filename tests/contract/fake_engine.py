@@ -107,6 +107,7 @@ class Script:
     fails_after_tokens: int | None = None  # then the sequence ends with an error
     gate: Gate | None = None  # where every sequence waits ...
     gate_after_tokens: int = 0  # ... when it has as many tokens
+    steps_at_once: int = 1  # before others on the event loop have a turn
     dead: bool = False
 
 
@@ -155,7 +156,8 @@ class FakeEngine:
                 for index in tuple(live):
                     yield OutputEvent(request.id, index, finish_reason=FinishReason.ABORT)
                 return
-            await asyncio.sleep(0)
+            if position % self.script.steps_at_once == 0:
+                await asyncio.sleep(0)
             for event in events:
                 yield event
         self._seen.append((request.cache_salt, request.prompt))

@@ -96,7 +96,8 @@ def test_a_client_that_reads_nothing_loses_its_place() -> None:
     engine.script = Script(["x" * 450], gate=gate, gate_after_tokens=400)
     settings = Settings(port=0, send_timeout_seconds=AT_ONCE)
     with running(engine, settings, socket_options=LITTLE) as base_url:
-        with deaf(base_url, CHAT | {"stream": True}):
+        body = CHAT | {"stream": True, "logprobs": True, "top_logprobs": 20}
+        with deaf(base_url, body):
             request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
             assert engine.aborted.get(timeout=WAIT_SECONDS) == request_id
         gate.open()
@@ -129,13 +130,13 @@ def test_a_client_that_reads_on_is_kept() -> None:
     settings = Settings(port=0)
     with (
         running(engine, settings, socket_options=LITTLE) as base_url,
-        deaf(base_url, CHAT | {"stream": True}) as connection,
+        deaf(base_url, CHAT | {"stream": True, "logprobs": True}) as connection,
     ):
         assert engine.submitted.get(timeout=WAIT_SECONDS)
         assert is_healthy(base_url)
         received = connection.makefile("rb")
-        lines = list(takewhile(lambda line: line != b"data: [DONE]\n", received))
-        assert sum(b'"content":"x"' in line for line in lines) == 450
+        lines = takewhile(lambda line: line != b"data: [DONE]\n", received)
+        assert sum(line.count(b'"token":"x"') for line in lines) == 450
         received.close()
 
 

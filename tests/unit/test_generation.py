@@ -93,7 +93,7 @@ async def test_a_failure_waits_behind_the_events_and_an_overrun_does_not() -> No
         events = Events(1, unsent)
         events.put(0, EVENT)
         events.fail(ValueError("the engine broke"))
-        assert await anext(events) == (0, EVENT)
+        assert await anext(events) == [(0, EVENT)]
         with pytest.raises(ValueError, match="the engine broke"):
             await anext(events)
         events = Events(1, unsent)
@@ -112,7 +112,7 @@ async def test_waiting_in_vain_loses_no_event() -> None:
             await anext(events)
         events.put(0, EVENT)
         events.source_ended()
-        assert [event async for event in events] == [(0, EVENT)]
+        assert [batch async for batch in events] == [[(0, EVENT)]]
 
 
 def test_the_largest_answer_ends_where_all_hold_too_much() -> None:

@@ -109,13 +109,14 @@ class MessageWriter:
         self._admission: Usage | None = None
         self._has_begun = False
 
-    def event(self, choice: int, event: OutputEvent) -> bytes:
-        if event.admission is not None:
-            self._admission = event.admission
+    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+        self._admission = events[0].admission or self._admission
+        news = [event for event in events if event.admission is None]
+        if not news:
             return b""
         begin = self._begin()
-        blocks = [*self._blocks.events(self._answer.add(event))]
-        if event.finish_reason is not None:
+        blocks = [*self._blocks.events(self._answer.add_all(news))]
+        if news[-1].finish_reason is not None:
             blocks += self._blocks.close()
         return begin + b"".join(map(_frame, blocks))
 

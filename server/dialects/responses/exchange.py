@@ -64,10 +64,11 @@ class ResponsesWriter:
         self._answer = exchange.new_choice()
         self._has_begun = False
 
-    def event(self, choice: int, event: OutputEvent) -> bytes:
-        if event.admission is not None:
+    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+        news = [event for event in events if event.admission is None]
+        if not news:
             return b""  # until there is a token, an error has a status of its own
-        return self._opening() + b"".join(map(_frame, self._answer.news(event)))
+        return self._opening() + b"".join(map(_frame, self._answer.news(news)))
 
     def keep_alive(self) -> bytes:
         return self._opening() or self._status("response.in_progress", self._in_progress())

@@ -1,5 +1,7 @@
 """One answer of the engine as a response's output."""
 
+from collections.abc import Sequence
+
 from engine.types import FinishReason, OutputEvent, Tokenizer, TokenLogprob
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.responses.output.items import Output
@@ -22,18 +24,25 @@ class ResponseAnswer:
         return self._answer.finish_reason
 
     def add(self, event: OutputEvent) -> None:
-        for _ in self.news(event):
+        for _ in self.news([event]):
             pass
 
-    def news(self, event: OutputEvent) -> News:
-        """Where logprobs were asked for, text has those of its tokens."""
-        self._untold += event.logprobs
-        for part in self._answer.add(event):
+    def news(self, events: Sequence[OutputEvent]) -> News:
+        """Where logprobs were asked for, text has those of its tokens: event by event, since a
+        part does not tell how many of many tokens it is made of.
+        """
+        if len(events) > 1 and any(event.logprobs for event in events):
+            for event in events:
+                yield from self.news([event])
+            return
+        for event in events:
+            self._untold += event.logprobs
+        for part in self._answer.add_all(events):
             logprobs = self._logprobs(part.text) if isinstance(part, Content) else []
             yield from self.output.add(part, logprobs)
             self._untold = []
-        if event.finish_reason is not None:
-            is_cut_off = event.finish_reason is FinishReason.LENGTH
+        if (reason := events[-1].finish_reason) is not None:
+            is_cut_off = reason is FinishReason.LENGTH
             yield from self.output.close("incomplete" if is_cut_off else "completed")
 
     def _logprobs(self, text: str) -> Logprobs:
