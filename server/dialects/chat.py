@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from engine.types import OutputEvent, TokenLogprob
+from server.dialects.dialect import wire_json
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.openai import (
     ChunkTemplate,
@@ -66,8 +67,8 @@ class ChatExchange:
     def new_choice(self) -> WholeAnswer:
         return WholeAnswer(self.new_answer())
 
-    def whole(self, choices: Sequence[WholeAnswer]) -> ChatCompletion:
-        return ChatCompletion(
+    def whole(self, choices: Sequence[WholeAnswer]) -> bytes:
+        completion = ChatCompletion(
             id=self.envelope.id,
             object="chat.completion",
             created=self.envelope.created,
@@ -84,6 +85,7 @@ class ChatExchange:
             ],
             usage=usage_body(self.meter),
         )
+        return wire_json(completion)
 
 
 def _message(answer: ChatAnswer) -> AssistantMessage:
@@ -134,14 +136,14 @@ class ChatWriter(ChunkWriter):
             first = deltas.pop(0) if deltas else Delta(content="")
             yield frame(self._chunk(choice, first, logprobs))
         for delta in deltas:
-            yield self._templates[choice].frame(_json(delta))
+            yield self._templates[choice].frame(wire_json(delta))
         if news[-1].finish_reason is not None:
             yield frame(self._chunk(choice, Delta(), finish_reason=_finish_reason(answer)))
 
     def _begin(self, choice: int) -> bytes:
         self._answers[choice] = self._exchange.new_answer()
         blank = Delta(content="")
-        self._templates[choice] = ChunkTemplate(self._chunk(choice, blank), _json(blank))
+        self._templates[choice] = ChunkTemplate(self._chunk(choice, blank), wire_json(blank))
         return frame(self._chunk(choice, Delta(role="assistant", content="", refusal=None)))
 
     def last_chunks(self) -> Iterable[ChatChunk]:
@@ -172,10 +174,6 @@ class ChatWriter(ChunkWriter):
             choices=choices,
             **usage,
         )
-
-
-def _json(delta: Delta) -> bytes:
-    return delta.model_dump_json(exclude_unset=True).encode()
 
 
 def delta_of(part: Part) -> Delta:

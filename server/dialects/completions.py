@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from engine.types import FinishReason, OutputEvent, TokenLogprob
+from server.dialects.dialect import wire_json
 from server.dialects.logprobs import CompletionLogprobBuilder, joined
 from server.dialects.openai import ChunkWriter, Envelope, frame, usage_body, wire_finish_reason
 from server.generation.completion_task import CompletionTask
@@ -39,7 +40,7 @@ class CompletionExchange:
     def new_choice(self) -> Generated:
         return Generated()
 
-    def whole(self, choices: Sequence[Generated]) -> Completion:
+    def whole(self, choices: Sequence[Generated]) -> bytes:
         """All choices of all prompts, in index order; with `best_of` the most likely n of each."""
         sequences = sequences_per_prompt(self.task.body)
         rendered: list[CompletionChoice] = []
@@ -58,7 +59,7 @@ class CompletionExchange:
                         finish_reason=wire_finish_reason(sibling.finish_reason),
                     )
                 )
-        return _completion(self.envelope, rendered, usage=usage_body(self.meter))
+        return wire_json(_completion(self.envelope, rendered, usage=usage_body(self.meter)))
 
     def text_of(self, prompt: int) -> "ChoiceText":
         """A fresh choice of the prompt with that index."""

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.api import EngineError
 from engine.types import OutputEvent
-from server.dialects.dialect import Exchange, StreamWriter
+from server.dialects.dialect import Exchange, StreamWriter, wire_json
 from server.errors import ApiError, ClientLeft, to_api_error
 from server.generation.events import (
     ChoiceEvent,
@@ -68,19 +68,15 @@ async def respond_without_engine(
     unsent = unsent_of(http.scope)
     with unsent.ended_by(_told_at_once):
         unsent.add(n_bytes)
-    return await to_thread.run_sync(lambda: json_response(build()))
+    return await to_thread.run_sync(lambda: json_response(wire_json(build())))
 
 
 def _told_at_once(error: ApiError) -> None:
     """An Overrun of an answer that has not begun: what was added raises the error."""
 
 
-def json_response(body: BaseModel) -> Response:
-    """The body as it is: it was built from typed values, so nothing validates it again.
-
-    Keys that were not set are left out; nulls that were set are sent.
-    """
-    return Response(body.model_dump_json(exclude_unset=True), media_type="application/json")
+def json_response(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
 
 
 class EventStreamResponse(Response):

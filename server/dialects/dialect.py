@@ -13,6 +13,14 @@ from server.errors import ApiError
 from server.generation.events import ChoiceT, UsageMeter
 
 
+def wire_json(body: BaseModel) -> bytes:
+    """The body as it is: it was built from typed values, so nothing validates it again.
+
+    Keys that were not set are left out; nulls that were set are sent.
+    """
+    return body.model_dump_json(exclude_unset=True).encode()
+
+
 class StreamWriter(Protocol):
     """One streamed answer as bytes. None at all: there is nothing to send yet.
 
@@ -58,6 +66,6 @@ class Exchange(Protocol[ChoiceT]):
         """Takes in the events of one sequence of an answer that is sent in one piece."""
         ...
 
-    def whole(self, choices: list[ChoiceT]) -> BaseModel:
-        """The answer in one piece. Called off the event loop: it may be long."""
+    def whole(self, choices: list[ChoiceT]) -> bytes:
+        """The answer in one piece, as JSON. Called off the event loop: it may be long."""
         ...

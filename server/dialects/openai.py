@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from engine.types import FinishReason, OutputEvent
+from server.dialects.dialect import wire_json
 from server.errors import SERVER, ApiError
 from server.generation.events import UsageMeter
 from server.schemas.common import (
@@ -70,7 +71,7 @@ class ChunkTemplate:
 
 def frame(chunk: BaseModel) -> bytes:
     """One event. Keys that were not set are left out; nulls that were set are sent."""
-    return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+    return b"data: " + wire_json(chunk) + b"\n\n"
 
 
 def openai_error(error: ApiError) -> ErrorResponse:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from engine.types import FinishReason, OutputEvent, Usage
+from server.dialects.dialect import wire_json
 from server.dialects.messages.blocks import BlockStream, WholeMessage
 from server.dialects.messages.errors import messages_error
 from server.errors import ApiError
@@ -47,10 +48,11 @@ class MessagesExchange:
     def new_choice(self) -> WholeMessage:
         return WholeMessage(self.new_answer())
 
-    def whole(self, choices: Sequence[WholeMessage]) -> MessageBody:
+    def whole(self, choices: Sequence[WholeMessage]) -> bytes:
         (choice,) = choices
         end = self.end(choice.answer)
-        return self.message(choice.blocks(), self.total_usage(), end.stop_reason, end.stop_sequence)
+        usage, blocks = self.total_usage(), choice.blocks()
+        return wire_json(self.message(blocks, usage, end.stop_reason, end.stop_sequence))
 
     def message(
         self,

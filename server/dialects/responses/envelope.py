@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+from server.dialects.responses.output.spliced import spliced_json
 from server.dialects.responses.toolbox import Toolbox
 from server.errors import ApiError
 from server.generation.chat_task import ChatTask
@@ -13,7 +14,6 @@ from server.schemas.responses.response import (
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
-    ResponseBody,
     ResponseError,
     ResponseHead,
     ResponseNews,
@@ -33,10 +33,7 @@ class Envelope:
         self._json = head.model_dump_json().encode()
 
     def json(self, news: ResponseNews) -> bytes:
-        return self._json[:-1] + b"," + news.model_dump_json(exclude_unset=True).encode()[1:]
-
-    def body(self, news: ResponseNews) -> ResponseBody:
-        return ResponseBody.model_construct(**vars(self.head), **vars(news))
+        return self._json[:-1] + b"," + spliced_json(news)[1:]
 
 
 def response_head(

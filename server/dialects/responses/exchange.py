@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from itertools import count
 
-from pydantic import BaseModel
-
 from engine.types import FinishReason, OutputEvent
 from server.dialects.openai import wire_finish_reason
 from server.dialects.responses.envelope import response_news, response_usage
 from server.dialects.responses.output.answer import ResponseAnswer
 from server.dialects.responses.output.items import Output
+from server.dialects.responses.output.spliced import spliced_json
 from server.dialects.responses.task import ResponsesTask
 from server.errors import ApiError
-from server.schemas.responses.response import ResponseBody, ResponseNews
+from server.schemas.responses.events import ItemNews
+from server.schemas.responses.response import ResponseNews
 
 
 class ResponsesExchange:
@@ -33,12 +33,10 @@ class ResponsesExchange:
         output = Output(self.task.shape, self.task.record.id, lambda: next(self.numbers))
         return ResponseAnswer(self.task.chat.new_answer(), output, self.engine.tokenizer)
 
-    def whole(self, choices: Sequence[ResponseAnswer]) -> ResponseBody:
+    def whole(self, choices: Sequence[ResponseAnswer]) -> bytes:
         """The response, which is kept."""
         (answer,) = choices
-        news = self.news(answer)
-        self.task.keep(news)
-        return self.task.envelope.body(news)
+        return self.task.keep(self.news(answer))
 
     def news(self, answer: ResponseAnswer) -> ResponseNews:
         """What an answer came to."""
@@ -97,7 +95,5 @@ class ResponsesWriter:
         return head.encode() + response + b"}\n\n"
 
 
-def _frame(event: BaseModel) -> bytes:
-    """Keys that were not set are left out; nulls that were set are sent."""
-    json = event.model_dump_json(exclude_unset=True)
-    return f"event: {event.type}\ndata: {json}\n\n".encode()  # type: ignore[attr-defined]
+def _frame(event: ItemNews) -> bytes:
+    return f"event: {event.type}\ndata: ".encode() + spliced_json(event) + b"\n\n"

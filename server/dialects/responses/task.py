@@ -11,6 +11,7 @@ from server.dialects.responses.input.recalled import recalled
 from server.dialects.responses.input.wire_items import stored_items
 from server.dialects.responses.kept.store import ResponseStore, StoredItem, StoredResponse
 from server.dialects.responses.output.items import OutputShape
+from server.dialects.responses.output.spliced import spliced_json
 from server.dialects.responses.toolbox import Toolbox, log_dropped
 from server.generation.chat_task import ChatTask, chat_task
 from server.models import ServedModel
@@ -104,4 +105,4 @@ def _prepare(
 
 
 def _stored(item: OutputItem) -> StoredItem:
-    return StoredItem(item.id, item.model_dump_json(exclude_unset=True).encode())
+    return StoredItem(item.id, spliced_json(item))

@@ -4,8 +4,13 @@ from typing import Literal, TypeAlias, get_args
 
 from pydantic import BaseModel
 
-from server.schemas.chat import TokenLogprobBody
-from server.schemas.responses.output import OutputItem, OutputText, ReasoningText, SummaryText
+from server.schemas.responses.output import (
+    OutputItem,
+    OutputText,
+    ReasoningText,
+    SummaryText,
+    Told,
+)
 from server.schemas.responses.response import ResponseBody
 
 
@@ -42,18 +47,16 @@ class PartEvent(NewsOfItem):
     part: OutputText | ReasoningText
 
 
-class TextDelta(NewsOfItem):
+class TextDelta(NewsOfItem, Told):
     type: Literal["response.output_text.delta"]
     content_index: int
     delta: str
-    logprobs: list[TokenLogprobBody]
 
 
-class TextDone(NewsOfItem):
+class TextDone(NewsOfItem, Told):
     type: Literal["response.output_text.done"]
     content_index: int
     text: str
-    logprobs: list[TokenLogprobBody]
 
 
 class ReasoningTextDelta(NewsOfItem):

@@ -1,19 +1,34 @@
 """Items that an answer consists of."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PrivateAttr
 
 from server.schemas.chat import TokenLogprobBody
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(BaseModel):
+class Told(BaseModel):
+    """Text with its logprobs. The list is left empty where they have been rendered."""
+
+    logprobs: list[TokenLogprobBody]
+    _rendered: bytes = PrivateAttr(b"")
+
+    @property
+    def rendered(self) -> bytes:
+        """The list's members as JSON, with commas between."""
+        return self._rendered
+
+    def with_rendered(self, logprobs: bytes) -> Self:
+        self._rendered = logprobs
+        return self
+
+
+class OutputText(Told):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[TokenLogprobBody]
 
 
 class ReasoningText(BaseModel):

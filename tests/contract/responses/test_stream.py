@@ -116,6 +116,29 @@ def test_the_same_as_in_one_piece(hermes: Daemon, create: Created) -> None:
     assert streamed == whole
 
 
+def test_logprobs_stand_with_their_text_in_every_event_that_repeats_it(
+    hermes: Daemon, create: Created
+) -> None:
+    """Also where the text is what such an event has before its logprobs are spliced in."""
+    said = 'It says "logprobs":[] there.'
+    hermes.say(said)
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    events = list(create(stream=True, **asked))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    (text,) = (event for event in events if event.type == "response.output_text.done")
+    (part,) = (event.part for event in events if event.type == "response.content_part.done")
+    (item,) = (event.item for event in events if event.type == "response.output_item.done")
+    whole = events[-1].response.output[0]
+    entries = [entry.model_dump() for delta in deltas for entry in delta.logprobs]
+    assert "".join(entry["token"] for entry in entries) == said
+    assert {len(entry["top_logprobs"]) for entry in entries} == {3}
+    for told in (text, part, item.content[0], whole.content[0]):
+        assert told.text == said
+        assert [entry.model_dump() for entry in told.logprobs] == entries
+    kept = hermes.client.responses.retrieve(events[-1].response.id)
+    assert kept.output[0].model_dump() == whole.model_dump()
+
+
 def test_the_helper_of_the_client(hermes: Daemon) -> None:
     hermes.say('{"x": 3}')
     with hermes.client.responses.stream(model="bytes", input="Hi") as stream:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from pydantic_core import to_json
+
 from engine.types import FinishReason, OutputEvent, Tokenizer, TokenLogprob
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.responses.output.items import Output
@@ -38,7 +40,7 @@ class ResponseAnswer:
         for event in events:
             self._untold += event.logprobs
         for part in self._answer.add_all(events):
-            logprobs = self._logprobs(part.text) if isinstance(part, Content) else []
+            logprobs = self._logprobs(part.text) if isinstance(part, Content) else b""
             yield from self.output.add(part, logprobs)
             self._untold = []
         if (reason := events[-1].finish_reason) is not None:
@@ -48,9 +50,10 @@ class ResponseAnswer:
     def _logprobs(self, text: str) -> Logprobs:
         """Of the tokens at the end that hold the text: what markers were made of is not told."""
         if not self._untold:
-            return []
+            return b""
         first, n_bytes = len(self._untold), len(text.encode())
         while first and n_bytes > 0:
             first -= 1
             n_bytes -= len(self._tokenizer.token_bytes(self._untold[first].token_id))
-        return chat_logprobs(self._tokenizer, self._untold[first:]).content
+        told = chat_logprobs(self._tokenizer, self._untold[first:]).content
+        return to_json(told)[1:-1]

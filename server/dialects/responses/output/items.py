@@ -42,7 +42,7 @@ class Output:
         self.items: list[OutputItem] = []
         """Those that are complete."""
 
-    def add(self, part: Part, logprobs: Logprobs = ()) -> News:
+    def add(self, part: Part, logprobs: Logprobs = b"") -> News:
         """News of a part. Logprobs are those of the tokens that it is made of."""
         if self._open is None or not self._open.takes(part):
             yield from self.close("completed")

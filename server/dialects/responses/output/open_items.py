@@ -1,14 +1,13 @@
 """Items of a response while a model writes them, and the events that tell of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from server.dialects.responses.sealed import seal
 from server.dialects.responses.toolbox import ToolName, custom_input
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
-from server.schemas.chat import TokenLogprobBody
 from server.schemas.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -38,7 +37,8 @@ from server.schemas.responses.output import (
 )
 
 News = Iterator[ItemNews]
-Logprobs = Sequence[TokenLogprobBody]
+Logprobs: TypeAlias = bytes
+"""Of some tokens: members of a JSON list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class OpenMessage(OpenItem):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._logprobs: list[TokenLogprobBody] = []
+        self._logprobs: list[Logprobs] = []
 
     def takes(self, part: Part) -> bool:
         return isinstance(part, Content)
@@ -134,27 +134,29 @@ class OpenMessage(OpenItem):
         return self._message(status, [self._part(text)])
 
     def opened(self) -> News:
-        part = _text_part("", [])
+        part = _text_part("", b"")
         yield PartEvent(**self.at(), type="response.content_part.added", content_index=0, part=part)
 
     def grown(self, text: str, logprobs: Logprobs) -> News:
-        self._logprobs += logprobs
+        if logprobs:
+            self._logprobs.append(logprobs)
         yield TextDelta(
             **self.at(),
             type="response.output_text.delta",
             content_index=0,
             delta=text,
-            logprobs=list(logprobs),
-        )
+            logprobs=[],
+        ).with_rendered(logprobs)
 
     def closed(self, text: str) -> News:
+        self._logprobs = [b",".join(self._logprobs)]
         yield TextDone(
             **self.at(),
             type="response.output_text.done",
             content_index=0,
             text=text,
-            logprobs=self._logprobs,
-        )
+            logprobs=[],
+        ).with_rendered(self._logprobs[0])
         yield PartEvent(
             **self.at(),
             type="response.content_part.done",
@@ -163,7 +165,7 @@ class OpenMessage(OpenItem):
         )
 
     def _part(self, text: str) -> OutputText:
-        return _text_part(text, self._logprobs)
+        return _text_part(text, self._logprobs[0])
 
     def _message(self, status: ItemStatus, content: list[OutputText]) -> OutputMessage:
         return OutputMessage(
@@ -171,8 +173,9 @@ class OpenMessage(OpenItem):
         )
 
 
-def _text_part(text: str, logprobs: list[TokenLogprobBody]) -> OutputText:
-    return OutputText(type="output_text", text=text, annotations=[], logprobs=logprobs)
+def _text_part(text: str, logprobs: Logprobs) -> OutputText:
+    part = OutputText(type="output_text", text=text, annotations=[], logprobs=[])
+    return part.with_rendered(logprobs)
 
 
 class OpenThought(OpenItem):
