@@ -126,11 +126,13 @@ class Events:
     async def _some(self) -> None:
         if self._queue:
             await checkpoint()  # who never has to wait lets others run
-        while not self._queue and not self._is_woken:
+        while not self._queue:
             if self._failure is not None:
                 raise self._failure
             if self._n_sources == 0:
                 raise StopAsyncIteration
+            if self._is_woken:
+                return
             self._news = Event()
             await self._news.wait()
 

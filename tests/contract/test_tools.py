@@ -246,6 +246,16 @@ def test_recorded_calls_are_streamed(family: tuple[str, Daemon]) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks[-2:]] == [None, "tool_calls"]
 
 
+def test_reasoning_counts_the_same_where_a_stream_lags_behind(hermes: Daemon) -> None:
+    counts = []
+    for steps_at_once in (1, 450):
+        hermes.say("<think>\nHm, <tool_call>?\n</think>\n\nLet me see.\n")
+        hermes.engine.script.steps_at_once = steps_at_once
+        *_, last = hermes.create(stream=True, stream_options={"include_usage": True})
+        counts.append(last.usage.completion_tokens_details.reasoning_tokens)
+    assert counts[0] == counts[1] > 0
+
+
 def test_content_reasoning_and_calls_of_one_answer(hermes: Daemon) -> None:
     hermes.say("<think>\nHm, <tool_call>?\n</think>\n\nLet me see.\n" + RECORDED["hermes"][0])
     completion = hermes.create()
