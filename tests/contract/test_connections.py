@@ -91,14 +91,14 @@ def test_a_body_that_does_not_come_is_a_408() -> None:
 
 
 def test_a_client_that_reads_nothing_loses_its_place() -> None:
-    """The engine holds the request at a gate when more has been sent than the sockets hold."""
+    """By the gate, at which the engine holds it, more has been sent than the sockets hold."""
     engine, gate = FakeEngine(), Gate()
     engine.script = Script(["x" * 450], gate=gate, gate_after_tokens=400)
     settings = Settings(port=0, send_timeout_seconds=AT_ONCE)
     with running(engine, settings, socket_options=LITTLE) as base_url:
         body = CHAT | {"stream": True, "logprobs": True, "top_logprobs": 20}
         with deaf(base_url, body):
-            request_id = engine.at_gate.get(timeout=WAIT_SECONDS)
+            request_id = engine.submitted.get(timeout=WAIT_SECONDS).id
             assert engine.aborted.get(timeout=WAIT_SECONDS) == request_id
         gate.open()
 
