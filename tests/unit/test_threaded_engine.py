@@ -67,6 +67,7 @@ async def test_a_full_queue_is_reported() -> None:
     first = asyncio.ensure_future(setup.collect(request("a")))
     await setup.begun()  # "a" runs
     waiting = [asyncio.ensure_future(setup.collect(request(f"w{i}"))) for i in range(2)]
+    await asyncio.sleep(0)  # both are submitted in this step
     setup.runner.open()
     results = await asyncio.gather(first, *waiting, return_exceptions=True)
     assert sum(isinstance(result, QueueFull) for result in results) == 1
