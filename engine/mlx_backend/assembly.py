@@ -8,7 +8,11 @@ import mlx.core as mx
 
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.cascade import CascadeAttention
-from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.attention.strategy import (
+    Attention,
+    GatherAttention,
+    gathered_forward_keys,
+)
 from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.blas import Blas
@@ -44,9 +48,8 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     for line in _inventory(config, loaded.layout, storage, sizes):
         report(line)
     dispatch.install(loaded.model)
-    model = CachedModel(
-        loaded.model, loaded.layout, storage, _attention(config.attention), batching
-    )
+    attention = _attention(config.attention, loaded)
+    model = CachedModel(loaded.model, loaded.layout, storage, attention, batching)
     sampling = _sampling(config, checkpoint, report)
     card = _card(config, loaded, sizes, host, blas, sampling)
     return Backend(
@@ -151,10 +154,12 @@ def _inventory(
         )
 
 
-def _attention(name: str) -> Attention:
+def _attention(name: str, loaded: LoadedModel) -> Attention:
     """On GPUs `gather` until kernels of our own: mlx's attention is fused there."""
     if name == "gather" or (name == "auto" and mx.default_device() != mx.cpu):
-        return GatherAttention()
+        layout = loaded.layout
+        key_bytes = token_bytes(layout.full_layers, layout.dtype)
+        return GatherAttention(gathered_forward_keys(loaded.weight_bytes, key_bytes))
     return CascadeAttention()
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.cascade import CascadePlan
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.attention.work import work_list
 from engine.mlx_backend.model.forward import Forward, Piece
 from engine.step import Chunk
 from tests.golden.driving import (
@@ -129,8 +129,10 @@ def test_cascade_attends_once_to_a_shared_prefix(served_of: Callable[[str], Serv
     tables = [np.array(row.lease.table, dtype=np.uint32) for row in rows]
     pieces = [Piece(9 * BLOCK_SIZE, 1, table) for table in tables]
     arena = driver.model.storage.full
-    (shared,) = CascadePlan(arena, Forward(pieces, arena), min_saved_blocks=9).prefixes
-    assert (shared.first_row, shared.last_row, shared.n_blocks) == (0, 2, 9)
+    forward = Forward(pieces, arena)
+    work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks=9)
+    n_keys = 9 * BLOCK_SIZE
+    assert work.tolist() == [(0, 2, 0, 9, n_keys), (0, 1, 9, 1, 1), (1, 1, 9, 1, 1)]
 
 
 def test_neighbours_and_other_blocks_are_left_alone(

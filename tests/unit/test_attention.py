@@ -1,11 +1,16 @@
 """Pieces of attention against MLX's own, on shapes that the golden models do not reach."""
 
+from collections.abc import Iterator
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.mlx_backend.attention import reference
+from engine.mlx_backend.attention.cascade import CascadePlan
 from engine.mlx_backend.attention.exponential import softmax_exp
 from engine.mlx_backend.attention.tiles import TILE_KEYS, TILE_QUERIES, TiledView, TilePlan
+from engine.mlx_backend.attention.work import work_list
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, Piece
 from kvstore.arena import Arena, LayerShape
@@ -83,6 +88,48 @@ def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
     assert view.attend(queries, *fetched, 1.0, None) is None
     assert view.attend(queries, *fetched, 1.0, mx.ones((1, 1, 3, 3), mx.bool_)) is None
     assert isinstance(view, CacheView)
+
+
+@pytest.mark.parametrize("min_saved_blocks", [1, 1000])
+def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -> None:
+    """Rows of 1 to 200 blocks; three of them share two blocks, and two of these three more."""
+    arena = Arena([SHAPE], mx.float32, n_blocks=300, block_size=BLOCK_SIZE)
+    fill(arena)
+    free = iter(range(300))
+    prefix, longer = take(free, 2), take(free, 3)
+    tables = [
+        prefix + take(free, 1),
+        prefix + longer + take(free, 1),
+        prefix + longer + take(free, 4),
+        take(free, 1),
+        take(free, 200),
+        take(free, 3),
+    ]
+    stops = [len(table) * BLOCK_SIZE - n for n, table in enumerate(tables)]
+    pieces = [Piece(stop - 1, [1], table) for stop, table in zip(stops, tables, strict=True)]
+    forward = Forward(pieces, arena)
+    work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks)
+    assert len(work) == (8 if min_saved_blocks == 1 else 6)
+    queries = mx.random.normal((6, 2, 2, 16), key=mx.random.key(1))
+    (layer,) = arena.layers
+    found = CascadePlan(arena, forward.table, work).attend(queries, layer)
+    keys, values = (np.array(array) for array in layer.blocks(mx.arange(arena.n_blocks)))
+    expected = reference.attention(np.array(queries), keys, values, forward.table, work)
+    np.testing.assert_allclose(np.array(found), expected, atol=1e-5)
+
+
+def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
+    arena = Arena([SHAPE], mx.float32, n_blocks=1200, block_size=BLOCK_SIZE)
+    free = iter(range(1200))
+    tables = [take(free, 10) for _ in range(15)] + [take(free, 900)]
+    forward = Forward([Piece(16 * len(table) - 1, [1], table) for table in tables], arena)
+    work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1)
+    passes = CascadePlan(arena, forward.table, work).reads_of(kv_heads=2).passes
+    assert sum(where.blocks.size for where in passes) == 2 * (15 * 10 + 900)
+
+
+def take(free: Iterator[int], n_blocks: int) -> list[BlockId]:
+    return [BlockId(next(free)) for _ in range(n_blocks)]
 
 
 def fill(arena: Arena) -> None:

@@ -11,13 +11,15 @@ import httpx
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
+from engine.mlx_backend.attention.strategy import gathered_forward_keys
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.host.file_limit import keep_file_limit
 from engine.mlx_backend.host.machine import Machine, device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.loader import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint, fingerprint
-from engine.mlx_backend.model.batching import group_by_length
+from engine.mlx_backend.model.batching import ForwardCost, group_by_length, padded
+from engine.mlx_backend.model.forward import Piece
 from engine.types import EngineConfig
 from kvstore.groups.window import lease_slots
 
@@ -28,12 +30,35 @@ from kvstore.groups.window import lease_slots
         ([], []),
         ([5], [[0]]),
         ([100, 100, 100], [[0, 1, 2]]),
-        ([10, 500, 12, 490], [[1, 3], [2, 0]]),
+        ([10, 500, 12, 490], [[1, 3], [0, 2]]),
         ([30, 20, 10], [[0, 1], [2]]),
     ],
 )
 def test_chunks_of_like_length_run_together(lengths: list[int], groups: list[list[int]]) -> None:
-    assert group_by_length(lengths, forward_tokens=16) == groups
+    assert group_by_length(lengths, 16) == groups
+
+
+def test_chunks_whose_padding_adds_up_run_apart() -> None:
+    """Fifteen rows padded by 4 tokens each outweigh a forward of 16."""
+    assert group_by_length([24, *[20] * 15], 16) == [[0, 1, 2, 3, 4], [*range(5, 16)]]
+
+
+def decodes(*stops: int) -> list[Piece]:
+    return [Piece(stop - 1, [1], []) for stop in stops]
+
+
+def test_decodes_run_apart_where_padding_costs_more_than_a_forward() -> None:
+    short_and_long = decodes(*[300] * 8, 30_000, *[300] * 7)
+    cost = ForwardCost(tokens=16, keys=6_000)
+    assert padded(short_and_long, cost) == [[8], [*range(8), *range(9, 16)]]
+    assert padded(decodes(900, 300, 700, 100), cost) == [[0, 1, 2, 3]], "in the order of tables"
+
+
+def test_what_a_forward_costs_in_keys_follows_the_model_s_size() -> None:
+    assert gathered_forward_keys(weight_bytes=108_000_000, token_bytes=16_384) == pytest.approx(
+        1648, 0.01
+    )
+    assert gathered_forward_keys(108_000_000, token_bytes=0) == math.inf
 
 
 CONFIG = EngineConfig(model="", block_size=8, max_running=4, step_tokens=32)

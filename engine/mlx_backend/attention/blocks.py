@@ -4,23 +4,29 @@ Parts of one softmax merge exactly: each keeps its peak score, the sum of exp(sc
 values weighted so (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from engine.mlx_backend.attention.exponential import softmax_exp
+from engine.mlx_backend.attention.work import Counts
 from engine.mlx_backend.model.forward import Table
 from kvstore.arena import Arena, LayerArena
+
+HIDDEN = -1e30  # finite: what is hidden whole must not make NaN of its peak
 
 
 @dataclass(frozen=True, slots=True)
 class BlockReads:
     """Which blocks each group of queries attends to, for layers of one `kv_heads`.
 
-    The three index arrays are `[groups, kv_heads, blocks]`: into the groups' queries, into the
-    arena's blocks, and into the score tiles. `bias`, `[groups, 1, blocks, 1, block_size]`, keeps
-    slots out that the group must not see; None when it sees all.
+    The three index arrays are `[groups, blocks, kv_heads]`: into the queries, into the arena's
+    blocks, and into the score tiles. Heads are innermost so that memory is read in runs of whole
+    blocks: 1.5 times as fast on two cores as head by head. `bias`, `[groups, blocks, 1, 1,
+    block_size]`, hides what lies behind a group's keys; None when nothing does.
     """
 
     queries: mx.array
@@ -38,38 +44,49 @@ class Part:
     total: mx.array
     weighted: mx.array
 
-    def rows(self, first: int, last: int) -> "Part":
-        return Part(self.peak[first:last], self.total[first:last], self.weighted[first:last])
-
     def output(self) -> mx.array:
         return self.weighted / self.total
 
 
-def reads(arena: Arena, table: Table, kv_heads: int, bias: mx.array | None) -> BlockReads:
-    """Index arrays for one group of queries per row of the table."""
-    groups, blocks = table.shape
-    queries = np.arange(groups * kv_heads, dtype=np.uint32).reshape(groups, kv_heads, 1)
-    tiles = np.arange(groups * kv_heads * blocks, dtype=np.uint32)
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which parts are those of each row: `parts`, `[rows, most]`, indices into all of them.
+
+    `hidden`, `[rows, most, 1, 1, 1]`, is 0 or `HIDDEN`, where a row has fewer parts than others.
+    """
+
+    parts: mx.array
+    hidden: mx.array
+
+
+def reads(arena: Arena, table: Table, rows: Counts, keys: Counts, kv_heads: int) -> BlockReads:
+    """For each line of `table`, the first `keys` keys in it and the queries of row `rows`."""
+    heads = np.arange(kv_heads, dtype=np.uint32)
+    shape = (*table.shape, kv_heads)
+    queries = rows.astype(np.uint32)[:, None, None] * kv_heads + heads
+    seen = np.arange(table.shape[1] * arena.block_size) < keys[:, None]
+    bias = np.where(seen, np.float32(0), np.float32(HIDDEN))
     return BlockReads(
-        queries=mx.array(np.repeat(queries, blocks, axis=2)),
-        blocks=arena.head_ids(mx.array(table), kv_heads),
-        tiles=mx.array(tiles.reshape(groups, kv_heads, blocks)),
-        bias=bias,
+        queries=mx.array(np.broadcast_to(queries, shape)),
+        blocks=mx.contiguous(arena.head_ids(mx.array(table), kv_heads).swapaxes(1, 2)),
+        tiles=mx.array(np.arange(table.size * kv_heads, dtype=np.uint32).reshape(shape)),
+        bias=None if seen.all() else mx.array(bias.reshape(*table.shape, 1, 1, arena.block_size)),
     )
 
 
 def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
-    """Attention of scaled `queries`, `[groups, kv_heads, n, key_dim]`, to each group's blocks."""
+    """Attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`, to each group's blocks."""
     n, key_dim = queries.shape[2:]
     tiles = mx.gather_mm(
         queries.reshape(-1, n, key_dim),
         layer.key_blocks().swapaxes(-1, -2),
         where.queries,
         where.blocks,
-    ).astype(mx.float32)  # [groups, kv_heads, blocks, n, block_size]
+    ).astype(mx.float32)  # [groups, blocks, kv_heads, n, block_size]
     if where.bias is not None:
         tiles = tiles + where.bias
-    peak = tiles.max(axis=(2, 4), keepdims=True)
+    # One axis after the other: over both at once MLX takes twice as long.
+    peak = tiles.max(axis=1, keepdims=True).max(axis=4, keepdims=True)
     weights = softmax_exp(tiles - peak)
     values = layer.value_blocks()
     weighted = mx.gather_mm(
@@ -79,10 +96,44 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
         where.blocks,
     )
     return Part(
-        peak=peak.squeeze(2),
-        total=weights.sum(axis=(2, 4))[..., None],
-        weighted=weighted.astype(mx.float32).sum(axis=2),
+        peak=peak.squeeze(1),
+        total=weights.sum(axis=1).sum(axis=3, keepdims=True),
+        weighted=weighted.astype(mx.float32).sum(axis=1),
     )
+
+
+def attend_together(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
+    """Attention of all rows' queries to one run of blocks; shapes as in `attend`."""
+    rows, kv_heads, n, key_dim = queries.shape
+    together = queries.swapaxes(0, 1).reshape(1, kv_heads, rows * n, key_dim)
+    part = attend(together, layer, where)
+
+    def by_row(array: mx.array) -> mx.array:
+        return array.reshape(kv_heads, rows, n, -1).swapaxes(0, 1)
+
+    return Part(by_row(part.peak), by_row(part.total), by_row(part.weighted))
+
+
+def places(rows: npt.NDArray[np.int32], n_rows: int) -> Places:
+    """Where the parts of each of `n_rows` rows are; `rows[i]` is the row of part `i`."""
+    counts = np.bincount(rows, minlength=n_rows)
+    nth = np.arange(counts.max())
+    by_row = np.argsort(rows, kind="stable")
+    found = (np.cumsum(counts) - counts)[:, None] + np.minimum(nth, counts[:, None] - 1)
+    hidden = np.where(nth < counts[:, None], 0.0, HIDDEN).astype(np.float32)
+    return Places(mx.array(by_row[found]), mx.array(hidden.reshape(*hidden.shape, 1, 1, 1)))
+
+
+def merge_rows(parts: Sequence[Part], where: Places) -> Part:
+    """Each row's softmax over all its parts' keys."""
+    peaks, totals, weighted = (
+        mx.concatenate(list(arrays))[where.parts]  # [rows, most, kv_heads, n, dim]
+        for arrays in zip(*((part.peak, part.total, part.weighted) for part in parts), strict=True)
+    )
+    peaks = peaks + where.hidden
+    peak = peaks.max(axis=1, keepdims=True)
+    weights = softmax_exp(peaks - peak)
+    return Part(peak.squeeze(1), (weights * totals).sum(axis=1), (weights * weighted).sum(axis=1))
 
 
 def part_of(scores: mx.array, values: mx.array) -> Part:
@@ -102,15 +153,3 @@ def merge(left: Part, right: Part) -> Part:
         left.total * of_left + right.total * of_right,
         left.weighted * of_left + right.weighted * of_right,
     )
-
-
-def attend_together(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
-    """Attention of all rows' queries to one run of blocks; shapes as in `attend`."""
-    rows, kv_heads, n, key_dim = queries.shape
-    together = queries.transpose(1, 0, 2, 3).reshape(1, kv_heads, rows * n, key_dim)
-    part = attend(together, layer, where)
-
-    def by_row(array: mx.array) -> mx.array:
-        return array.reshape(kv_heads, rows, n, -1).transpose(1, 0, 2, 3)
-
-    return Part(by_row(part.peak), by_row(part.total), by_row(part.weighted))

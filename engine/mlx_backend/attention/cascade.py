@@ -3,32 +3,47 @@
 Prompt chunks are gathered and go tile by tile: there the scores, not the reads, are what costs.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
-from engine.mlx_backend.attention.blocks import BlockReads, attend, attend_together, merge, reads
-from engine.mlx_backend.attention.shared_prefixes import SharedPrefix, shared_prefixes
+from engine.mlx_backend.attention.blocks import (
+    BlockReads,
+    Part,
+    attend,
+    attend_together,
+    merge_rows,
+    places,
+    reads,
+)
 from engine.mlx_backend.attention.tiles import TiledView, TilePlan
+from engine.mlx_backend.attention.work import WorkList, work_list
+from engine.mlx_backend.model.batching import group_by_length
 from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.forward import Forward, pad_tables
+from engine.mlx_backend.model.forward import Forward, Table
 from kvstore.arena import Arena, LayerArena
-from kvstore.types import BlockId
 
-MIN_SAVED_BLOCKS = 256
+MIN_SAVED_BLOCKS = 384
 """A prefix is attended to apart when that saves this many block reads in each layer.
 
-Break-even on two cores: merging takes a dozen operations more, while a block that several rows
+Break-even on two cores: a pass and merging take thirty operations, while a block that several rows
 read in one step comes from the cache after the first.
 """
 
-_HIDDEN = -1e30  # finite: a block that is hidden whole must not make NaN of its peak
+PASS_BLOCKS = 64
+"""Padding by so many blocks costs as much as one more pass over some rows' own blocks.
+
+Measured on two cores with 4 KV heads of 64: 32 and 128 lose where 64 gains.
+"""
 
 
 class CascadeAttention:
     """Implements `Attention`. Rows that share a prefix must be neighbours, sorted by table."""
+
+    forward_keys = math.inf  # no row is read beyond its end
 
     def __init__(self, min_saved_blocks: int = MIN_SAVED_BLOCKS) -> None:
         self._min_saved_blocks = min_saved_blocks
@@ -39,53 +54,74 @@ class CascadeAttention:
         if forward.length > 1:
             tiles = TilePlan(forward)
             return [TiledView(layer, forward, tiles) for layer in arena.layers]
-        plan = CascadePlan(arena, forward, self._min_saved_blocks)
+        work = work_list(
+            forward.table, forward.stops_host, arena.block_size, self._min_saved_blocks
+        )
+        plan = CascadePlan(arena, forward.table, work)
         return [CascadeView(layer, forward, plan) for layer in arena.layers]
 
 
+@dataclass(frozen=True, slots=True)
+class LayerReads:
+    """What a layer reads for each pass over rows' own blocks, and for each shared item."""
+
+    passes: list[BlockReads]
+    shared: list[BlockReads]
+
+
 class CascadePlan:
-    """What every layer's attention reads in one decode."""
+    """A work list as the passes of MLX operations that all layers make.
 
-    def __init__(self, arena: Arena, forward: Forward, min_saved_blocks: int) -> None:
+    Each shared item is a pass. Rows' own blocks take as few passes as padding allows: in one pass
+    all rows are padded to the longest.
+    """
+
+    def __init__(self, arena: Arena, table: Table, work: WorkList) -> None:
         self._arena = arena
-        size = arena.block_size
-        tables = [
-            [BlockId(block) for block in piece.blocks[: piece.stop // size].tolist()]
-            for piece in forward.pieces
+        self._table = table
+        own = work[work["rows"] == 1]
+        self.shared = work[work["rows"] > 1]
+        self._passes = [
+            own[group] for group in group_by_length(own["blocks"].tolist(), PASS_BLOCKS)
         ]
-        self.prefixes = shared_prefixes(tables, min_saved_blocks)
-        skipped = [0] * forward.rows
-        for prefix in self.prefixes:
-            for row in range(prefix.first_row, prefix.last_row):
-                skipped[row] = prefix.n_blocks
-        own = [
-            piece.blocks[skip : -(-piece.stop // size)]
-            for piece, skip in zip(forward.pieces, skipped, strict=True)
-        ]
-        self._own_table = pad_tables(own, arena.blank)
-        stops = np.array([piece.stop for piece in forward.pieces]) - np.array(skipped) * size
-        self._own_bias = self._bias(stops)
-        self._tables = tables
-        self._reads: dict[int, tuple[BlockReads, list[BlockReads]]] = {}
+        rows = [items["row"] for items in self._passes]
+        rows += [np.arange(item["row"], item["row"] + item["rows"]) for item in self.shared]
+        self._places = places(np.concatenate(rows), len(own)) if len(rows) > 1 else None
+        self._reads: dict[int, LayerReads] = {}
 
-    def reads(self, kv_heads: int) -> tuple[BlockReads, list[BlockReads]]:
-        """Every row's own blocks, and each shared prefix's."""
+    def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
+        """The attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`; value_dim last."""
+        where = self.reads_of(layer.shape.kv_heads)
+        parts = [attend(queries, layer, own) for own in where.passes]
+        for item, shared in zip(self.shared, where.shared, strict=True):
+            rows = queries[item["row"] : item["row"] + item["rows"]]
+            parts.append(attend_together(rows, layer, shared))
+        return self._merged(parts).output()
+
+    def _merged(self, parts: list[Part]) -> Part:
+        return parts[0] if self._places is None else merge_rows(parts, self._places)
+
+    def reads_of(self, kv_heads: int) -> LayerReads:
         if kv_heads not in self._reads:
-            own = reads(self._arena, self._own_table, kv_heads, self._own_bias)
-            shared = [self._prefix_reads(prefix, kv_heads) for prefix in self.prefixes]
-            self._reads[kv_heads] = own, shared
+            self._reads[kv_heads] = LayerReads(
+                [self._own_reads(items, kv_heads) for items in self._passes],
+                [self._shared_reads(item, kv_heads) for item in self.shared],
+            )
         return self._reads[kv_heads]
 
-    def _prefix_reads(self, prefix: SharedPrefix, kv_heads: int) -> BlockReads:
-        table = np.array([self._tables[prefix.first_row][: prefix.n_blocks]], dtype=np.uint32)
-        return reads(self._arena, table, kv_heads, bias=None)
+    def _own_reads(self, items: WorkList, kv_heads: int) -> BlockReads:
+        """The items side by side, padded to the longest."""
+        entries = items["block"][:, None] + np.arange(items["blocks"].max())
+        within = np.minimum(entries, self._table.shape[1] - 1)
+        table = np.take_along_axis(self._table[items["row"]], within, axis=1)
+        table[entries >= (items["block"] + items["blocks"])[:, None]] = self._arena.blank
+        return reads(self._arena, table, items["row"], items["keys"], kv_heads)
 
-    def _bias(self, stops: npt.NDArray[np.int64]) -> mx.array:
-        rows, blocks = self._own_table.shape
-        size = self._arena.block_size
-        seen = np.arange(blocks * size) < stops[:, None]
-        bias = np.where(seen, 0.0, _HIDDEN).astype(np.float32)
-        return mx.array(bias.reshape(rows, 1, blocks, 1, size))
+    def _shared_reads(self, item: np.void, kv_heads: int) -> BlockReads:
+        """One group, whose queries are those of the item's rows."""
+        entries = slice(item["block"], item["block"] + item["blocks"])
+        row, keys = np.zeros(1, np.int32), np.array([item["keys"]])
+        return reads(self._arena, self._table[item["row"], entries][None], row, keys, kv_heads)
 
 
 class CascadeView(CacheView):
@@ -101,23 +137,5 @@ class CascadeView(CacheView):
         """As `CacheView.attend`. `queries`: `[rows, heads, 1, key_dim]`."""
         if not self.is_causal_attention(keys, values, mask):
             return None
-        output = self._attend(self.by_kv_head(queries * scale).squeeze(3))
+        output = self._plan.attend(self.by_kv_head(queries * scale).squeeze(3), self.layer)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
-
-    def _attend(self, queries: mx.array) -> mx.array:
-        own_reads, shared_reads = self._plan.reads(self.layer.shape.kv_heads)
-        own = attend(queries, self.layer, own_reads)
-        if not shared_reads:
-            return own.output()
-        outputs: list[mx.array] = []
-        done = 0
-        for prefix, where in zip(self._plan.prefixes, shared_reads, strict=True):
-            first, last = prefix.first_row, prefix.last_row
-            if done < first:
-                outputs.append(own.rows(done, first).output())
-            shared = attend_together(queries[first:last], self.layer, where)
-            outputs.append(merge(own.rows(first, last), shared).output())
-            done = last
-        if done < queries.shape[0]:
-            outputs.append(own.rows(done, queries.shape[0]).output())
-        return mx.concatenate(outputs)

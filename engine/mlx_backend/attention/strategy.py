@@ -1,5 +1,6 @@
 """What the runner asks of an attention strategy, and the reference."""
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -7,9 +8,16 @@ from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward
 from kvstore.arena import Arena
 
+KEY_READS = 4
+
 
 class Attention(Protocol):
     """Makes the views through which a model's layers reach the arena."""
+
+    @property
+    def forward_keys(self) -> float:
+        """Padding rows by so many keys costs as much as one more forward; see `ForwardCost`."""
+        ...
 
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
         """One view per layer for this forward."""
@@ -17,7 +25,22 @@ class Attention(Protocol):
 
 
 class GatherAttention:
-    """The reference: gather every row's blocks, then the model's own attention. Any device."""
+    """The reference: gather every row's blocks, then the model's own attention. Any device.
+
+    All rows of a forward are padded to the longest.
+    """
+
+    def __init__(self, forward_keys: float = math.inf) -> None:
+        self.forward_keys = forward_keys
 
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
         return [CacheView(layer, forward) for layer in arena.layers]
+
+
+def gathered_forward_keys(weight_bytes: int, token_bytes: int) -> float:
+    """`forward_keys` of GatherAttention for a model of such size.
+
+    A forward reads all weights, while a key is read, written and read again. On two cores a padded
+    key took the time of 2 to 6 reads of its bytes at the speed at which a forward reads weights.
+    """
+    return weight_bytes / (KEY_READS * token_bytes) if token_bytes else math.inf

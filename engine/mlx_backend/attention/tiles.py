@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.mlx_backend.attention.blocks import Part, merge, part_of
+from engine.mlx_backend.attention.blocks import HIDDEN, Part, merge, part_of
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward
 from kvstore.arena import LayerArena
+from kvstore.block_table import blocks_for
 
 TILE_QUERIES = 32
 TILE_KEYS = 1024
 """Scores of one tile: 8 heads of 32 x 1024 in float32 are 1 MiB. Measured in docs/adr/0003."""
-
-_HIDDEN = -1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class TilePlan:
     """The tiles of each row of a forward; all layers share them."""
 
     def __init__(self, forward: Forward) -> None:
-        self.rows = [_tiles(piece.start, piece.n_tokens) for piece in forward.pieces]
+        starts, stops = forward.starts_host.tolist(), forward.stops_host.tolist()
+        self.rows = [_tiles(start, stop - start) for start, stop in zip(starts, stops, strict=True)]
 
 
 def _tiles(start: int, n_queries: int) -> list[Tile]:
@@ -65,7 +65,7 @@ def _spans(first_query: int, last_query: int) -> tuple[Span, ...]:
 
 def _bias(first_query: int, last_query: int, first_key: int, last_key: int) -> mx.array:
     queries = mx.arange(first_query, last_query)[:, None]
-    return mx.where(mx.arange(first_key, last_key) <= queries, 0.0, _HIDDEN)
+    return mx.where(mx.arange(first_key, last_key) <= queries, 0.0, HIDDEN)
 
 
 class TiledView(CacheView):
@@ -83,10 +83,18 @@ class TiledView(CacheView):
             return None
         grouped = self.by_kv_head(queries * scale)
         outputs = [
-            _attend_row(grouped[row], keys[row], values[row], tiles)
+            _attend_row(grouped[row], *self._row_keys(row), tiles)
             for row, tiles in enumerate(self._plan.rows)
         ]
         return mx.stack(outputs).astype(queries.dtype).reshape(*queries.shape[:3], -1)
+
+    def _row_keys(self, row: int) -> tuple[mx.array, mx.array]:
+        """K and V of one row, `[kv_heads, keys, dim]`: no more than it sees, however long others
+        are. What was fetched for all rows together is never computed."""
+        n_blocks = blocks_for(int(self.forward.stops_host[row]), self.layer.block_size)
+        heads = self.forward.heads(self.layer.shape.kv_heads)[row : row + 1, :, :n_blocks]
+        keys, values = self.layer.read(heads)
+        return keys[0], values[0]
 
 
 def _attend_row(queries: mx.array, keys: mx.array, values: mx.array, tiles: list[Tile]) -> mx.array:

@@ -1,7 +1,7 @@
 """How rows of a model may share a forward: a ladder of rules, from best to slowest."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -19,8 +19,18 @@ one token takes 12 ms without attention, and a token more in a chunk 0.6 ms.
 Groups = list[list[int]]
 """Forwards, as lists of indices into some pieces."""
 
-Grouping = Callable[[Sequence[Piece], int], Groups]
-"""Splits pieces into forwards. The number is how many tokens of padding save a forward's cost."""
+
+@dataclass(frozen=True, slots=True)
+class ForwardCost:
+    """What one more forward costs: as much as padding rows by so many tokens, or by so many keys
+    that attention reads for each."""
+
+    tokens: int
+    keys: float
+
+
+Grouping = Callable[[Sequence[Piece], ForwardCost], Groups]
+"""Splits pieces into forwards, where padding would cost more than one more."""
 
 
 ReadStates = Callable[[StateArena, Sequence[SlotId], bool], Sequence[mx.array | None]]
@@ -51,34 +61,40 @@ class Batching:
     read_states: ReadStates = initial_or_saved
 
 
-def group_by_length(lengths: Sequence[int], forward_tokens: int = FORWARD_TOKENS) -> Groups:
-    """Split chunks into forwards, as lists of indices into `lengths`.
+def group_by_length(lengths: Sequence[int], most_padding: float) -> Groups:
+    """Split what is padded to one length into groups, as lists of indices into `lengths`.
 
-    Chunks are taken longest first; each joins the forward before it unless the padding that it
-    brings outweighs the forward that it saves.
+    They are taken longest first; each joins the group before it unless the padding of that group
+    would then outweigh one more. Within a group they stay in order.
     """
     groups: Groups = []
+    longest = padding = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if groups and lengths[groups[-1][0]] - lengths[index] <= forward_tokens:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups
+        padding += longest - lengths[index]
+        if not groups or padding > most_padding:
+            groups.append([])
+            longest, padding = lengths[index], 0
+        groups[-1].append(index)
+    return [sorted(group) for group in groups]
 
 
-def padded(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
-    """Rows of like length, padded to the longest."""
-    return group_by_length([piece.n_tokens for piece in pieces], forward_tokens)
+def padded(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
+    """Rows of like length and like context, padded to the longest."""
+    return [
+        [group[index] for index in part]
+        for group in group_by_length([piece.n_tokens for piece in pieces], cost.tokens)
+        for part in group_by_length([pieces[index].stop for index in group], cost.keys)
+    ]
 
 
-def of_equal_length(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
+def of_equal_length(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
     """Rows of one length: for recurrent layers that take padding for tokens."""
-    return padded(pieces, 0)
+    return padded(pieces, replace(cost, tokens=0))
 
 
-def fresh_apart(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
+def fresh_apart(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
     """Of equal length, and those that begin apart: for layers that have no initial state."""
-    groups = of_equal_length(pieces, forward_tokens)
+    groups = of_equal_length(pieces, cost)
     parts = [
         [index for index in group if (pieces[index].start == 0) is is_fresh]
         for group in groups
@@ -87,7 +103,7 @@ def fresh_apart(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
     return [part for part in parts if part]
 
 
-def one_by_one(pieces: Sequence[Piece], forward_tokens: int) -> Groups:
+def one_by_one(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
     """Each row alone: for models that ask for one position, or count keys from the end."""
     return [[index] for index in range(len(pieces))]
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.model.batching import FORWARD_TOKENS, Batching
+from engine.mlx_backend.model.batching import FORWARD_TOKENS, Batching, ForwardCost
 from engine.mlx_backend.model.forward import Piece
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.storage import Storage
@@ -55,8 +55,9 @@ class CachedModel:
     def groups(
         self, pieces: Sequence[Piece], forward_tokens: int = FORWARD_TOKENS
     ) -> list[list[int]]:
-        """Which pieces run in one forward, as indices; `forward_tokens` as in `Batching`."""
-        return self._batching.group(pieces, forward_tokens)
+        """Which pieces run in one forward, as indices; `forward_tokens` as in `ForwardCost`."""
+        cost = ForwardCost(forward_tokens, self._attention.forward_keys)
+        return self._batching.group(pieces, cost)
 
     def forward(self, pieces: Sequence[Piece], tokens: mx.array) -> Computed:
         """One forward; `tokens`, `[rows, length]`, are padded on the right.
