@@ -12,7 +12,7 @@ from engine.mlx_backend.attention.exponential import softmax_exp
 from engine.mlx_backend.attention.tiles import TILE_KEYS, TILE_QUERIES, TiledView, TilePlan
 from engine.mlx_backend.attention.work import work_list
 from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.forward import Forward, Piece
+from engine.mlx_backend.model.forward import Forward, Piece, table_width
 from kvstore.arena import Arena, LayerShape
 
 SHAPE = LayerShape(kv_heads=2, key_dim=16, value_dim=8)
@@ -126,6 +126,13 @@ def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
     work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1)
     passes = CascadePlan(arena, forward.table, work).reads_of(kv_heads=2).passes
     assert sum(where.blocks.size for where in passes) == 2 * (15 * 10 + 900)
+
+
+def test_tables_have_few_widths_and_little_padding() -> None:
+    widths = [table_width(n_blocks) for n_blocks in range(1, 1025)]
+    assert all(n <= width <= 1.125 * n for n, width in enumerate(widths, start=1))
+    assert len(set(widths)) == 16 + 6 * 8
+    assert widths == sorted(widths)
 
 
 def take(free: Iterator[int], n_blocks: int) -> list[BlockId]:

@@ -180,9 +180,20 @@ def _needed_blocks(piece: Piece, block_size: int) -> npt.NDArray[np.uint32]:
     return piece.blocks[:needed]
 
 
+def table_width(n_blocks: int) -> int:
+    """At least `n_blocks`, at most an eighth more, and one of eight widths in each octave.
+
+    What is gathered by a table then has sizes that come back, so that MLX finds its buffers again
+    and a GPU its graphs, while rows grow. What attends block by block reads no padding.
+    """
+    step = 1 << max(0, (n_blocks - 1).bit_length() - 4)
+    return -(-n_blocks // step) * step
+
+
 def pad_tables(tables: Sequence[npt.NDArray[np.uint32]], blank: BlockId) -> Table:
-    """Tables of different lengths as one array."""
-    padded = np.full((len(tables), max(len(table) for table in tables)), blank, dtype=np.uint32)
+    """Tables of different lengths as one array, of a `table_width`."""
+    width = table_width(max(len(table) for table in tables))
+    padded = np.full((len(tables), width), blank, dtype=np.uint32)
     for row, table in enumerate(tables):
         padded[row, : len(table)] = table
     return padded
