@@ -11,7 +11,7 @@ from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import (
     Attention,
     GatherAttention,
-    gathered_forward_keys,
+    gathered_padding_keys,
 )
 from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.host import machine
@@ -159,7 +159,7 @@ def _attention(name: str, loaded: LoadedModel) -> Attention:
     if name == "gather" or (name == "auto" and mx.default_device() != mx.cpu):
         layout = loaded.layout
         key_bytes = token_bytes(layout.full_layers, layout.dtype)
-        return GatherAttention(gathered_forward_keys(loaded.weight_bytes, key_bytes))
+        return GatherAttention(gathered_padding_keys(loaded.weight_bytes, key_bytes))
     return CascadeAttention()
 
 

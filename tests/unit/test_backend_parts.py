@@ -11,7 +11,7 @@ import httpx
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-from engine.mlx_backend.attention.strategy import gathered_forward_keys
+from engine.mlx_backend.attention.strategy import gathered_padding_keys
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.host.file_limit import keep_file_limit
 from engine.mlx_backend.host.machine import Machine, device_memory_bytes
@@ -55,10 +55,10 @@ def test_decodes_run_apart_where_padding_costs_more_than_a_forward() -> None:
 
 
 def test_what_a_forward_costs_in_keys_follows_the_model_s_size() -> None:
-    assert gathered_forward_keys(weight_bytes=108_000_000, token_bytes=16_384) == pytest.approx(
+    assert gathered_padding_keys(weight_bytes=108_000_000, token_bytes=16_384) == pytest.approx(
         1648, 0.01
     )
-    assert gathered_forward_keys(108_000_000, token_bytes=0) == math.inf
+    assert gathered_padding_keys(108_000_000, token_bytes=0) == math.inf
 
 
 CONFIG = EngineConfig(model="", block_size=8, max_running=4, step_tokens=32)

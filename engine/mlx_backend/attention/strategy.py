@@ -15,7 +15,7 @@ class Attention(Protocol):
     """Makes the views through which a model's layers reach the arena."""
 
     @property
-    def forward_keys(self) -> float:
+    def padding_keys(self) -> float:
         """Padding rows by so many keys costs as much as one more forward; see `ForwardCost`."""
         ...
 
@@ -30,15 +30,15 @@ class GatherAttention:
     All rows of a forward are padded to the longest.
     """
 
-    def __init__(self, forward_keys: float = math.inf) -> None:
-        self.forward_keys = forward_keys
+    def __init__(self, padding_keys: float = math.inf) -> None:
+        self.padding_keys = padding_keys
 
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
         return [CacheView(layer, forward) for layer in arena.layers]
 
 
-def gathered_forward_keys(weight_bytes: int, token_bytes: int) -> float:
-    """`forward_keys` of GatherAttention for a model of such size.
+def gathered_padding_keys(weight_bytes: int, token_bytes: int) -> float:
+    """`padding_keys` of GatherAttention for a model of such size.
 
     A forward reads all weights, while a key is read, written and read again. On two cores a padded
     key took the time of 2 to 6 reads of its bytes at the speed at which a forward reads weights.

@@ -56,7 +56,7 @@ class CachedModel:
         self, pieces: Sequence[Piece], forward_tokens: int = FORWARD_TOKENS
     ) -> list[list[int]]:
         """Which pieces run in one forward, as indices; `forward_tokens` as in `ForwardCost`."""
-        cost = ForwardCost(forward_tokens, self._attention.forward_keys)
+        cost = ForwardCost(forward_tokens, self._attention.padding_keys)
         return self._batching.group(pieces, cost)
 
     def forward(self, pieces: Sequence[Piece], tokens: mx.array) -> Computed:
