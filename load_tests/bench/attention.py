@@ -24,7 +24,6 @@ from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.model.forward import Forward, Piece
 from kvstore.arena import Arena, LayerShape
-from kvstore.types import BlockId
 from load_tests.report import Table
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 8, 4, 64, 32
@@ -58,13 +57,13 @@ CHUNKS = ((0, 512), (4_096, 512), (12_288, 512), (30_000, 128))
 def pieces_of(decode: Decode, n_blocks: int) -> list[Piece]:
     """The last token of each row, over tables of shuffled blocks; sorted by table."""
     free = iter(np.random.default_rng(0).permutation(n_blocks).tolist())
-    prefix = [BlockId(next(free)) for _ in range(decode.shared // BLOCK_SIZE)]
+    prefix = [next(free) for _ in range(decode.shared // BLOCK_SIZE)]
     tables = [
-        prefix + [BlockId(next(free)) for _ in range(-(-n // BLOCK_SIZE) - len(prefix))]
+        prefix + [next(free) for _ in range(-(-n // BLOCK_SIZE) - len(prefix))]
         for n in decode.contexts
     ]
     rows = sorted(zip(tables, decode.contexts, strict=True))
-    return [Piece(n - 1, [1], blocks) for blocks, n in rows]
+    return [Piece(n - 1, 1, np.array(blocks, dtype=np.uint32)) for blocks, n in rows]
 
 
 def filled_arena(n_blocks: int) -> Arena:
@@ -84,7 +83,7 @@ def random(*shape: int) -> mx.array:
 
 def stepper(arena: Arena, pieces: Sequence[Piece], attention: Attention) -> Callable[[], mx.array]:
     """One forward's attention: each layer's queries follow from the layer before."""
-    rows, length = len(pieces), len(pieces[0].tokens)
+    rows, length = len(pieces), pieces[0].n_tokens
     queries = random(rows, HEADS, length, DIM)
     new = random(rows, KV_HEADS, length, DIM)
 
@@ -153,8 +152,8 @@ def main(rounds: int = 9) -> None:
     chunks = []
     for start, length in CHUNKS:
         n_blocks = -(-(start + length) // BLOCK_SIZE)
-        blocks = [BlockId(block) for block in reversed(range(n_blocks))]
-        piece = Piece(start, [1] * length, blocks)
+        blocks = np.arange(n_blocks, dtype=np.uint32)[::-1]
+        piece = Piece(start, length, blocks)
         steps = {
             "contiguous": contiguous_stepper(start, length),
             "cascade": stepper(filled_arena(n_blocks), [piece], CascadeAttention()),

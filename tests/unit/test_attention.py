@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engine.mlx_backend.attention import reference
@@ -106,7 +107,7 @@ def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -
         take(free, 3),
     ]
     stops = [len(table) * BLOCK_SIZE - n for n, table in enumerate(tables)]
-    pieces = [Piece(stop - 1, [1], table) for stop, table in zip(stops, tables, strict=True)]
+    pieces = [Piece(stop - 1, 1, ids(table)) for stop, table in zip(stops, tables, strict=True)]
     forward = Forward(pieces, arena)
     work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks)
     assert len(work) == (8 if min_saved_blocks == 1 else 6)
@@ -122,7 +123,7 @@ def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
     arena = Arena([SHAPE], mx.float32, n_blocks=1200, block_size=BLOCK_SIZE)
     free = iter(range(1200))
     tables = [take(free, 10) for _ in range(15)] + [take(free, 900)]
-    forward = Forward([Piece(16 * len(table) - 1, [1], table) for table in tables], arena)
+    forward = Forward([Piece(16 * len(table) - 1, 1, ids(table)) for table in tables], arena)
     work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1)
     passes = CascadePlan(arena, forward.table, work).reads_of(kv_heads=2).passes
     assert sum(where.blocks.size for where in passes) == 2 * (15 * 10 + 900)
@@ -135,8 +136,12 @@ def test_tables_have_few_widths_and_little_padding() -> None:
     assert widths == sorted(widths)
 
 
-def take(free: Iterator[int], n_blocks: int) -> list[BlockId]:
-    return [BlockId(next(free)) for _ in range(n_blocks)]
+def take(free: Iterator[int], n_blocks: int) -> list[int]:
+    return [next(free) for _ in range(n_blocks)]
+
+
+def ids(table: list[int]) -> npt.NDArray[np.uint32]:
+    return np.array(table, dtype=np.uint32)
 
 
 def fill(arena: Arena) -> None:

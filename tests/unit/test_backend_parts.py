@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import httpx
+import numpy as np
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
@@ -44,7 +45,7 @@ def test_chunks_whose_padding_adds_up_run_apart() -> None:
 
 
 def decodes(*stops: int) -> list[Piece]:
-    return [Piece(stop - 1, [1], []) for stop in stops]
+    return [Piece(stop - 1, 1, np.zeros(0, dtype=np.uint32)) for stop in stops]
 
 
 def test_decodes_run_apart_where_padding_costs_more_than_a_forward() -> None:
