@@ -26,22 +26,31 @@ class ArenaError(ValueError):
 class LayerShape:
     """What one layer keeps for each token: `kv_heads` vectors of K and as many of V.
 
-    Either dimension may be 0: then there is nothing of it.
+    Either dimension may be 0: then there is nothing of it. K and V come each in a dtype of its own:
+    where a norm's weights are float32 and the others are not, K is float32 and V is not.
     """
 
     kv_heads: int
     key_dim: int
     value_dim: int
+    key_dtype: mx.Dtype
+    value_dtype: mx.Dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V."""
+        key_bytes = self.key_dim * self.key_dtype.size
+        return self.kv_heads * (key_bytes + self.value_dim * self.value_dtype.size)
 
 
-def token_bytes(layers: Iterable[LayerShape], dtype: mx.Dtype) -> int:
+def token_bytes(layers: Iterable[LayerShape]) -> int:
     """Bytes that one token's K and V take in all layers together."""
-    return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.size
+    return sum(layer.token_bytes for layer in layers)
 
 
-def block_bytes(layers: Iterable[LayerShape], block_size: int, dtype: mx.Dtype) -> int:
+def block_bytes(layers: Iterable[LayerShape], block_size: int) -> int:
     """Bytes of one block of `block_size` tokens in all layers together."""
-    return block_size * token_bytes(layers, dtype)
+    return block_size * token_bytes(layers)
 
 
 class LayerArena:
@@ -49,20 +58,18 @@ class LayerArena:
 
     __slots__ = ("_keys", "_values", "block_size", "shape")
 
-    def __init__(
-        self, shape: LayerShape, dtype: mx.Dtype, allocated_blocks: int, block_size: int
-    ) -> None:
+    def __init__(self, shape: LayerShape, allocated_blocks: int, block_size: int) -> None:
         self.shape = shape
         self.block_size = block_size
         room = (allocated_blocks, shape.kv_heads, block_size)
-        self._keys = mx.zeros((*room, shape.key_dim), dtype)
-        self._values = mx.zeros((*room, shape.value_dim), dtype)
+        self._keys = mx.zeros((*room, shape.key_dim), shape.key_dtype)
+        self._values = mx.zeros((*room, shape.value_dim), shape.value_dtype)
 
     def write(self, places: mx.array, keys: mx.array, values: mx.array) -> None:
         """Write new tokens' K and V where `places` says.
 
         `places`: `Arena.places` for this layer's kv_heads, `[rows * length * kv_heads]`. `keys`:
-        `[rows, kv_heads, length, key_dim]`, `values` the same with value_dim, in the arena's dtype.
+        `[rows, kv_heads, length, key_dim]`, `values` the same with value_dim, each in its dtype.
 
         Raises ArenaError on any other shape or dtype.
         """
@@ -162,24 +169,21 @@ class Arena:
     which nobody writes. A masked slot must hold a number: its weight is 0, and 0 x NaN is NaN.
     """
 
-    def __init__(
-        self, layers: Sequence[LayerShape], dtype: mx.Dtype, n_blocks: int, block_size: int
-    ) -> None:
+    def __init__(self, layers: Sequence[LayerShape], n_blocks: int, block_size: int) -> None:
         if n_blocks < 1 or block_size < 1:
             raise ArenaError(f"an arena of {n_blocks} blocks of {block_size} tokens holds nothing")
-        self.dtype = dtype
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.scratch = BlockId(n_blocks)
         self.blank = BlockId(n_blocks + 1)
-        self.layers = tuple(LayerArena(shape, dtype, n_blocks + 2, block_size) for shape in layers)
+        self.layers = tuple(LayerArena(shape, n_blocks + 2, block_size) for shape in layers)
         mx.eval(self.arrays())  # memory is taken now, not when the first request comes
 
     @property
     def bytes(self) -> int:
         """Bytes of the blocks that sequences can use (without the other two)."""
         shapes = [layer.shape for layer in self.layers]
-        return self.n_blocks * block_bytes(shapes, self.block_size, self.dtype)
+        return self.n_blocks * block_bytes(shapes, self.block_size)
 
     def copy(self, orders: Iterable[CopyBlock]) -> None:
         """Carry out the orders as if one after another.

@@ -123,10 +123,9 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, host: machine.Machine) -> 
 
 def _footprint(layout: Layout, block_size: int) -> Footprint:
     return Footprint(
-        block_bytes(layout.full_layers, block_size, layout.dtype),
+        block_bytes(layout.full_layers, block_size),
         tuple(
-            (window, block_bytes(layout.layers_of(window), block_size, layout.dtype))
-            for window in layout.windows
+            (window, block_bytes(layout.layers_of(window), block_size)) for window in layout.windows
         ),
         state_bytes(layout.states),
     )
@@ -188,11 +187,11 @@ def _card(
         vocab_size=layout.vocab_size,
         max_context_tokens=loaded.max_context_tokens,
         eos_token_ids=loaded.eos_token_ids,
-        kv_bytes_per_token=token_bytes(layout.full_layers, layout.dtype),
+        kv_bytes_per_token=token_bytes(layout.full_layers),
         arena_tokens=sizes.n_blocks * config.block_size,
         block_size=config.block_size,
         device=host.device,
-        dtype=str(layout.dtype).removeprefix("mlx.core."),
+        dtype=", ".join(str(dtype).removeprefix("mlx.core.") for dtype in layout.dtypes),
         blas=str(blas),
         sampling=sampling,
     )

@@ -34,7 +34,7 @@ def median_us(work: Callable[[], object]) -> float:
 
 def arena_costs(n_blocks: int) -> dict[str, float]:
     """Write 8 decodes, write a chunk of 512 tokens, copy one block, gather 8 x 12 blocks."""
-    arena = Arena([LayerShape(KV_HEADS, DIM, DIM)], mx.float32, n_blocks, BLOCK_SIZE)
+    arena = Arena([LayerShape(KV_HEADS, DIM, DIM, mx.float32, mx.float32)], n_blocks, BLOCK_SIZE)
     layer = arena.layers[0]
     random = np.random.default_rng(0)
     table = mx.array(random.permutation(n_blocks)[: ROWS * TABLE_BLOCKS].astype(np.uint32))

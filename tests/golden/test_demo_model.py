@@ -55,7 +55,7 @@ def demo() -> Served:
 def peer(demo: Served) -> Module:
     """The model as mlx-lm loads it, in the dtype in which the daemon computes here."""
     model: Module = load_model(DEFAULT_CHECKPOINT)[0]
-    model.set_dtype(demo.layout.dtype)
+    model.set_dtype(demo.layout.logits_dtype)
     return model
 
 

@@ -70,7 +70,7 @@ def _load_aside(config: EngineConfig, report: Report) -> None:
 
 def test_shapes_and_vocabulary_are_discovered(checkpoint_of: Callable[[str], Path]) -> None:
     model, _ = load_model(checkpoint_of("llama"))
-    shape = LayerShape(2, 32, 32)
+    shape = LayerShape(2, 32, 32, mx.float32, mx.float32)
     assert discover(model) == Layout((KVCacheSpec(shape),) * 3, mx.float32, VOCAB_SIZE)
 
 
@@ -83,7 +83,7 @@ def test_windows_states_and_lists_are_discovered(served_of: Callable[[str], Serv
 
 
 def test_a_window_that_covers_the_context_is_full_attention() -> None:
-    shape = LayerShape(1, 4, 4)
+    shape = LayerShape(1, 4, 4, mx.float16, mx.float16)
     layout = Layout((KVCacheSpec(shape, 64), (KVCacheSpec(shape, 63),)), mx.float32, 10)
     within = layout.within(64)
     assert within.windows == (63,)
@@ -137,7 +137,7 @@ def test_dynamic_rope_becomes_what_it_is_within_the_context(tmp_path: Path) -> N
 def test_on_the_cpu_weights_become_float32_where_they_fit(tmp_path: Path) -> None:
     checkpoint = write_family(FAMILIES["qwen3_4bit"], tmp_path, dtype=mx.float16)
     roomy, tight = (open_model(checkpoint, memory_bytes=n) for n in (1 << 30, 1 << 16))
-    assert (roomy.layout.dtype, tight.layout.dtype) == (mx.float32, mx.float16)
+    assert (roomy.layout.dtypes, tight.layout.dtypes) == ((mx.float32,), (mx.float16,))
     assert tight.weight_bytes < roomy.weight_bytes / 4
 
 

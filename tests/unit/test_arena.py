@@ -8,12 +8,17 @@ from kvstore.actions import CopyBlock
 from kvstore.arena import Arena, ArenaError, LayerShape, block_bytes, independent_copies
 from kvstore.types import BlockId
 
-UNEVEN = (LayerShape(2, 4, 3), LayerShape(1, 6, 6))
+
+def float32(kv_heads: int, key_dim: int, value_dim: int) -> LayerShape:
+    return LayerShape(kv_heads, key_dim, value_dim, mx.float32, mx.float32)
+
+
+UNEVEN = (float32(2, 4, 3), float32(1, 6, 6))
 A, B, C = BlockId(0), BlockId(1), BlockId(2)
 
 
 def small_arena(layers: tuple[LayerShape, ...] = UNEVEN) -> Arena:
-    return Arena(layers, mx.float32, n_blocks=3, block_size=2)
+    return Arena(layers, n_blocks=3, block_size=2)
 
 
 def write(arena: Arena, blocks: list[int], slots: list[int], value: float) -> None:
@@ -73,12 +78,16 @@ def test_mismatches_are_refused_and_change_nothing(keys: mx.array, values: mx.ar
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
-def test_dtype_is_kept(dtype: mx.Dtype) -> None:
-    arena = Arena([LayerShape(1, 2, 2)], dtype, n_blocks=2, block_size=2)
-    new = mx.ones((1, 1, 1, 2), dtype)
-    arena.layers[0].write(arena.places(mx.array([0]), mx.array([0]), 1), new, new)
+def test_keys_and_values_keep_their_own_dtypes(dtype: mx.Dtype) -> None:
+    arena = Arena([LayerShape(1, 2, 4, mx.float32, dtype)], n_blocks=2, block_size=2)
+    (layer,), place = arena.layers, arena.places(mx.array([0]), mx.array([0]), 1)
+    layer.clear(place)
+    layer.write(place, mx.full((1, 1, 1, 2), 1 / 3), mx.ones((1, 1, 1, 4), dtype))
     arena.copy([CopyBlock(A, B, 2)])
-    assert {array.dtype for array in arena.arrays()} == {dtype}
+    keys, values = layer.read(arena.head_ids(mx.array([[1]], mx.uint32), 1))
+    assert (keys.dtype, values.dtype) == (mx.float32, dtype)
+    assert float(keys[0, 0, 0, 0]) == float(mx.array(1 / 3))
+    assert arena.bytes == 2 * 2 * (2 * 4 + 4 * dtype.size)
 
 
 def test_copies_are_carried_out_in_order() -> None:
@@ -116,7 +125,7 @@ def test_unknown_blocks_are_refused_before_anything_is_copied() -> None:
 
 def test_writes_and_copies_are_in_place() -> None:
     """MLX's peak memory would rise by the pool's size if one were copied."""
-    arena = Arena([LayerShape(4, 64, 64)], mx.float32, n_blocks=256, block_size=32)
+    arena = Arena([float32(4, 64, 64)], n_blocks=256, block_size=32)
     pool_bytes = arena.layers[0].arrays()[0].nbytes
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -129,14 +138,14 @@ def test_writes_and_copies_are_in_place() -> None:
 
 
 def test_sizes() -> None:
-    assert block_bytes(UNEVEN, 2, mx.float32) == 2 * (2 * (4 + 3) + 12) * 4
-    assert small_arena().bytes == 3 * block_bytes(UNEVEN, 2, mx.float32)
+    assert block_bytes(UNEVEN, 2) == 2 * (2 * (4 + 3) + 12) * 4
+    assert small_arena().bytes == 3 * block_bytes(UNEVEN, 2)
     with pytest.raises(ArenaError):
-        Arena(UNEVEN, mx.float32, n_blocks=0, block_size=2)
+        Arena(UNEVEN, n_blocks=0, block_size=2)
 
 
 def test_a_layer_may_keep_keys_alone() -> None:
-    arena = small_arena((LayerShape(1, 4, 0),))
+    arena = small_arena((float32(1, 4, 0),))
     write(arena, [A, A], [0, 1], 3.0)
     arena.copy([CopyBlock(A, B, 1)])
     mx.eval(arena.arrays())  # MLX divides by zero when it scatters nothing

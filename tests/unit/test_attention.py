@@ -16,9 +16,12 @@ from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, Piece, table_width
 from kvstore.arena import Arena, LayerShape
 
-SHAPE = LayerShape(kv_heads=2, key_dim=16, value_dim=8)
 HEADS = 4
 BLOCK_SIZE = 16
+
+
+def layer(dtype: mx.Dtype = mx.float32) -> LayerShape:
+    return LayerShape(2, 16, 8, dtype, dtype)
 
 
 def test_softmax_exp_is_exp_where_a_softmax_looks() -> None:
@@ -52,7 +55,7 @@ def test_softmax_exp_of_what_is_hidden_is_nothing() -> None:
 def test_tiled_attention_equals_the_model_s_own(
     chunks: list[tuple[int, int]], dtype: mx.Dtype, tolerance: float
 ) -> None:
-    arena = Arena([SHAPE], dtype, n_blocks=300, block_size=BLOCK_SIZE)
+    arena = Arena([layer(dtype)], n_blocks=300, block_size=BLOCK_SIZE)
     fill(arena)
     pieces, used = [], 0
     for start, length in chunks:
@@ -80,7 +83,7 @@ def test_tiled_attention_equals_the_model_s_own(
 
 
 def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
-    arena = Arena([SHAPE], mx.float32, n_blocks=4, block_size=BLOCK_SIZE)
+    arena = Arena([layer()], n_blocks=4, block_size=BLOCK_SIZE)
     forward = Forward([Piece(0, 3, np.zeros(1, dtype=np.uint32))], arena)
     view = TiledView(arena.layers[0], forward, TilePlan(forward))
     queries = mx.zeros((1, HEADS, 3, 16))

@@ -61,7 +61,7 @@ def check_batching(model: Module, layout: Layout) -> Batching:
         expected = mx.stack([_last_logits(model, tokens) for tokens in rows])
     except RUN_ERRORS as error:
         raise UnsupportedModel(f"the model does not run on this device: {error}") from error
-    tolerance = _tolerance(layout.dtype)
+    tolerance = _tolerance(layout)
     for batching in LADDER:
         try:
             deviation = _deviation(_through_storage(model, layout, batching, rows), expected)
@@ -78,8 +78,8 @@ def check_batching(model: Module, layout: Layout) -> Batching:
     )
 
 
-def _tolerance(dtype: mx.Dtype) -> float:
-    if dtype != mx.float32:
+def _tolerance(layout: Layout) -> float:
+    if {*layout.dtypes, layout.logits_dtype} != {mx.float32}:
         return _HALF_TOLERANCE
     return _CPU_TOLERANCE if mx.default_device() == mx.cpu else _GPU_TOLERANCE
 

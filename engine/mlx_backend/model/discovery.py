@@ -72,10 +72,10 @@ Recording: TypeAlias = "RecordingCache | ArraysCache | list[Recording]"
 
 
 def discover(model: Module) -> Layout:
-    """Each cache's kind and shapes, the dtype of K and V, the width of the logits (vocabulary).
+    """Each cache's kind, shapes and dtypes; dtype and width (vocabulary) of the logits.
 
     Runs one lazy forward of a few tokens through recording caches. Raises UnsupportedModel when
-    the model does not run so, keeps a cache of a kind unknown here, or K and V of several dtypes.
+    the model does not run so, or keeps a cache of a kind unknown here.
     """
     caches = [_recording(index, cache) for index, cache in enumerate(make_prompt_cache(model))]
     try:
@@ -84,7 +84,7 @@ def discover(model: Module) -> Layout:
         raise UnsupportedModel(f"the model does not run through cache views: {error}") from error
     recordings = [cache for cache in _leaves(caches) if isinstance(cache, RecordingCache)]
     specs = tuple(_spec(cache, recordings) for cache in caches)
-    return Layout(specs, _dtype(recordings, logits), logits.shape[-1])
+    return Layout(specs, logits.dtype, logits.shape[-1])
 
 
 def _recording(index: int, cache: object) -> Recording:
@@ -130,7 +130,7 @@ def _kv_spec(cache: RecordingCache, recordings: list[RecordingCache]) -> CacheSp
     if cache.written is None:
         return UnusedSpec()
     keys, values = cache.written
-    shape = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
+    shape = LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, values.dtype)
     if cache.own_window is None:
         return KVCacheSpec(shape)
     if cache.kind is ChunkedKVCache:
@@ -138,10 +138,3 @@ def _kv_spec(cache: RecordingCache, recordings: list[RecordingCache]) -> CacheSp
     # One layer of each kind is asked for the mask of all, and some ask for more than they keep.
     asked = [other.asked_window for other in recordings if other.own_window == cache.own_window]
     return KVCacheSpec(shape, max(cache.own_window, *asked))
-
-
-def _dtype(recordings: Iterable[RecordingCache], logits: mx.array) -> mx.Dtype:
-    dtypes = {array.dtype for cache in recordings for array in cache.written or ()}
-    if len(dtypes) > 1:
-        raise UnsupportedModel(f"layers cache different dtypes: {sorted(map(str, dtypes))}")
-    return dtypes.pop() if dtypes else logits.dtype

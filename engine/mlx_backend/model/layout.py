@@ -48,13 +48,26 @@ class Layout:
     """A model's caches, one tree for each that `make_prompt_cache` gives."""
 
     caches: tuple[SpecTree, ...]
-    dtype: mx.Dtype  # of K and V
+    logits_dtype: mx.Dtype
     vocab_size: int
 
     @cached_property
     def specs(self) -> tuple[CacheSpec, ...]:
         """All caches, in order."""
         return tuple(spec for cache in self.caches for spec in _leaves(cache))
+
+    @cached_property
+    def kv_layers(self) -> tuple[LayerShape, ...]:
+        """All layers that keep K and V, with a window or without."""
+        return tuple(
+            spec.shape for spec in self.specs if isinstance(spec, KVCacheSpec | ChunkedCacheSpec)
+        )
+
+    @cached_property
+    def dtypes(self) -> tuple[mx.Dtype, ...]:
+        """What K and V come in, in order of appearance; what the logits do where there are none."""
+        kept = [dtype for shape in self.kv_layers for dtype in (shape.key_dtype, shape.value_dtype)]
+        return tuple(dict.fromkeys(kept or [self.logits_dtype]))
 
     @cached_property
     def full_layers(self) -> tuple[LayerShape, ...]:
@@ -84,7 +97,7 @@ class Layout:
     def within(self, max_context_tokens: int) -> "Layout":
         """The same where no sequence is longer: a window that covers it all is none."""
         caches = tuple(_within(cache, max_context_tokens) for cache in self.caches)
-        return Layout(caches, self.dtype, self.vocab_size)
+        return Layout(caches, self.logits_dtype, self.vocab_size)
 
 
 def _leaves(tree: SpecTree) -> tuple[CacheSpec, ...]:

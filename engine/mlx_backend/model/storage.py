@@ -19,10 +19,9 @@ class Storage:
     """
 
     def __init__(self, layout: Layout, sizes: StorageSizes, block_size: int) -> None:
-        self.full = Arena(layout.full_layers, layout.dtype, sizes.n_blocks, block_size)
+        self.full = Arena(layout.full_layers, sizes.n_blocks, block_size)
         self.windows = tuple(
-            Arena(layout.layers_of(size.window), layout.dtype, size.n_slots, block_size)
-            for size in sizes.windows
+            Arena(layout.layers_of(size.window), size.n_slots, block_size) for size in sizes.windows
         )
         n_states = sizes.states.running + sizes.states.saved if sizes.states else 0
         self.states = StateArena(layout.states, n_states)

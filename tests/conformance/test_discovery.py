@@ -1,0 +1,54 @@
+"""Every architecture in half precision, as it is on GPUs: what its layers keep is found out.
+
+Nothing is evaluated, so it takes seconds and says nothing of what a GPU computes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_unflatten
+
+from engine.mlx_backend.loading.weights import named_weights
+from engine.mlx_backend.model.discovery import discover
+from load_tests.random_checkpoint import random_model
+from tests.conformance.configs import CONFIGS
+
+REFUSED = {"deepseek_v41", "olmo"}
+"""On any device: a cache of its own kind, a package of its own."""
+
+METAL_ONLY = {"bitnet", "muse_spark"}
+
+
+def half(config: Mapping[str, Any]) -> Module:
+    """All weights in bfloat16."""
+    return random_model(config, 0, mx.bfloat16)
+
+
+def half_but_norms(config: Mapping[str, Any]) -> Module:
+    """As some checkpoints are: the weights of norms in float32."""
+    model = half(config)
+    norms = {name: array for name, array in named_weights(model).items() if "norm" in name}
+    wide = [
+        (name, array.astype(mx.float32))
+        for name, array in norms.items()
+        if mx.issubdtype(array.dtype, mx.floating)
+    ]
+    model.update(tree_unflatten(wide))
+    return model
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - REFUSED))
+def test_half_precision_is_discovered(name: str) -> None:
+    if name in METAL_ONLY and not mx.metal.is_available():
+        pytest.skip("its module is written as Metal kernels")
+    assert discover(half(CONFIGS[name])).dtypes == (mx.bfloat16,)
+
+
+@pytest.mark.parametrize("name", ["exaone4", "olmo2", "olmo3"])
+def test_keys_and_values_may_differ(name: str) -> None:
+    first, *rest = discover(half_but_norms(CONFIGS[name])).kv_layers
+    assert (first.key_dtype, first.value_dtype) == (mx.float32, mx.bfloat16)
+    assert {(shape.key_dtype, shape.value_dtype) for shape in rest} == {(mx.float32, mx.float32)}
