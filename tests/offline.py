@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.constraints.masks import MaskFiller
-from engine.mlx_backend.attention import dispatch
+from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import launch_ahead
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
@@ -47,9 +47,8 @@ class Served:
 def load(checkpoint: Path, memory_bytes: int = 1 << 30) -> Served:
     """Raises ModelError, as the daemon does, when the model cannot be served."""
     loaded = open_model(checkpoint, memory_bytes)
-    batching = load_weights(loaded, lambda line: None)
-    dispatch.install(loaded.model)
-    return Served(loaded, batching)
+    execution = load_weights(loaded, attentions("auto", loaded), lambda line: None)
+    return Served(loaded, execution.batching)
 
 
 @dataclass(frozen=True, slots=True)

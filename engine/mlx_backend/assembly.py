@@ -6,7 +6,6 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import (
     Attention,
@@ -43,13 +42,13 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     host = machine.examine()
     loaded = open_model(checkpoint, host.left_bytes)
     sizes = _sizes(config, loaded, host)
-    batching = load_weights(loaded, report)
+    execution = load_weights(loaded, attentions(config.attention, loaded), report)
     storage = Storage(loaded.layout, sizes, config.block_size)
     for line in _inventory(config, loaded.layout, storage, sizes):
         report(line)
-    dispatch.install(loaded.model)
-    attention = _attention(config.attention, loaded)
-    model = CachedModel(loaded.model, loaded.layout, storage, attention, batching)
+    model = CachedModel(
+        loaded.model, loaded.layout, storage, execution.attention, execution.batching
+    )
     sampling = _sampling(config, checkpoint, report)
     card = _card(config, loaded, sizes, host, blas, sampling)
     return Backend(
@@ -153,13 +152,16 @@ def _inventory(
         )
 
 
-def _attention(name: str, loaded: LoadedModel) -> Attention:
-    """On GPUs `gather` until kernels of our own: mlx's attention is fused there."""
+def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
+    """What may serve under a setting, the preferred one first; the last is the reference.
+
+    On GPUs `gather` until kernels of our own: mlx's attention is fused there.
+    """
+    key_bytes = token_bytes(loaded.layout.full_layers)
+    gather = GatherAttention(gathered_padding_keys(loaded.weight_bytes, key_bytes))
     if name == "gather" or (name == "auto" and mx.default_device() != mx.cpu):
-        layout = loaded.layout
-        key_bytes = token_bytes(layout.full_layers, layout.dtype)
-        return GatherAttention(gathered_padding_keys(loaded.weight_bytes, key_bytes))
-    return CascadeAttention()
+        return (gather,)
+    return CascadeAttention(), gather
 
 
 def _launch() -> Launch:

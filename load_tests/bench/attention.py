@@ -27,6 +27,7 @@ from kvstore.arena import Arena, LayerShape
 from load_tests.report import Table
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 8, 4, 64, 32
+SHAPE = LayerShape(KV_HEADS, DIM, DIM, mx.float32, mx.float32)
 N_LAYERS = 4
 """Enough that no layer finds its blocks in the processor's cache."""
 
@@ -67,7 +68,7 @@ def pieces_of(decode: Decode, n_blocks: int) -> list[Piece]:
 
 
 def filled_arena(n_blocks: int) -> Arena:
-    arena = Arena([LayerShape(KV_HEADS, DIM, DIM)] * N_LAYERS, mx.float32, n_blocks, BLOCK_SIZE)
+    arena = Arena([SHAPE] * N_LAYERS, n_blocks, BLOCK_SIZE)
     for layer in arena.layers:
         ids = mx.arange(n_blocks)
         layer.put_blocks(ids, *(random(*array.shape) for array in layer.blocks(ids)))

@@ -1,7 +1,8 @@
 """Loading: what is served, what is refused, and the embedded default from nothing to a token."""
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,20 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 from mlx_lm.utils import load_model
 
+from engine.mlx_backend.assembly import attentions
+from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import ModelError, UnsupportedModel
-from engine.mlx_backend.loading.loader import Report, open_model
-from engine.mlx_backend.loading.selfcheck import check_batching
+from engine.mlx_backend.loading.loader import Report, load_weights, open_model
+from engine.mlx_backend.loading.selfcheck import find_execution
+from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.discovery import discover
+from engine.mlx_backend.model.forward import Forward
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.step import Chunk, Entry, Sampling, SequenceId, StepPlan
 from engine.types import EngineConfig, SamplingParams
 from kvstore.actions import TablePatch
-from kvstore.arena import LayerShape
+from kvstore.arena import Arena, LayerShape
 from load_tests.random_checkpoint import train_tokenizer
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, Family, tiny_tokenizer, write_family
 from tests.golden.driving import compute
@@ -51,6 +56,25 @@ class Forgetful(Module):
         own = isinstance(cache[0], KVCache)
         logits: mx.array = self.inner(tokens, cache=cache if own else None)
         return logits
+
+
+class BlindView(CacheView):
+    """Attention that pays no attention."""
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
+    ) -> mx.array:
+        return mx.zeros_like(queries)
+
+
+class Blind:
+    """Implements `Attention`, wrongly."""
+
+    name = "blind"
+    padding_keys = math.inf
+
+    def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
+        return [BlindView(layer, forward) for layer in arena.layers]
 
 
 _LETTERS = " ".join(f"{a}{b}{a}" for a in ascii_letters for b in ascii_letters)
@@ -118,8 +142,36 @@ def test_a_model_that_ignores_what_is_cached_is_refused(
 ) -> None:
     model, _ = load_model(checkpoint_of("llama"))
     layout = discover(model)
-    with pytest.raises(UnsupportedModel, match="one row at a time: logits are wrong by"):
-        check_batching(Forgetful(model), layout)
+    with pytest.raises(
+        UnsupportedModel, match="one row at a time with gather: logits are wrong by"
+    ):
+        find_execution(Forgetful(model), layout, [GatherAttention()])
+
+
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="elsewhere the dtype stands")
+def test_what_serves_is_what_passed_the_check(tmp_path: Path) -> None:
+    """On a CPU MLX multiplies gathered blocks in float32 alone: cascade cannot decode in half."""
+    checkpoint = write_family(FAMILIES["llama"], tmp_path, dtype=mx.float16)
+    lines: list[str] = []
+    chosen = {}
+    for memory_bytes in (1 << 30, 1 << 16):
+        loaded = open_model(checkpoint, memory_bytes)
+        execution = load_weights(loaded, attentions("cascade", loaded), lines.append)
+        chosen[loaded.layout.dtypes] = execution.attention.name
+        assert execution.batching.name == "padded rows"
+    assert chosen == {(mx.float32,): "cascade", (mx.float16,): "gather"}
+    (said,) = (line for line in lines if line.startswith("attention: "))
+    assert said.startswith("attention: gather, since not padded rows with cascade: [GatherMM")
+
+
+def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -> None:
+    model, _ = load_model(checkpoint_of("llama"))
+    layout = discover(model)
+    execution = find_execution(model, layout, [Blind(), GatherAttention()])
+    assert execution.attention.name == "gather"
+    assert execution.rejected[0].startswith("padded rows with blind: logits are wrong by")
+    with pytest.raises(UnsupportedModel, match="padded rows with blind: logits are wrong"):
+        find_execution(model, layout, [Blind()])
 
 
 def test_dynamic_rope_becomes_what_it_is_within_the_context(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
 @pytest.mark.parametrize("min_saved_blocks", [1, 1000])
 def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -> None:
     """Rows of 1 to 200 blocks; three of them share two blocks, and two of these three more."""
-    arena = Arena([SHAPE], mx.float32, n_blocks=300, block_size=BLOCK_SIZE)
+    arena = Arena([layer()], n_blocks=300, block_size=BLOCK_SIZE)
     fill(arena)
     free = iter(range(300))
     prefix, longer = take(free, 2), take(free, 3)
@@ -115,15 +115,15 @@ def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -
     work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks)
     assert len(work) == (8 if min_saved_blocks == 1 else 6)
     queries = mx.random.normal((6, 2, 2, 16), key=mx.random.key(1))
-    (layer,) = arena.layers
-    found = CascadePlan(arena, forward.table, work).attend(queries, layer)
-    keys, values = (np.array(array) for array in layer.blocks(mx.arange(arena.n_blocks)))
+    (only,) = arena.layers
+    found = CascadePlan(arena, forward.table, work).attend(queries, only)
+    keys, values = (np.array(array) for array in only.blocks(mx.arange(arena.n_blocks)))
     expected = reference.attention(np.array(queries), keys, values, forward.table, work)
     np.testing.assert_allclose(np.array(found), expected, atol=1e-5)
 
 
 def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
-    arena = Arena([SHAPE], mx.float32, n_blocks=1200, block_size=BLOCK_SIZE)
+    arena = Arena([layer()], n_blocks=1200, block_size=BLOCK_SIZE)
     free = iter(range(1200))
     tables = [take(free, 10) for _ in range(15)] + [take(free, 900)]
     forward = Forward([Piece(16 * len(table) - 1, 1, ids(table)) for table in tables], arena)

@@ -43,6 +43,7 @@ Measured on two cores with 4 KV heads of 64: 32 and 128 lose where 64 gains.
 class CascadeAttention:
     """Implements `Attention`. Rows that share a prefix must be neighbours, sorted by table."""
 
+    name = "cascade"
     padding_keys = math.inf  # no row is read beyond its end
 
     def __init__(self, min_saved_blocks: int = MIN_SAVED_BLOCKS) -> None:

@@ -15,6 +15,11 @@ class Attention(Protocol):
     """Makes the views through which a model's layers reach the arena."""
 
     @property
+    def name(self) -> str:
+        """As the setting has it."""
+        ...
+
+    @property
     def padding_keys(self) -> float:
         """Padding rows by so many keys costs as much as one more forward; see `ForwardCost`."""
         ...
@@ -29,6 +34,8 @@ class GatherAttention:
 
     All rows of a forward are padded to the longest.
     """
+
+    name = "gather"
 
     def __init__(self, padding_keys: float = math.inf) -> None:
         self.padding_keys = padding_keys

@@ -1,7 +1,7 @@
 """Loads a checkpoint with mlx-lm and finds out what serving it takes."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
+from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import ModelError, UnsupportedModel, one_line
-from engine.mlx_backend.loading.selfcheck import check_batching
+from engine.mlx_backend.loading.selfcheck import Execution, find_execution
 from engine.mlx_backend.loading.source import fingerprint
 from engine.mlx_backend.loading.weights import weight_bytes
-from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.text.tokenizer import check_vocabulary
@@ -69,18 +69,21 @@ def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
     )
 
 
-def load_weights(loaded: LoadedModel, report: Report) -> Batching:
+def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: Report) -> Execution:
     """Read the weights into memory and find out how the model runs over shared storage.
 
-    Raises UnsupportedModel when it does not.
+    `attentions` are those that may serve, the preferred one first. Raises UnsupportedModel when the
+    model runs with none of them.
     """
     report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
     mx.eval(loaded.model.parameters())
     report("checking the model against its own caches")
-    batching = check_batching(loaded.model, loaded.layout)
+    execution = find_execution(loaded.model, loaded.layout, attentions)
     mx.clear_cache()  # what the check has left
-    report(f"batches: {batching.name}")
-    return batching
+    report(f"batches: {execution.batching.name}")
+    if execution.attention is not attentions[0]:
+        report(f"attention: {execution.attention.name}, since not {execution.rejected[-1]}")
+    return execution
 
 
 def max_context_tokens(config: Mapping[str, Any]) -> int:

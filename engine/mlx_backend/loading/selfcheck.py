@@ -1,15 +1,19 @@
 """Before a model is served: do its logits through the storage equal those through its own caches?
 
-The answer also says how its rows may share forwards: the rungs of the ladder are tried in turn.
+The answer also says how its rows may share forwards and which attention computes them: the rungs of
+the ladder are tried in turn, and on each the attention that is to serve before the one that runs
+anywhere. What passes here is what serves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.mlx_backend.attention.strategy import GatherAttention
+from engine.mlx_backend.attention import dispatch
+from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.model.batching import LADDER, Batching
 from engine.mlx_backend.model.cached_model import CachedModel
@@ -50,11 +54,23 @@ In float32 models that are right stay below 2e-5; a wrong position costs a rando
 """
 
 
-def check_batching(model: Module, layout: Layout) -> Batching:
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How the model runs over shared storage. `rejected`: what was tried before, and why not."""
+
+    batching: Batching
+    attention: Attention
+    rejected: tuple[str, ...] = ()
+
+
+def find_execution(model: Module, layout: Layout, attentions: Sequence[Attention]) -> Execution:
     """The first rung of the ladder on which the model says what it does through its own caches.
 
-    Raises UnsupportedModel when there is none, with what went wrong on each.
+    `attentions` are tried in that order on each rung: more forwards cost more than another
+    attention. Puts ours into the model. Raises UnsupportedModel when nothing passes, with what went
+    wrong on each rung.
     """
+    dispatch.install(model)
     rows = _rows(layout)
     problems = []
     try:
@@ -62,20 +78,27 @@ def check_batching(model: Module, layout: Layout) -> Batching:
     except RUN_ERRORS as error:
         raise UnsupportedModel(f"the model does not run on this device: {error}") from error
     tolerance = _tolerance(layout)
-    for batching in LADDER:
+    for execution in _candidates(attentions):
+        name = f"{execution.batching.name} with {execution.attention.name}"
         try:
-            deviation = _deviation(_through_storage(model, layout, batching, rows), expected)
+            deviation = _deviation(_through_storage(model, layout, execution, rows), expected)
         except RUN_ERRORS as error:
-            problems.append(f"{batching.name}: {str(error).partition(chr(10))[0]}")
+            problems.append(f"{name}: {str(error).partition(chr(10))[0]}")
             continue
         if deviation < tolerance:
-            return batching
-        problems.append(f"{batching.name}: logits are wrong by {deviation:.1%} of their size")
+            return replace(execution, rejected=tuple(problems))
+        problems.append(f"{name}: logits are wrong by {deviation:.1%} of their size")
     raise UnsupportedModel(
         "the model does not say through shared storage what it says alone ("
         + "; ".join(problems)
         + ")"
     )
+
+
+def _candidates(attentions: Sequence[Attention]) -> Iterator[Execution]:
+    for batching in LADDER:
+        for attention in attentions:
+            yield Execution(batching, attention)
 
 
 def _tolerance(layout: Layout) -> float:
@@ -94,7 +117,7 @@ def _rows(layout: Layout) -> list[list[int]]:
 
 
 def _through_storage(
-    model: Module, layout: Layout, batching: Batching, rows: Sequence[Sequence[int]]
+    model: Module, layout: Layout, execution: Execution, rows: Sequence[Sequence[int]]
 ) -> mx.array:
     """Logits after each row's last token, `[rows, vocabulary]`."""
     layout = layout.within(max(map(len, rows)))
@@ -102,7 +125,7 @@ def _through_storage(
     storage = Storage(layout, sizes, _BLOCK_SIZE)
     groups = build_groups(sizes, _BLOCK_SIZE, len(rows[0]))
     store = KVStore(BlockPool(sizes.n_blocks), NoIndex(), _BLOCK_SIZE, groups)
-    cached = CachedModel(model, layout, storage, GatherAttention(), batching)
+    cached = CachedModel(model, layout, storage, execution.attention, execution.batching)
     leases = [_admitted(store.admit(Namespace(), Tokens(tokens))) for tokens in rows]
     tables = {lease: SequenceTables(cached.n_groups) for lease in leases}
     first, *rest = _STEPS
