@@ -1,6 +1,7 @@
 """Puts the backend's parts together for one configuration."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from engine.mlx_backend.attention.strategy import (
 )
 from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.host import machine
+from engine.mlx_backend.host.allocator import allocator_limits, limit_allocator
 from engine.mlx_backend.host.blas import Blas
 from engine.mlx_backend.launch import Launch, launch_ahead, launch_when_idle
 from engine.mlx_backend.loading.budget import Footprint
@@ -21,7 +23,10 @@ from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_byt
 from engine.mlx_backend.loading.generation_config import sampling_defaults
 from engine.mlx_backend.loading.loader import LoadedModel, Report, load_weights, open_model
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT, DEFAULT_NAME, find_checkpoint
+from engine.mlx_backend.loading.workspace import Workspace, find_workspace
+from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.forward_keys import bounded
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.parts import Backend
@@ -37,18 +42,21 @@ from kvstore.state_arena import state_bytes
 def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     """See `load_backend`."""
     machine.keep_resident()
+    used_bytes = mx.get_active_memory()
     checkpoint = _checkpoint(config, download=True)
     report(f"model {checkpoint}")
     host = machine.examine()
     loaded = open_model(checkpoint, host.left_bytes)
     sizes = _sizes(config, loaded, host)
+    workspace, longest = _workspace(config, loaded), _longest(config, loaded, sizes)
+    working = working_bytes(config, loaded.layout.vocab_size) + workspace.bytes(longest)
+    limit_allocator(allocator_limits(host, used_bytes, working))
     execution = load_weights(loaded, attentions(config.attention, loaded), report)
     storage = Storage(loaded.layout, sizes, config.block_size)
     for line in _inventory(config, loaded.layout, storage, sizes):
         report(line)
-    model = CachedModel(
-        loaded.model, loaded.layout, storage, execution.attention, execution.batching
-    )
+    batching = _bounded(execution.batching, loaded.layout, workspace.forward_keys(longest))
+    model = CachedModel(loaded.model, loaded.layout, storage, execution.attention, batching)
     sampling = _sampling(config, checkpoint, report)
     card = _card(config, loaded, sizes, host, blas, sampling)
     return Backend(
@@ -114,10 +122,29 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, host: machine.Machine) -> 
         most=host.most_bytes,
         weights=loaded.weight_bytes,
         working=working_bytes(config, loaded.layout.vocab_size),
+        workspace=_workspace(config, loaded),
         share=host.kv_share,
     )
     footprint = _footprint(loaded.layout, config.block_size)
     return fit(config, footprint, loaded.max_context_tokens, room)
+
+
+def _workspace(config: EngineConfig, loaded: LoadedModel) -> Workspace:
+    is_metal = mx.metal.is_available() and mx.default_device() != mx.cpu
+    attention = attentions(config.attention, loaded)[0]
+    return find_workspace(config, loaded.layout, loaded.query_heads, attention, is_metal=is_metal)
+
+
+def _bounded(batching: Batching, layout: Layout, most_keys: int) -> Batching:
+    """Where no layer keeps every token, windows are all that is gathered: few keys a row."""
+    if not layout.full_layers:
+        return batching
+    return replace(batching, group=bounded(batching.group, most_keys))
+
+
+def _longest(config: EngineConfig, loaded: LoadedModel, sizes: StorageSizes) -> int:
+    """Tokens of the longest sequence that there can be."""
+    return min(loaded.max_context_tokens, sizes.n_blocks * config.block_size)
 
 
 def _footprint(layout: Layout, block_size: int) -> Footprint:

@@ -71,6 +71,7 @@ class Blind:
     """Implements `Attention`, wrongly."""
 
     name = "blind"
+    gathered_copies = 1
     padding_keys = math.inf
 
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:

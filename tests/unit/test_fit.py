@@ -11,6 +11,7 @@ from pydantic import ByteSize, TypeAdapter
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
+from engine.mlx_backend.loading.workspace import Workspace
 from engine.types import EngineConfig
 
 GIB = 1 << 30
@@ -18,7 +19,10 @@ CONFIG = EngineConfig(model="", max_running=4)
 PLAIN = Footprint(block_bytes=1 << 20)
 HYBRID = Footprint(block_bytes=1 << 20, state_bytes=1 << 26)
 CONTEXT = 1 << 20
-ROOM = Room(left=24 * GIB, most=24 * GIB, weights=4 * GIB, working=GIB, share=0.5)
+NOTHING = Workspace(rows=0, tokens=0, key_bytes=0, copies=0, heads=0)
+ROOM = Room(
+    left=24 * GIB, most=24 * GIB, weights=4 * GIB, working=GIB, workspace=NOTHING, share=0.5
+)
 
 
 def refusal(config: EngineConfig, footprint: Footprint = PLAIN, room: Room = ROOM) -> str:
@@ -30,7 +34,8 @@ def refusal(config: EngineConfig, footprint: Footprint = PLAIN, room: Room = ROO
 def test_the_figures_and_what_would_fit_are_said() -> None:
     assert refusal(replace(CONFIG, kv_cache_bytes=900 * GIB)) == (
         "kv_cache_bytes of 900.0 GiB does not fit: of 24.0 GiB of free memory the weights take "
-        "4.0 GiB and computing takes 1.0 GiB; at most 19GiB would fit"
+        "4.0 GiB and computing takes 1.0 GiB, 1.0 GiB with a sequence of 1,048,576 tokens; at most "
+        "19GiB would fit"
     )
     assert fit(replace(CONFIG, kv_cache_bytes=19 * GIB), PLAIN, CONTEXT, ROOM).n_blocks == 19 << 10
 
@@ -96,3 +101,32 @@ def test_others_give_way_to_what_is_asked_for_but_not_to_the_default() -> None:
 def test_many_rows_of_a_large_vocabulary_need_more_to_work_with() -> None:
     sampled = replace(CONFIG, max_running=64, step_tokens=64)
     assert working_bytes(sampled, 151_936) - working_bytes(sampled, 0) > 399 * 10**6
+
+
+HUNGRY = Workspace(rows=4, tokens=512, key_bytes=4096, copies=2, heads=32)
+
+
+@given(left_bytes=st.integers(6 * GIB, 200 * GIB), share=st.floats(0.1, 1))
+def test_the_longest_sequence_of_the_default_has_room_to_attend(
+    left_bytes: int, share: float
+) -> None:
+    room = replace(ROOM, left=left_bytes, most=left_bytes, workspace=HUNGRY, share=share)
+    sizes = fit(CONFIG, PLAIN, CONTEXT, room)
+    longest = min(CONTEXT, sizes.n_blocks * CONFIG.block_size)
+    arenas = storage_bytes(PLAIN, sizes).arenas
+    assert arenas + HUNGRY.bytes(longest) <= room.storage
+
+
+@given(left_bytes=st.integers(6 * GIB, 200 * GIB))
+def test_what_is_said_to_fit_leaves_room_to_attend(left_bytes: int) -> None:
+    room = replace(ROOM, left=left_bytes, most=left_bytes, workspace=HUNGRY)
+    found = re.search(
+        r"at most (\w+) would", refusal(replace(CONFIG, kv_cache_bytes=900 * GIB), PLAIN, room)
+    )
+    assert found is not None
+    largest = int(TypeAdapter(ByteSize).validate_python(found[1]))
+    sizes = fit(replace(CONFIG, kv_cache_bytes=largest), PLAIN, CONTEXT, room)
+    longest = min(CONTEXT, sizes.n_blocks * CONFIG.block_size)
+    assert largest + HUNGRY.bytes(longest) <= room.storage
+    with pytest.raises(ModelError):
+        fit(replace(CONFIG, kv_cache_bytes=largest * 5 // 4), PLAIN, CONTEXT, room)

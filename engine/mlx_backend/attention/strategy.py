@@ -20,6 +20,11 @@ class Attention(Protocol):
         ...
 
     @property
+    def gathered_copies(self) -> int:
+        """How often it holds the K and V that a forward has gathered in a layer, at most."""
+        ...
+
+    @property
     def padding_keys(self) -> float:
         """Padding rows by so many keys costs as much as one more forward; see `ForwardCost`."""
         ...
@@ -36,6 +41,7 @@ class GatherAttention:
     """
 
     name = "gather"
+    gathered_copies = 1
 
     def __init__(self, padding_keys: float = math.inf) -> None:
         self.padding_keys = padding_keys

@@ -1,6 +1,7 @@
 """Whether weights, storage and the work of a step fit into memory. Pure functions."""
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.loading.budget import (
@@ -10,8 +11,10 @@ from engine.mlx_backend.loading.budget import (
     find_budget,
     least_kv_bytes,
 )
+from engine.mlx_backend.loading.workspace import Workspace
 from engine.storage_sizes import StorageBytes, StorageSizes
 from engine.types import EngineConfig
+from kvstore.block_table import blocks_for
 
 _PROCESS_BYTES = 256 << 20
 _TOKEN_BYTES = 64 << 10
@@ -28,7 +31,8 @@ class Room:
     left: int  # not in use
     most: int  # what we can have if told to take it
     weights: int
-    working: int  # what a step takes
+    working: int  # what a step takes, but for what grows with the longest sequence
+    workspace: Workspace  # and that
     share: float  # of what is left beside both, what storage takes if not told
 
     @property
@@ -41,15 +45,36 @@ class Room:
         """What storage can take; negative where not even the model fits."""
         return self.most - self.weights - self.working
 
-    def __str__(self) -> str:
+    def most_kv_bytes(
+        self, storage_bytes: int, config: EngineConfig, block_bytes: int, max_context_tokens: int
+    ) -> int:
+        """The largest KV cache within `storage_bytes`, beside what its longest sequence takes.
+
+        No sequence is longer than the cache, so a small one needs little workspace.
+        """
+        beside_all = storage_bytes - self.workspace.bytes(max_context_tokens)
+        longest_blocks = blocks_for(max_context_tokens, config.block_size)
+        if not block_bytes or beside_all >= longest_blocks * block_bytes:
+            return beside_all
+
+        def total_bytes(n_blocks: int) -> int:
+            return n_blocks * block_bytes + self.workspace.bytes(n_blocks * config.block_size)
+
+        n_blocks = bisect_right(range(longest_blocks), storage_bytes, key=total_bytes) - 1
+        return n_blocks * block_bytes
+
+    def in_words(self, max_context_tokens: int) -> str:
+        """What there is and what is taken of it, for people."""
+        longest_bytes = self.working + self.workspace.bytes(max_context_tokens)
         return (
             f"of {_readable(self.most)} of free memory the weights take {_readable(self.weights)}"
-            f" and computing takes {_readable(self.working)}"
+            f" and computing takes {_readable(self.working)}, {_readable(longest_bytes)} with a "
+            f"sequence of {max_context_tokens:,} tokens"
         )
 
 
 def working_bytes(config: EngineConfig, vocab_size: int) -> int:
-    """What the process and a step take beside weights and storage."""
+    """What the process and a step take beside weights, storage and attention's workspace."""
     logits = config.max_running * vocab_size
     return _PROCESS_BYTES + config.step_tokens * _TOKEN_BYTES + logits * _LOGIT_BYTES
 
@@ -63,16 +88,19 @@ def fit(
     and when it is too little to serve with.
     """
     if room.storage < 0:
-        raise ModelError(f"the model does not fit: {room}")
+        raise ModelError(f"the model does not fit: {room.in_words(max_context_tokens)}")
     budget = find_budget(config, footprint, max_context_tokens, room.default)
-    for_kv = room.storage - config.max_running * footprint.state_bytes
+    beside_states = room.storage - config.max_running * footprint.state_bytes
     if footprint.state_bytes:
-        for_kv -= budget.saved_bytes
+        beside_states -= budget.saved_bytes
+    for_kv = room.most_kv_bytes(beside_states, config, footprint.block_bytes, max_context_tokens)
     if for_kv < least_kv_bytes(config, footprint):
-        raise _too_large(config, footprint, room)
+        raise _too_large(config, footprint, max_context_tokens, room)
+    if config.kv_cache_bytes is None:
+        budget = replace(budget, kv_bytes=min(budget.kv_bytes, for_kv))
     sizes = divide(config, footprint, max_context_tokens, budget)
     if storage_bytes(footprint, sizes).arenas > for_kv:
-        raise _too_large(config, footprint, room)
+        raise _too_large(config, footprint, max_context_tokens, room)
     return sizes
 
 
@@ -89,9 +117,12 @@ def storage_bytes(footprint: Footprint, sizes: StorageSizes) -> StorageBytes:
     )
 
 
-def _too_large(config: EngineConfig, footprint: Footprint, room: Room) -> ModelError:
-    advice = _advice(config, footprint, room)
-    return ModelError(f"{_asked(config)} does not fit: {room}; {advice}")
+def _too_large(
+    config: EngineConfig, footprint: Footprint, max_context_tokens: int, room: Room
+) -> ModelError:
+    advice = _advice(config, footprint, max_context_tokens, room)
+    found = room.in_words(max_context_tokens)
+    return ModelError(f"{_asked(config)} does not fit: {found}; {advice}")
 
 
 def _asked(config: EngineConfig) -> str:
@@ -103,11 +134,13 @@ def _asked(config: EngineConfig) -> str:
     return " with ".join(told) or "the least KV cache"
 
 
-def _advice(config: EngineConfig, footprint: Footprint, room: Room) -> str:
+def _advice(config: EngineConfig, footprint: Footprint, max_context_tokens: int, room: Room) -> str:
     """The largest setting that fits."""
     least_bytes = least_kv_bytes(config, footprint)
     running_bytes = config.max_running * footprint.state_bytes
-    spare_bytes = room.storage - running_bytes
+    spare_bytes = room.most_kv_bytes(
+        room.storage - running_bytes, config, footprint.block_bytes, max_context_tokens
+    )
     if spare_bytes < least_bytes:
         return (
             f"{config.max_running} running sequences need {_readable(least_bytes)} of KV cache and "

@@ -27,6 +27,7 @@ Report = Callable[[str], None]
 
 _CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length")
 _DEFAULT_CONTEXT_TOKENS = 4096
+_HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 FLOAT32_SHARE = 0.8  # of memory; KV and whatever else must fit into the rest
 
 
@@ -38,6 +39,7 @@ class LoadedModel:
     tokenizer: TokenizerWrapper
     layout: Layout
     eos_token_ids: frozenset[int]
+    query_heads: int  # in the layer that has most
     max_context_tokens: int
     fingerprint: str
     weight_bytes: int
@@ -63,6 +65,7 @@ def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
         tokenizer=tokenizer,
         layout=layout,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        query_heads=query_heads(config, layout),
         max_context_tokens=max_tokens,
         fingerprint=fingerprint(checkpoint),
         weight_bytes=weight_bytes(model),
@@ -88,11 +91,14 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
 
 def max_context_tokens(config: Mapping[str, Any]) -> int:
     """The context length of a config.json, also of one that nests its text model."""
-    for part in (config, config.get("text_config") or {}):
-        for key in _CONTEXT_KEYS:
-            if isinstance(part.get(key), int):
-                return int(part[key])
-    return _DEFAULT_CONTEXT_TOKENS
+    found = _first_number(config, _CONTEXT_KEYS)
+    return _DEFAULT_CONTEXT_TOKENS if found is None else found
+
+
+def query_heads(config: Mapping[str, Any], layout: Layout) -> int:
+    """Heads of a config.json; those of K where it does not say, or says it layer by layer."""
+    kv_heads = max((shape.kv_heads for shape in layout.kv_layers), default=0)
+    return max(_first_number(config, _HEADS_KEYS) or 0, kv_heads)
 
 
 def fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
@@ -124,6 +130,14 @@ def _build(checkpoint: Path) -> tuple[Module, dict[str, Any]]:
             raise ModelError(f"the weights do not fit config.json: {misfit}") from error
         raise UnsupportedModel(f"mlx-lm cannot load it: {one_line(error)}") from error
     return model, config
+
+
+def _first_number(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
+    for part in (config, config.get("text_config") or {}):
+        for key in keys:
+            if isinstance(part.get(key), int):
+                return int(part[key])
+    return None
 
 
 def _misfit(message: str) -> str:

@@ -1,0 +1,145 @@
+"""What attention takes beside the arena was reserved for it, by MLX's own count of memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.base import Module
+
+from engine.mlx_backend.attention import dispatch
+from engine.mlx_backend.attention.cascade import CascadeAttention
+from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
+from engine.mlx_backend.model.batching import LADDER, Batching, padded
+from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.discovery import discover
+from engine.mlx_backend.model.forward import Piece, padded_tokens
+from engine.mlx_backend.model.forward_keys import bounded
+from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.storage import Storage
+from engine.storage_sizes import StorageSizes
+from engine.types import EngineConfig
+from load_tests.random_checkpoint import random_model
+
+HEADS = 8
+BLOCK_SIZE = 32
+ACTIVATIONS_BYTES = 4 << 20
+"""Of all that is not attention in so narrow a model."""
+
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "num_hidden_layers": 6,
+    "intermediate_size": 64,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+
+
+@cache
+def narrow() -> tuple[Module, Layout]:
+    """A model whose attention takes more than all else."""
+    model = random_model(CONFIG, 0, mx.float32)
+    mx.eval(model.parameters())
+    dispatch.install(model)
+    return model, discover(model)
+
+
+def workspace(attention: Attention, rows: int, step_tokens: int) -> Workspace:
+    config = EngineConfig(model="", max_running=rows, step_tokens=step_tokens)
+    return find_workspace(config, narrow()[1], HEADS, attention, is_metal=False)
+
+
+def cached_model(attention: Attention, batching: Batching, rows: int, keys: int) -> CachedModel:
+    model, layout = narrow()
+    storage = Storage(layout, StorageSizes(rows * keys // BLOCK_SIZE), BLOCK_SIZE)
+    return CachedModel(model, layout, storage, attention, batching)
+
+
+def pieces(rows: int, length: int, keys: int) -> list[Piece]:
+    """Rows of `keys` tokens each, `length` of them new."""
+    blocks = keys // BLOCK_SIZE
+    return [
+        Piece(keys - length, length, np.arange(row * blocks, (row + 1) * blocks, dtype=np.uint32))
+        for row in range(rows)
+    ]
+
+
+def last_logits(model: CachedModel, work: Sequence[Piece]) -> mx.array:
+    """After each piece, `[rows, vocabulary]`, computed as the runner has it computed."""
+    rows: dict[int, mx.array] = {}
+    for group in model.groups(work):
+        tokens = padded_tokens([[1 + index] * work[index].n_tokens for index in group])
+        computed = model.forward([work[index] for index in group], tokens)
+        mx.async_eval(logits := computed.logits[:, -1], computed.witnesses)
+        rows.update(zip(group, logits, strict=True))
+    return mx.stack([rows[index] for index in range(len(work))])
+
+
+def peak_bytes(model: CachedModel, work: Sequence[Piece]) -> int:
+    """Of decodes or of one forward, above what was there before."""
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(last_logits(model, work))
+    return mx.get_peak_memory() - before
+
+
+@pytest.mark.parametrize("attention", [GatherAttention(), CascadeAttention()], ids=["g", "c"])
+@pytest.mark.parametrize(
+    ("rows", "length", "keys"), [(16, 1, 1024), (1, 128, 4096), (4, 32, 2048), (3, 17, 1024)]
+)
+def test_a_forward_takes_no_more_than_is_reserved(
+    attention: Attention, rows: int, length: int, keys: int
+) -> None:
+    model = cached_model(attention, LADDER[0], rows, keys)
+    reserved = workspace(attention, rows, rows * length).bytes(keys)
+    assert peak_bytes(model, pieces(rows, length, keys)) < reserved + ACTIVATIONS_BYTES
+
+
+def test_what_is_reserved_for_gathering_is_not_far_more_than_it_takes() -> None:
+    model = cached_model(GatherAttention(), LADDER[0], 16, 1024)
+    space = workspace(GatherAttention(), 16, 16)
+    reserved = space.copies * space.forward_keys(1024) * space.key_bytes
+    assert peak_bytes(model, pieces(16, 1, 1024)) > 0.9 * reserved
+
+
+def test_a_forward_is_split_where_its_keys_are_too_many_and_says_the_same() -> None:
+    rows, keys = 16, 1024
+    work = [
+        replace(piece, start=piece.start - 100 * (row % 3))
+        for row, piece in enumerate(pieces(rows, 1, keys))
+    ]
+    whole = cached_model(GatherAttention(), LADDER[0], rows, keys)
+    split_in_four = replace(LADDER[0], group=bounded(padded, rows // 4 * keys))
+    parted = cached_model(GatherAttention(), split_in_four, rows, keys)
+    peak = peak_bytes(whole, work)
+    assert peak_bytes(parted, work) < peak / 3
+    assert mx.allclose(last_logits(whole, work), last_logits(parted, work), atol=1e-5)
+
+
+def test_one_long_row_may_gather_more_than_many_short_ones() -> None:
+    space = Workspace(rows=32, tokens=0, key_bytes=4096, copies=2, heads=32)
+    affordable = GATHERED_BYTES // 4096
+    assert space.forward_keys(1024) == 32 * 1024
+    assert space.forward_keys(131_072) == affordable
+    assert space.forward_keys(1 << 20) == 1 << 20
+
+
+def test_fused_attention_keeps_no_scores() -> None:
+    config, (_, layout) = EngineConfig(model=""), narrow()
+    fused, plain = (
+        find_workspace(config, layout, HEADS, GatherAttention(), is_metal=on)
+        for on in (True, False)
+    )
+    tokens = config.step_tokens + 16 * config.max_running
+    assert plain.bytes(4096) - fused.bytes(4096) == tokens * 4096 * HEADS * 4
