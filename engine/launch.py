@@ -15,6 +15,7 @@ from engine.loop import Deliver, EngineLoop
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.loading.source import find_checkpoint
+from engine.mlx_backend.parts import Backend
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.storage_sizes import build_groups
@@ -27,7 +28,7 @@ from kvstore.prefix_index import NoIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 
-__all__ = ["ModelError", "describe_machine", "find_checkpoint", "launch"]
+__all__ = ["ModelError", "assemble", "describe_machine", "find_checkpoint", "launch"]
 
 Report = Callable[[str], None]
 """Takes a line on how loading goes."""
@@ -44,7 +45,13 @@ def launch(config: EngineConfig, telemetry: Telemetry, report: Report) -> Engine
 def _build(
     config: EngineConfig, telemetry: Telemetry, report: Report, inbox: Inbox, deliver: Deliver
 ) -> EngineParts:
-    backend = load_backend(config, report)
+    return assemble(load_backend(config, report), config, telemetry, inbox, deliver)
+
+
+def assemble(
+    backend: Backend, config: EngineConfig, telemetry: Telemetry, inbox: Inbox, deliver: Deliver
+) -> EngineParts:
+    """Everything around a loaded backend. Belongs to the thread that loaded it."""
     pool = BlockPool(backend.sizes.n_blocks)
     groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
     index = RadixTree(pool, config.block_size) if config.prefix_cache else NoIndex()

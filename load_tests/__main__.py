@@ -1,4 +1,6 @@
-"""`python -m load_tests`: load a server, compare two, put a router before some, play an agent."""
+"""`python -m load_tests`: load a server, compare some, put a router before two, play an agent,
+hold many streams.
+"""
 
 import asyncio
 import dataclasses
@@ -19,12 +21,14 @@ from load_tests.conditions import Conditions, observe
 from load_tests.peers import STOCK_LISTEN_QUEUE, mlx_lm, rootstock
 from load_tests.replicas.command import router
 from load_tests.report import Summary, comparison_table, run_table, summarize
+from load_tests.streams.command import streams
 from load_tests.terminal import fail, show
 from load_tests.workloads import build, load_scenario, scenario_names
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(router)
 app.command()(agents)
+app.command()(streams)
 
 Scenarios = Annotated[
     list[str] | None, typer.Option("--scenario", help="A name; may be repeated. All by default.")

@@ -1,0 +1,86 @@
+"""The daemon with all its parts but the model: tokens come at a given pace.
+
+`python -m load_tests.streams.paced PORT ROWS TOKENS_PER_SECOND WORD`; the word is a token of the
+demonstration model, and all that is said.
+"""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import typer
+from pydantic import ByteSize
+
+from engine.api import Telemetry
+from engine.inbox import Inbox
+from engine.launch import assemble
+from engine.loop import Deliver
+from engine.mlx_backend.backend import load_backend
+from engine.step import AskMasks, SampledToken, StepPlan, StepResult
+from engine.threaded import EngineParts, ThreadedEngine
+from engine.types import EngineConfig
+from server.app import create_app
+from server.lifecycle import DrainingServer, bind
+from server.metrics import EngineTelemetry
+from server.settings import Settings
+
+STREAM_BYTES = 4 * 2**20
+"""KV for each stream: some 800 tokens of the demonstration model."""
+
+
+class PacedRunner:
+    """Implements `ModelRunner`: each step ends at the next beat, with the same token for all."""
+
+    def __init__(self, token_id: int, tokens_per_second: float) -> None:
+        self._token = SampledToken(token_id)
+        self._period_seconds = 1 / tokens_per_second
+        self._beat = time.monotonic()
+
+    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
+        """See `ModelRunner.run`."""
+        sampled = {row.sequence_id: self._token for row in plan.rows if row.sample is not None}
+        if sampled:
+            self._wait()
+        return StepResult(sampled, {})
+
+    def _wait(self) -> None:
+        """A beat that was missed is left out: nothing is caught up with."""
+        now = time.monotonic()
+        self._beat = max(self._beat + self._period_seconds, now)
+        time.sleep(self._beat - now)
+
+
+def build(
+    config: EngineConfig,
+    telemetry: Telemetry,
+    tokens_per_second: float,
+    word: str,
+    inbox: Inbox,
+    deliver: Deliver,
+) -> EngineParts:
+    """The parts of an engine on the demonstration model, its runner replaced."""
+    backend = load_backend(config, lambda line: None)
+    (token_id,) = backend.tokenizer.encode(word, add_special_tokens=False)
+    paced = replace(backend, runner=PacedRunner(token_id, tokens_per_second))
+    return assemble(paced, config, telemetry, inbox, deliver)
+
+
+def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:
+    """Serve until SIGTERM."""
+    settings = Settings(
+        port=port,
+        max_running=rows,
+        kv_cache_bytes=ByteSize(rows * STREAM_BYTES),
+        drain_timeout_seconds=0,
+    )
+    telemetry = EngineTelemetry()
+    engine = ThreadedEngine.start(
+        partial(build, settings.engine_config(), telemetry, tokens_per_second, word)
+    )
+    with bind(settings) as bound:
+        application = create_app(engine, settings, telemetry)
+        DrainingServer(application, engine, settings).run(sockets=[bound])
+
+
+if __name__ == "__main__":
+    typer.run(main)
