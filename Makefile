@@ -61,7 +61,7 @@ conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: d
 clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## other projects' clients use the daemon; docs/clients.md
 	$(BIN)/python -m tests.clients $(ARGS)
 
-bench: $(VENV)/.dev  ## this daemon and mlx_lm.server side by side; takes many minutes
+bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## this daemon beside mlx_lm.server and vllm-mlx (6 GB on Linux); 20 minutes, or --quick
 	$(BIN)/python -m load_tests compare $(ARGS)
 
 router: $(VENV)/.dev .peers/vllm_router/.installed  ## two daemons behind vllm-router; docs/replicas.md

@@ -1,15 +1,15 @@
-"""Plays a workload against a server that speaks OpenAI's chat completions, and keeps the times."""
+"""Asks a server that speaks OpenAI's chat completions, and keeps the times."""
 
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from load_tests.workloads import Conversation, Workload
 from server.terminal.client.sse import EventStream
 
 SESSION_HEADER = "X-Session-ID"  # by which a router keeps a conversation on one server
@@ -46,14 +46,6 @@ class Answer:
     completion_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A workload, played once."""
-
-    wall_seconds: float
-    answers: tuple[Answer, ...]
-
-
 async def discover(base_url: str, api_key: str = "") -> Target:
     """A target that asks for the first model the server lists. Raises TargetError."""
     headers = _headers(api_key)
@@ -66,77 +58,58 @@ async def discover(base_url: str, api_key: str = "") -> Target:
             raise TargetError(f"{base_url}/models: {error!r}") from error
 
 
-async def play(workload: Workload, target: Target) -> Run:
-    """Play the workload. Raises TargetError at the first thing that goes wrong."""
+@asynccontextmanager
+async def limited(target: Target) -> AsyncIterator[None]:
+    """Raises TargetError when the body takes longer than the target may."""
     try:
         async with asyncio.timeout(target.limit_seconds):
-            return await _play(workload, target)
+            yield
     except TimeoutError as error:
         raise TargetError(f"not done after {target.limit_seconds:.0f} s") from error
 
 
-async def _play(workload: Workload, target: Target) -> Run:
+@asynccontextmanager
+async def connected(target: Target) -> AsyncIterator["Asker"]:
+    """An Asker whose connections are closed at the end."""
     async with httpx.AsyncClient(
         headers=_headers(target.api_key),
         timeout=httpx.Timeout(target.stall_seconds, connect=10),
         limits=httpx.Limits(max_connections=None),
         trust_env=False,
     ) as http:
-        player = _Player(http, target, workload.output_tokens, time.perf_counter())
-        answers: list[Answer] = []
-        for number, wave in enumerate(workload.waves):
-            answers += await player.wave(number, wave, workload.concurrency)
-        return Run(time.perf_counter() - player.start, tuple(answers))
+        yield Asker(http, target)
 
 
 @dataclass(frozen=True, slots=True)
-class _Player:
+class Asker:
+    """Sends requests to one server."""
+
     http: httpx.AsyncClient
     target: Target
-    output_tokens: int
-    start: float
 
-    async def wave(
-        self, number: int, conversations: tuple[Conversation, ...], concurrency: int
-    ) -> list[Answer]:
-        """`concurrency` users, each of whom takes the next conversation when done with one."""
-        waiting = iter(enumerate(conversations))
-        users = [self._user(number, waiting) for _ in range(concurrency)]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(user) for user in users]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [answer for task in tasks for answer in task.result()]
-
-    async def _user(self, wave: int, waiting: Iterator[tuple[int, Conversation]]) -> list[Answer]:
-        answers: list[Answer] = []
-        for number, conversation in waiting:
-            messages = [_message("system", conversation.system)] if conversation.system else []
-            for turn, text in enumerate(conversation.turns):
-                messages.append(_message("user", text))
-                listener = _Listener(started=time.perf_counter())
-                await self._listen(messages, f"{wave}-{number}", listener)
-                messages.append(_message("assistant", listener.text))
-                answers.append(
-                    listener.answer(self.output_tokens, self.start, (wave, number, turn))
-                )
-        return answers
-
-    async def _listen(
-        self, messages: list[dict[str, str]], session: str, listener: "_Listener"
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        output_tokens: int,
+        listener: "Listener",
+        session: str = "",
     ) -> None:
+        """Ask for a stream of so many tokens and let `listener` hear it to its end.
+
+        Raises TargetError.
+        """
         body = {
             "model": self.target.model,
             "messages": messages,
-            "max_tokens": self.output_tokens,
+            "max_tokens": output_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         url = f"{self.target.base_url}/chat/completions"
-        headers = {SESSION_HEADER: session}
+        headers = {SESSION_HEADER: session} if session else {}
+        listener.started = time.perf_counter()
         try:
             async with self.http.stream("POST", url, json=body, headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
@@ -152,11 +125,13 @@ class _Player:
             raise TargetError(f"after {len(listener.heard)} pieces of text: {error!r}") from error
 
 
-class _Listener:
-    """Gathers one stream."""
+class Listener:
+    """Gathers one stream. Times are those of `time.perf_counter`; `started` is when it was asked
+    for, `heard` when each piece of text came.
+    """
 
-    def __init__(self, started: float) -> None:
-        self.started = started
+    def __init__(self) -> None:
+        self.started = 0.0
         self.heard: list[float] = []
         self.text = ""
         self.done: float | None = None
@@ -208,7 +183,8 @@ class _Listener:
         )
 
 
-def _message(role: str, content: str) -> dict[str, str]:
+def message(role: str, content: str) -> dict[str, str]:
+    """As the chat completions have it."""
     return {"role": role, "content": content}
 
 

@@ -3,9 +3,11 @@
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -39,8 +41,13 @@ class Conditions:
         ]
 
 
-def observe(seed: int, servers: tuple[str, ...], blas: str) -> Conditions:
-    """This process's machine, packages and command line."""
+def observe(
+    seed: int,
+    servers: tuple[str, ...],
+    blas: str,
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> Conditions:
+    """This process's machine, packages and command line; `others` are versions of more packages."""
     return Conditions(
         command=" ".join(("python -m load_tests", *sys.argv[1:])),
         seed=seed,
@@ -51,7 +58,7 @@ def observe(seed: int, servers: tuple[str, ...], blas: str) -> Conditions:
         load_average=os.getloadavg()[0],
         system=f"{platform.system()} {platform.machine()}",
         blas=blas,
-        versions={"python": platform.python_version(), **_versions()},
+        versions={"python": platform.python_version(), **_versions(), **others},
     )
 
 

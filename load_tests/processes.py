@@ -5,9 +5,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import psutil
@@ -22,9 +23,14 @@ Process = subprocess.Popen[bytes]
 
 @contextmanager
 def running(
-    command: Sequence[str], health_url: str, log: Path, start_seconds: float = START_SECONDS
+    command: Sequence[str],
+    health_url: str,
+    log: Path,
+    start_seconds: float = START_SECONDS,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Process]:
-    """Run a server while the context lasts; its output goes to `log`.
+    """Run a server while the context lasts; its output goes to `log`, `variables` join its
+    environment.
 
     Raises TargetError when `health_url` does not answer 200 in time. One that the body raises gets
     the log's end, too.
@@ -32,7 +38,7 @@ def running(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=_environment()
+            command, stdout=output, stderr=subprocess.STDOUT, env={**_environment(), **variables}
         )
     try:
         _wait_until_ready(process, health_url, start_seconds)

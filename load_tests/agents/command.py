@@ -22,7 +22,7 @@ from load_tests.agents.tokens import PromptTokens
 from load_tests.checkpoint import checkpoint
 from load_tests.client import Target, TargetError
 from load_tests.conditions import observe
-from load_tests.peers import rootstock
+from load_tests.peers.catalogue import rootstock
 from load_tests.processes import cpu_seconds, free_port, running
 from load_tests.terminal import fail, show
 

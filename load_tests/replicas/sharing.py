@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from load_tests.client import Target, play
+from load_tests.client import Target
 from load_tests.replicas.fleet import FAILOVER, MODEL, Replica, replicas, routed, urls
-from load_tests.workloads import Scenario, build
+from load_tests.scenarios.kinds import Load
+from load_tests.scenarios.load import play
+from load_tests.scenarios.workloads import build
 
 POLICIES = ("consistent_hash", "cache_aware", "round_robin")
 ALONE = "one daemon alone"
 
-CHATS = Scenario(
+CHATS = Load(
     description="conversations of six turns, four at a time",
     concurrency=4,
     conversations=4,

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from load_tests.client import Target, TargetError, discover, play
-from load_tests.workloads import Conversation, Workload
+from load_tests.client import Target, TargetError, discover
+from load_tests.scenarios.load import play
+from load_tests.scenarios.workloads import Conversation, Workload
 
 Body = dict[str, Any]
 Respond = Callable[[Body], str]  # request body -> what follows the status line

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from load_tests.client import TargetError
-from load_tests.compare import Bench, Failure, compare
-from load_tests.peers import Peer, mlx_lm, rootstock, serving
-from load_tests.workloads import build, load_scenario
+from load_tests.peers.catalogue import Peer, mlx_lm, rootstock, serving, vllm_mlx
+from load_tests.scenarios.kinds import load_scenario
+from load_tests.side_by_side.rounds import Bench, play_rounds
 
 HEALTHY = """
 import http.server, sys
@@ -52,15 +52,32 @@ def test_a_peer_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_comparison_reports_a_peer_that_fails_and_goes_on(tmp_path: Path) -> None:
-    peer = Peer("fake peer", ("-c", HEALTHY, "{port}"), "tiny")
-    workload = build(load_scenario("unique-1"), 0)
-    found = compare(Bench(tmp_path, tmp_path), peer, peer, workload, repeat=1)
-    assert found.ours == found.theirs == ()
-    assert [failure.peer for failure in found.failures] == ["fake peer", "fake peer"]
-    (first, _) = found.failures
-    assert isinstance(first, Failure)
-    assert "HTTP 500" in first.reason
-    assert "generation thread died" in first.reason
+    peers = [Peer(name, ("-c", HEALTHY, "{port}"), "tiny") for name in ("a", "b")]
+    scenario = load_scenario("unique-1")
+    found = play_rounds(Bench(tmp_path, tmp_path), peers, scenario, seed=0, repeat=2)
+    assert found.rounds == ({}, {})
+    assert [failure.peer for failure in found.failures] == ["a", "b", "b", "a"]
+    assert "HTTP 500" in found.failures[0].reason
+    assert "generation thread died" in found.failures[0].reason
+
+
+def test_a_peer_finds_an_empty_home(tmp_path: Path) -> None:
+    code = "import os; print('home:', os.listdir(os.environ['HOME']))"
+    peer = Peer("homely", ("-c", code), "tiny")
+    with (
+        pytest.raises(TargetError, match=r"home: \[\]"),
+        serving(peer, tmp_path, tmp_path / "log"),
+    ):
+        pass
+
+
+def test_a_peer_whose_environment_is_missing_is_told_how_to_get_it(tmp_path: Path) -> None:
+    peer = Peer("absent", (), "tiny", python=tmp_path / "python")
+    with (
+        pytest.raises(TargetError, match="make bench"),
+        serving(peer, tmp_path, tmp_path / "log"),
+    ):
+        pass
 
 
 def test_commands_name_the_model_and_the_port() -> None:
@@ -68,5 +85,8 @@ def test_commands_name_the_model_and_the_port() -> None:
         command = peer.command(Path("/models/x"), 8123)
         assert command[command.index("--model") + 1] == "/models/x"
         assert command[command.index("--port") + 1] == "8123"
+    command = vllm_mlx("--max-num-seqs", "8").command(Path("/models/x"), 8123)
+    assert command[command.index("serve") + 1] == "/models/x"
+    assert command[command.index("--port") + 1] == "8123"
     assert rootstock("--no-prefix-cache").name == "rootstock --no-prefix-cache"
     assert rootstock("--no-prefix-cache").arguments[-1] == "--no-prefix-cache"

@@ -6,18 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load_tests.client import Answer, Run
+from load_tests.client import Answer
 from load_tests.conditions import observe
-from load_tests.report import (
-    Ratio,
-    Summary,
-    Table,
-    comparison_table,
-    percentile,
-    ratio,
-    run_table,
-    summarize,
-)
+from load_tests.report import Table, percentile
+from load_tests.scenarios.load import Run, Summary, run_table, summarize
 
 
 def answer(first: float, gaps: tuple[float, ...], cached_tokens: int = 0) -> Answer:
@@ -69,32 +61,12 @@ def test_a_summary_adds_up_the_answers() -> None:
     assert found.latency_seconds.max == pytest.approx(1.7)
 
 
-def test_a_ratio_above_one_says_that_we_are_faster() -> None:
-    ours = [summary(1.0), summary(2.0), summary(1.0)]
-    theirs = [summary(3.0), summary(4.0), summary(10.0)]
-    assert ratio(ours, theirs) == Ratio(median=3.0, least=2.0, greatest=10.0)
-
-
-def test_runs_without_a_partner_have_no_ratio() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        ratio([summary(1.0)], [])
-
-
 def test_markdown_aligns_figures_to_the_right() -> None:
     table = Table(("scenario", "wall s"), (("burst", "1.00"),))
     assert table.markdown() == "| scenario | wall s |\n| --- | ---: |\n| burst | 1.00 |"
 
 
-def test_tables_have_a_cell_for_every_column() -> None:
-    for table in (
-        run_table([("burst", summary(1.0))]),
-        comparison_table(("a", "b"), [("burst", [summary(1.0)], [summary(8.0)])]),
-    ):
-        assert [len(row) for row in table.rows] == [len(table.columns)]
-        assert table.rich().row_count == 1
-
-
-def test_the_comparison_shows_the_ratio_and_its_range() -> None:
-    runs = [summary(1.0), summary(1.0)], [summary(8.0), summary(9.0)]
-    (row,) = comparison_table(("a", "b"), [("burst", *runs)]).rows
-    assert row[-1] == "8.50 (8.00-9.00)"
+def test_the_table_has_a_cell_for_every_column() -> None:
+    table = run_table([("burst", summary(1.0))])
+    assert [len(row) for row in table.rows] == [len(table.columns)]
+    assert table.rich().row_count == 1

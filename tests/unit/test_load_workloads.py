@@ -7,10 +7,11 @@ from pydantic import ValidationError
 
 from load_tests.checkpoint import CONFIGS
 from load_tests.lexicon import WORDS
+from load_tests.scenarios.kinds import Load, load_scenario, scenario_names
+from load_tests.scenarios.workloads import build
 from load_tests.tokenizer import build_tokenizer, word_ids
-from load_tests.workloads import Scenario, build, load_scenario, scenario_names
 
-CONVERSATIONS = Scenario(
+CONVERSATIONS = Load(
     description="",
     concurrency=2,
     conversations=5,
@@ -43,7 +44,8 @@ def test_system_prompts_are_dealt_in_turn() -> None:
 
 
 def test_without_system_prompts_nobody_has_one() -> None:
-    (wave,) = build(load_scenario("unique-8"), 0).waves
+    scenario = CONVERSATIONS.model_copy(update={"system_prompts": 0, "waves": 1})
+    (wave,) = build(scenario, 0).waves
     assert {conversation.system for conversation in wave} == {None}
 
 
@@ -76,15 +78,36 @@ def test_the_tokenizer_keeps_every_byte_of_any_text() -> None:
 @pytest.mark.parametrize("name", scenario_names())
 def test_scenarios_can_be_read(name: str) -> None:
     scenario = load_scenario(name)
-    (first, *_) = build(scenario, 0).waves
-    assert len(first) == scenario.conversations
-    assert scenario.concurrency <= scenario.conversations
+    assert scenario.description
+    if isinstance(scenario, Load):
+        (first, *_) = build(scenario, 0).waves
+        assert len(first) == scenario.conversations
+        assert scenario.concurrency <= scenario.conversations
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_for_trying_it_a_scenario_has_less_work(name: str) -> None:
+    scenario = load_scenario(name)
+    quick = scenario.quick()
+    assert type(quick) is type(scenario)
+    assert quick != scenario
 
 
 def test_the_scenarios_are_those_of_the_documentation() -> None:
-    assert scenario_names() == ["burst", "multi-turn", "resend", "shared", "unique-1", "unique-8"]
+    assert scenario_names() == [
+        "burst",
+        "cached-share",
+        "hybrid",
+        "long-prompt",
+        "multi-turn",
+        "resend",
+        "shared",
+        "unique-1",
+        "unique-32",
+        "unique-8",
+    ]
 
 
 def test_an_unknown_parameter_is_an_error() -> None:
     with pytest.raises(ValidationError, match="user_wrods"):
-        Scenario.model_validate({**CONVERSATIONS.model_dump(), "user_wrods": 3})
+        Load.model_validate({**CONVERSATIONS.model_dump(), "user_wrods": 3})

@@ -55,14 +55,16 @@ class Blas:
         return f"{self.name} {self.library}, {self.threads}" if self.library else self.name
 
 
-def load_blas() -> Blas:
+def load_blas(directories: Iterable[Path] | None = None) -> Blas:
     """Load the best BLAS at hand, before `mlx.core` is imported.
 
-    Does nothing off Linux, or when MLX's CUDA package is installed.
+    MKL is looked for in `directories`: by default where this interpreter's packages have their
+    libraries. Does nothing off Linux, or when MLX's CUDA package is installed.
     """
     if sys.platform != "linux" or _has_gpu_package():
         return Blas()
-    return load_first(_library_directories(), os.environ, platform.machine(), _open_global)
+    found = _library_directories() if directories is None else directories
+    return load_first(found, os.environ, platform.machine(), _open_global)
 
 
 def load_first(

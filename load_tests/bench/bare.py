@@ -1,0 +1,53 @@
+"""mlx-lm's model over mlx-lm's own caches, with nothing around it: what an engine is held against.
+
+Imports MLX: `load_blas` comes before.
+"""
+
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.utils import load_model
+
+
+class BareModel:
+    """One batch of rows of equal length, decoded greedily. Nothing of it is shared.
+
+    A step is the forward of one token a row, the argmax over its logits, and the evaluation of
+    both: the tokens are known when it returns.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._model, config = load_model(checkpoint)
+        self._vocab_size = int(config["vocab_size"])
+        self._cache: list[KVCache] = []
+        self._tokens = mx.zeros((0,), dtype=mx.int32)
+
+    def begin(self, rows: int, context_tokens: int, seed: int = 0) -> None:
+        """Forget what was there and compute prompts of random tokens, `[rows, context_tokens]`."""
+        prompts = np.random.default_rng(seed).integers(0, self._vocab_size, (rows, context_tokens))
+        self._cache = make_prompt_cache(self._model)
+        self._tokens = mx.array(prompts[:, -1].astype(np.int32))
+        for row_chunk in np.split(prompts[:, :-1], range(512, context_tokens - 1, 512), axis=1):
+            self._prefill(row_chunk)
+
+    def step_seconds(self) -> float:
+        """Decode one token for each row."""
+        start = time.perf_counter()
+        logits = self._model(self._tokens[:, None], cache=self._cache)
+        self._tokens = mx.argmax(logits[:, -1], axis=-1)
+        mx.eval(self._tokens)
+        return time.perf_counter() - start
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """Compute so many more tokens of each row."""
+        more = np.zeros((self._tokens.shape[0], tokens), dtype=np.int32)
+        start = time.perf_counter()
+        self._prefill(more)
+        return time.perf_counter() - start
+
+    def _prefill(self, tokens: np.ndarray) -> None:
+        self._model(mx.array(tokens.astype(np.int32)), cache=self._cache)
+        mx.eval([layer.state for layer in self._cache])

@@ -1,0 +1,126 @@
+"""The least time in which a load scenario could be served: `python -m load_tests.bench.floor
+CHECKPOINT SCENARIO`, which prints JSON; the scenario is a load, as JSON, too.
+
+Each prompt token that was not sent before is computed once, at the speed of mlx-lm's bare model;
+every step has as many rows as the scenario has users, and takes as long as one of the bare model at
+the mean of the conversations' lengths. No HTTP, no text, nobody waits.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from pydantic import TypeAdapter
+
+from engine.mlx_backend.host.blas import load_blas
+from load_tests.client import message
+
+if TYPE_CHECKING:
+    from load_tests.bench.bare import BareModel
+    from load_tests.scenarios.workloads import Conversation, Workload
+
+PREFILL_TOKENS = 512
+"""Computed at once where the speed is measured: as many as the daemon's step has."""
+REPEATS = 6
+"""Of which the first does not count."""
+STEPS = 60
+
+Messages = Sequence[dict[str, str]]
+CountTokens = Callable[[Messages], int]
+"""Of a conversation as the model is asked to answer it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a workload cannot do without."""
+
+    new_prompt_tokens: int
+    steps: int
+    rows: int  # in every step
+    context_tokens: int  # of a row, in the mean
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The work, and how fast the bare model does it."""
+
+    work: Work
+    prefill_tokens_per_second: float
+    step_seconds: float
+    seconds: float
+
+
+def least_work(workload: "Workload", count: CountTokens) -> Work:
+    """Each conversation's tokens once, but for the answers', which are the steps'; a system prompt
+    that several have counts once. For workloads of one wave.
+    """
+    (conversations,) = workload.waves
+    new_tokens, context_tokens, systems = 0, [], set()
+    for conversation in conversations:
+        first, last = _prompt(conversation, 1), _prompt(conversation, len(conversation.turns))
+        said = (len(conversation.turns) - 1) * workload.output_tokens
+        tokens = count(last) + said
+        context_tokens.append((count(first) + tokens + workload.output_tokens) // 2)
+        new_tokens += tokens - said
+        if conversation.system in systems:
+            new_tokens -= len((conversation.system or "").split())
+        systems.add(conversation.system)
+    answers = sum(len(conversation.turns) for conversation in conversations)
+    return Work(
+        new_prompt_tokens=new_tokens,
+        steps=-(-answers * workload.output_tokens // workload.concurrency),
+        rows=workload.concurrency,
+        context_tokens=round(statistics.mean(context_tokens)),
+    )
+
+
+def _prompt(conversation: "Conversation", turns: int) -> Messages:
+    """What is sent in that turn, its answers empty."""
+    system = [message("system", conversation.system)] if conversation.system else []
+    first, *later = conversation.turns[:turns]
+    pairs = [[message("assistant", ""), message("user", words)] for words in later]
+    return [*system, message("user", first), *(one for pair in pairs for one in pair)]
+
+
+def measure(bare: "BareModel", work: Work) -> Floor:
+    """Medians of the bare model's times for this work."""
+    prefills = []
+    for _ in range(REPEATS):
+        bare.begin(1, work.context_tokens)
+        prefills.append(bare.prefill_seconds(PREFILL_TOKENS))
+    bare.begin(work.rows, work.context_tokens - STEPS // 2)
+    steps = [bare.step_seconds() for _ in range(STEPS)]
+    prefill_tokens_per_second = PREFILL_TOKENS / statistics.median(prefills[1:])
+    step_seconds = statistics.median(steps)
+    return Floor(
+        work=work,
+        prefill_tokens_per_second=prefill_tokens_per_second,
+        step_seconds=step_seconds,
+        seconds=work.new_prompt_tokens / prefill_tokens_per_second + work.steps * step_seconds,
+    )
+
+
+def main(checkpoint: Path, scenario: str, seed: int = 0) -> None:
+    """Print the floor of a load of one wave."""
+    load_blas()
+    from mlx_lm.tokenizer_utils import load as load_tokenizer  # noqa: PLC0415 - behind the BLAS
+
+    from load_tests.bench.bare import BareModel  # noqa: PLC0415
+    from load_tests.scenarios.kinds import Load  # noqa: PLC0415
+    from load_tests.scenarios.workloads import build  # noqa: PLC0415
+
+    tokenizer = load_tokenizer(checkpoint)
+
+    def count(messages: Messages) -> int:
+        return len(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+
+    work = least_work(build(Load.model_validate_json(scenario), seed), count)
+    floor = measure(BareModel(checkpoint), work)
+    print(TypeAdapter(Floor).dump_json(floor).decode())
+
+
+if __name__ == "__main__":
+    typer.run(main)

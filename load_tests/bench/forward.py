@@ -1,0 +1,169 @@
+"""One step of the engine over mlx-lm's bare forward, in one process: `python -m
+load_tests.bench.forward [--json PATH]`.
+
+So many rows decode at once, on the load tests' checkpoint, after unique prompts: nothing is shared.
+The engine is the daemon's own but for its thread, and is turned by hand; the bare model decodes as
+many rows over mlx-lm's own KV caches, argmax and evaluation included. Both take turns of some steps
+each, and their contexts grow alike. The ratio is the median of the rounds' own ratios.
+"""
+
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from engine.api import Telemetry
+from engine.inbox import Inbox
+from engine.launch import assemble
+from engine.mlx_backend.backend import load_backend
+from engine.mlx_backend.host.blas import load_blas
+from engine.types import EngineConfig, OutputEvent, Request, SamplingParams
+from load_tests.conditions import observe
+from load_tests.report import Table
+from server.metrics import EngineTelemetry
+
+if TYPE_CHECKING:
+    from load_tests.bench.bare import BareModel
+
+ROWS = (1, 8, 16, 32)
+PROMPT_TOKENS = 256
+STEPS = 8
+"""Of either side in one round."""
+WARM_UP_ROUNDS = 2
+MAX_TOKENS = 2048  # more than any row says
+KV_BYTES = 2**29
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Medians over the rounds: milliseconds a step, and the engine's over the bare model's."""
+
+    rows: int
+    engine_milliseconds: float
+    bare_milliseconds: float
+    ratio: float
+    least_ratio: float
+    greatest_ratio: float
+
+
+class TurnedEngine:
+    """The daemon's engine without its thread."""
+
+    def __init__(self, checkpoint: Path, max_running: int) -> None:
+        config = EngineConfig(str(checkpoint), kv_cache_bytes=KV_BYTES, max_running=max_running)
+        telemetry: Telemetry = EngineTelemetry()
+        backend = load_backend(config, lambda line: None)
+        self._events: list[OutputEvent] = []
+        parts = assemble(backend, config, telemetry, Inbox(), self._events.extend)
+        self._loop = parts.loop
+        self._vocab_size = parts.card.vocab_size
+        self._names = itertools.count()
+
+    def begin(self, rows: int, prompt_tokens: int) -> None:
+        """Abort what runs, and turn until each of so many new requests has said something."""
+        self._loop.abort_all()
+        self._events.clear()
+        names = {self._submit(prompt_tokens) for _ in range(rows)}
+        while names:
+            self._loop.turn()
+            names -= {event.request_id for event in self._events if event.token_ids}
+
+    def seconds(self, steps: int) -> float:
+        """For each row to say so many tokens, and for the device to have nothing left to do."""
+        import mlx.core as mx  # noqa: PLC0415 - the BLAS must come first
+
+        said = sum(len(event.token_ids) for event in self._events)
+        rows = len(self._loop.live())
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._loop.turn()
+        mx.synchronize()  # a step that was launched ahead is this round's
+        seconds = time.perf_counter() - start
+        told = sum(len(event.token_ids) for event in self._events) - said
+        if told != rows * steps:
+            raise RuntimeError(f"{rows} rows said {told} tokens in {steps} steps")
+        return seconds
+
+    def _submit(self, prompt_tokens: int) -> str:
+        number = next(self._names)
+        prompt = random.Random(number).choices(range(self._vocab_size), k=prompt_tokens)
+        request = Request(str(number), tuple(prompt), MAX_TOKENS, GREEDY, ignore_eos=True)
+        self._loop.submit(request, time.monotonic())
+        return request.id
+
+
+def measure(engine: TurnedEngine, bare: "BareModel", rows: int, rounds: int) -> Figures:
+    """Let the two take turns, the first rounds uncounted."""
+    engine.begin(rows, PROMPT_TOKENS)
+    bare.begin(rows, PROMPT_TOKENS)
+    taken = list(itertools.islice(_rounds(engine, bare), WARM_UP_ROUNDS, WARM_UP_ROUNDS + rounds))
+    ratios = [ours / theirs for ours, theirs in taken]
+    return Figures(
+        rows=rows,
+        engine_milliseconds=1e3 * statistics.median(ours for ours, _ in taken) / STEPS,
+        bare_milliseconds=1e3 * statistics.median(theirs for _, theirs in taken) / STEPS,
+        ratio=statistics.median(ratios),
+        least_ratio=min(ratios),
+        greatest_ratio=max(ratios),
+    )
+
+
+def _rounds(engine: TurnedEngine, bare: "BareModel") -> Iterator[tuple[float, float]]:
+    """Seconds of either side, who take turns at going first."""
+    while True:
+        ours = engine.seconds(STEPS)
+        yield ours, sum(bare.step_seconds() for _ in range(STEPS))
+        theirs = sum(bare.step_seconds() for _ in range(STEPS))
+        yield engine.seconds(STEPS), theirs
+
+
+def table(all_figures: list[Figures]) -> Table:
+    """A row for each number of rows."""
+    columns = ("rows", "engine ms", "bare ms", "engine / bare", "least", "greatest")
+    rows = (
+        (
+            str(figures.rows),
+            f"{figures.engine_milliseconds:.2f}",
+            f"{figures.bare_milliseconds:.2f}",
+            f"{figures.ratio:.3f}",
+            f"{figures.least_ratio:.2f}",
+            f"{figures.greatest_ratio:.2f}",
+        )
+        for figures in all_figures
+    )
+    return Table(columns, tuple(rows))
+
+
+def main(
+    rounds: int = 24,
+    json_path: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Measure 1, 8, 16 and 32 rows."""
+    blas = load_blas()
+    from load_tests.bench.bare import BareModel  # noqa: PLC0415 - the BLAS must come first
+    from load_tests.checkpoint import checkpoint  # noqa: PLC0415
+
+    model = checkpoint()
+    conditions = observe(0, (), blas.name or "the system's")
+    engine, bare = TurnedEngine(model, max(ROWS)), BareModel(model)
+    all_figures = [measure(engine, bare, rows, rounds) for rows in ROWS]
+    console = Console(width=100)
+    console.print(table(all_figures).rich())
+    for line in conditions.lines():
+        console.print(line, highlight=False)
+    if json_path is not None:
+        found = {"conditions": asdict(conditions), "rows": [asdict(one) for one in all_figures]}
+        json_path.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,90 @@
+"""What the files in `yaml/` say."""
+
+from importlib import resources
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from load_tests.checkpoint import Shape
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+QUICK_TOKENS = 8
+
+
+class _Common(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    description: str
+    checkpoint: Shape = "qwen3"
+    beside: tuple[str, ...] = ()  # flags of the Rootstock to compare with; none: other servers
+    listen_queue: Count = 5  # connections that may wait for mlx_lm.server; 5 is its own number
+
+
+class Load(_Common):
+    """Conversations at a given concurrency."""
+
+    kind: Literal["load"] = "load"
+    concurrency: Count  # conversations open at a time
+    conversations: Count
+    turns: Count = 1
+    waves: Count = 1  # the same conversations again, each wave after the last one's end
+    system_prompts: Annotated[int, Field(ge=0)] = 0  # dealt to the conversations in turn
+    system_words: Annotated[int, Field(ge=0)] = 0
+    user_words: Count
+    output_tokens: Count
+    has_floor: bool = False  # whether mlx-lm's bare model is measured on the same work
+
+    def quick(self) -> Self:
+        """The same with hardly any work, for trying it."""
+        work = {
+            "conversations": self.concurrency,
+            "turns": min(self.turns, 2),
+            "output_tokens": min(self.output_tokens, QUICK_TOKENS),
+        }
+        return self.model_copy(update=work)
+
+
+class Arrival(_Common):
+    """A long prompt arrives while others are being answered, and once while nobody is."""
+
+    kind: Literal["arrival"]
+    streams: Count  # answers under way
+    stream_words: Count  # of their prompts
+    prompt_words: Count  # of the long one
+    output_tokens: Count  # of its answer
+
+    def quick(self) -> Self:
+        """The same with a shorter prompt, for trying it."""
+        return self.model_copy(update={"prompt_words": self.prompt_words // 4})
+
+
+class Shares(_Common):
+    """Prompts of one length, of which more and more has been seen before."""
+
+    kind: Literal["shares"]
+    prompt_words: Count
+    shares: tuple[Share, ...]
+    output_tokens: Count
+
+    def quick(self) -> Self:
+        """The same with shorter prompts, for trying it."""
+        return self.model_copy(update={"prompt_words": self.prompt_words // 4})
+
+
+Scenario = Annotated[Load | Arrival | Shares, Field(discriminator="kind")]
+_SCENARIO: TypeAdapter[Load | Arrival | Shares] = TypeAdapter(Scenario)
+_FILES = resources.files("load_tests.scenarios") / "yaml"
+
+
+def scenario_names() -> list[str]:
+    """Names of the scenarios that come with the package, sorted."""
+    names = (file.name for file in _FILES.iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+def load_scenario(name: str) -> Load | Arrival | Shares:
+    """Read `yaml/<name>.yaml`. Raises FileNotFoundError, pydantic.ValidationError."""
+    return _SCENARIO.validate_python(yaml.safe_load((_FILES / f"{name}.yaml").read_text()))

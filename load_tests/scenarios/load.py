@@ -1,0 +1,123 @@
+"""Plays a workload, users who talk to a server at the same time, and adds up what came of it."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from load_tests.client import Answer, Asker, Listener, Target, connected, limited, message
+from load_tests.report import Percentiles, Table, percentiles
+from load_tests.scenarios.workloads import Conversation, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A workload, played once."""
+
+    wall_seconds: float
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in figures. All times in seconds, as the client saw them."""
+
+    wall_seconds: float
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    completion_tokens_per_second: float  # over the whole run's wall time
+    first_token_seconds: Percentiles
+    gap_seconds: Percentiles  # between pieces of text; a piece is mostly one token
+    latency_seconds: Percentiles
+
+    @property
+    def headline(self) -> str:
+        """For a line of progress."""
+        return f"{self.wall_seconds:.2f} s, first text after {self.first_token_seconds.p50:.2f} s"
+
+
+async def play(workload: Workload, target: Target) -> Run:
+    """Play the workload. Raises TargetError at the first thing that goes wrong."""
+    async with limited(target), connected(target) as asker:
+        player = _Player(asker, workload.output_tokens, time.perf_counter())
+        answers: list[Answer] = []
+        for number, wave in enumerate(workload.waves):
+            answers += await player.wave(number, wave, workload.concurrency)
+        return Run(time.perf_counter() - player.start, tuple(answers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    asker: Asker
+    output_tokens: int
+    start: float
+
+    async def wave(
+        self, number: int, conversations: tuple[Conversation, ...], concurrency: int
+    ) -> list[Answer]:
+        """`concurrency` users, each of whom takes the next conversation when done with one."""
+        waiting = iter(enumerate(conversations))
+        users = [self._user(number, waiting) for _ in range(concurrency)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(user) for user in users]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [answer for task in tasks for answer in task.result()]
+
+    async def _user(self, wave: int, waiting: Iterator[tuple[int, Conversation]]) -> list[Answer]:
+        answers: list[Answer] = []
+        for number, conversation in waiting:
+            messages = [message("system", conversation.system)] if conversation.system else []
+            for turn, text in enumerate(conversation.turns):
+                messages.append(message("user", text))
+                listener = Listener()
+                session = f"{wave}-{number}"
+                await self.asker.ask(messages, self.output_tokens, listener, session)
+                messages.append(message("assistant", listener.text))
+                answers.append(
+                    listener.answer(self.output_tokens, self.start, (wave, number, turn))
+                )
+        return answers
+
+
+def summarize(run: Run) -> Summary:
+    """Add up one run."""
+    answers = run.answers
+    generated = sum(a.completion_tokens for a in answers)
+    return Summary(
+        wall_seconds=run.wall_seconds,
+        requests=len(answers),
+        prompt_tokens=sum(a.prompt_tokens for a in answers),
+        cached_tokens=sum(a.cached_tokens for a in answers),
+        completion_tokens=generated,
+        completion_tokens_per_second=generated / run.wall_seconds,
+        first_token_seconds=percentiles(a.first_token_seconds for a in answers),
+        gap_seconds=percentiles(gap for a in answers for gap in a.gap_seconds),
+        latency_seconds=percentiles(a.latency_seconds for a in answers),
+    )
+
+
+def run_table(summaries: Iterable[tuple[str, Summary]]) -> Table:
+    """A row for every (scenario, summary). Durations are "median / 95th percentile"."""
+    columns = (
+        "scenario", "wall s", "prompt", "cached", "out", "tokens/s",
+        "first token s", "gap ms", "latency s",
+    )  # fmt: skip
+    return Table(columns, tuple((name, *_cells(s)) for name, s in summaries))
+
+
+def _cells(s: Summary) -> tuple[str, ...]:
+    gap = s.gap_seconds
+    return (
+        f"{s.wall_seconds:.2f}",
+        f"{s.prompt_tokens}",
+        f"{s.cached_tokens}",
+        f"{s.completion_tokens}",
+        f"{s.completion_tokens_per_second:.1f}",
+        f"{s.first_token_seconds.p50:.2f} / {s.first_token_seconds.p95:.2f}",
+        f"{gap.p50 * 1000:.0f} / {gap.p95 * 1000:.0f}",
+        f"{s.latency_seconds.p50:.2f} / {s.latency_seconds.p95:.2f}",
+    )

@@ -1,0 +1,115 @@
+"""`python -m load_tests compare`: Rootstock and other servers, one after the other, again and
+again.
+"""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.mlx_backend.host.blas import load_blas
+from load_tests.checkpoint import Shape, checkpoint
+from load_tests.conditions import observe
+from load_tests.peers.catalogue import Peer, foreign_versions, mlx_lm, rootstock, vllm_mlx
+from load_tests.scenarios.kinds import Arrival, Load, Shares, load_scenario, scenario_names
+from load_tests.side_by_side import record as records
+from load_tests.side_by_side.record import Record
+from load_tests.side_by_side.rounds import Bench, play_rounds
+from load_tests.side_by_side.tables import tables
+from load_tests.terminal import fail, show
+
+RESULTS = Path("build/load_tests/results")
+QUICK_RESULTS = Path("build/load_tests/quick")
+
+logger = logging.getLogger("load_tests")
+
+Names = Annotated[
+    list[str] | None, typer.Option("--scenario", help="A name; may be repeated. All by default.")
+]
+Folder = Annotated[Path | None, typer.Option(help="Where the results are kept, a file each.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a README.")]
+
+
+def compare(
+    *,
+    scenario: Names = None,
+    shape: Annotated[
+        Shape | None, typer.Option("--checkpoint", help="What all serve; the scenario's own.")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of each server per scenario.")] = 3,
+    is_quick: Annotated[
+        bool, typer.Option("--quick", help="One run with hardly any work, for trying it.")
+    ] = False,
+    flag: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare with Rootstock under these flags, not with other servers."),
+    ] = None,
+    peer_listen_queue: Annotated[
+        int | None,
+        typer.Option(help="Connections that may wait for mlx_lm.server; see mlx_lm_server.py."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    into: Folder = None,
+    markdown: Markdown = False,
+) -> None:
+    """Start Rootstock and its peers in turn; keep what they did, and print it beside each other."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logger.setLevel(logging.INFO)
+    folder = into or (QUICK_RESULTS if is_quick else RESULTS)
+    names = scenario or scenario_names()
+    kept = []
+    for name in names:
+        played = load_scenario(name)
+        changes = {
+            "checkpoint": shape or played.checkpoint,
+            "beside": tuple(flag or played.beside),
+            "listen_queue": peer_listen_queue or played.listen_queue,
+        }
+        played = played.model_copy(update=changes)
+        logger.info("%s: %s", name, played.description)
+        if is_quick:
+            kept.append(_record(name, played.quick(), seed, repeat=1))
+        else:
+            kept.append(_record(name, played, seed, repeat))
+        records.write(kept[-1], folder)
+    show(kept[0].conditions, markdown, *tables(kept))
+    _draw(folder)
+    failures = [(record.name, failure) for record in kept for failure in record.results.failures]
+    for name, failure in failures:
+        fail(f"{name}: {failure.peer}: {failure.reason}")
+    raise typer.Exit(1 if failures else 0)
+
+
+def results(*, into: Folder = None, markdown: Markdown = False) -> None:
+    """Print what `compare` has kept, and draw its plots again."""
+    folder = into or RESULTS
+    kept = records.read(folder, scenario_names())
+    if not kept:
+        raise typer.Exit(fail(f"{folder} has no results"))
+    show(kept[0].conditions, markdown, *tables(kept))
+    _draw(folder)
+
+
+def _record(name: str, scenario: Load | Arrival | Shares, seed: int, repeat: int) -> Record:
+    peers = _peers(scenario)
+    model = checkpoint(scenario.checkpoint)
+    commands = tuple(" ".join(("python", *peer.arguments)) for peer in peers)
+    blas = load_blas().name or "the system's"
+    conditions = observe(seed, commands, blas, foreign_versions(peers))
+    found = play_rounds(Bench(model, model.parent), peers, scenario, seed, repeat)
+    return Record(name, scenario, conditions, tuple(peer.name for peer in peers), found)
+
+
+def _peers(scenario: Load | Arrival | Shares) -> tuple[Peer, ...]:
+    """Ours first."""
+    if scenario.beside:
+        return rootstock(), rootstock(*scenario.beside)
+    return rootstock(), mlx_lm(listen_queue=scenario.listen_queue), vllm_mlx()
+
+
+def _draw(folder: Path) -> None:
+    from load_tests.side_by_side.plots import draw  # noqa: PLC0415 - of the dev environment alone
+
+    for file in draw(records.read(folder, scenario_names()), folder):
+        logger.info("%s", file)

@@ -1,0 +1,161 @@
+"""Records as tables: ours beside each of the others."""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from load_tests.report import Table
+from load_tests.scenarios.arrival import Arrived
+from load_tests.scenarios.load import Summary
+from load_tests.scenarios.shares import Probed
+from load_tests.side_by_side.record import Record
+
+T = TypeVar("T")
+Number = Callable[[T], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times more of something: median, least and greatest over the rounds."""
+
+    median: float
+    least: float
+    greatest: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.least:.2f}-{self.greatest:.2f})"
+
+
+def ratio(pairs: Sequence[tuple[T, T]], number: Number[T]) -> Ratio:
+    """Theirs over ours, round by round: of times, above 1 we are faster. Raises on no pairs."""
+    found = [number(theirs) / number(ours) for ours, theirs in pairs]
+    return Ratio(statistics.median(found), min(found), max(found))
+
+
+def tables(records: Iterable[Record]) -> list[Table]:
+    """One for each kind of outcome that the records have."""
+    kept = list(records)
+    made = (load_table(kept), floor_table(kept), arrival_table(kept), shares_table(kept))
+    return [table for table in made if table.rows]
+
+
+def load_table(records: Iterable[Record]) -> Table:
+    """A row for each load and each of the others: "ours / theirs" medians, and ratios."""
+    columns = (
+        "scenario", "beside", "wall s", "tokens/s", "first text s", "cached",
+        "times faster", "first text, times sooner",
+    )  # fmt: skip
+    rows = (
+        (record.name, other, *_load_cells(pairs))
+        for record in records
+        for other, pairs in _beside(record, Summary)
+    )
+    return Table(columns, tuple(rows))
+
+
+def _load_cells(pairs: Sequence[tuple[Summary, Summary]]) -> tuple[str, ...]:
+    return (
+        _medians(".2f", pairs, lambda run: run.wall_seconds),
+        _medians(".1f", pairs, lambda run: run.completion_tokens_per_second),
+        _medians(".3f", pairs, lambda run: run.first_token_seconds.p50),
+        _medians(",.0f", pairs, lambda run: run.cached_tokens),
+        str(ratio(pairs, lambda run: run.wall_seconds)),
+        str(ratio(pairs, lambda run: run.first_token_seconds.p50)),
+    )
+
+
+def floor_table(records: Iterable[Record]) -> Table:
+    """A row for each load that has a floor."""
+    columns = (
+        "scenario", "wall s", "floor s", "wall / floor",
+        "new prompt tokens", "at tokens/s", "steps", "of ms",
+    )  # fmt: skip
+    return Table(columns, tuple(_floor_row(record) for record in records if record.results.floors))
+
+
+def _floor_row(record: Record) -> tuple[str, ...]:
+    pairs = [
+        (floor.seconds, ours.wall_seconds)
+        for floor, played in zip(record.results.floors, record.results.rounds, strict=True)
+        if isinstance(ours := played.get(record.peers[0]), Summary)
+    ]
+    walls, floors = [wall for _, wall in pairs], [floor.seconds for floor in record.results.floors]
+    speed = statistics.median(floor.prefill_tokens_per_second for floor in record.results.floors)
+    step = statistics.median(floor.step_seconds for floor in record.results.floors)
+    work = record.results.floors[0].work
+    return (
+        record.name,
+        f"{statistics.median(walls):.2f}" if walls else "failed",
+        f"{statistics.median(floors):.2f}",
+        str(ratio(pairs, float)) if pairs else "",
+        f"{work.new_prompt_tokens:,}",
+        f"{speed:,.0f}",
+        f"{work.steps:,}",
+        f"{1e3 * step:.1f}",
+    )
+
+
+def arrival_table(records: Iterable[Record]) -> Table:
+    """A row for each server that met the long prompt: medians over the rounds."""
+    columns = ("scenario", "server", "worst gap s", "first text alone s", "beside s", "times later")
+    rows = (
+        (record.name, peer, *_arrival_cells(runs))
+        for record in records
+        for peer, runs in runs_of(record, Arrived)
+    )
+    return Table(columns, tuple(rows))
+
+
+def _arrival_cells(runs: Sequence[Arrived]) -> tuple[str, ...]:
+    def median(number: Number[Arrived]) -> str:
+        return f"{statistics.median(map(number, runs)):.2f}"
+
+    return (
+        median(lambda run: run.worst_gap),
+        median(lambda run: run.first_token_alone),
+        median(lambda run: run.first_token_beside),
+        median(lambda run: run.first_token_beside / run.first_token_alone),
+    )
+
+
+def shares_table(records: Iterable[Record]) -> Table:
+    """A row for each server: the median first token of each share, in seconds."""
+    kept = [(record, *found) for record in records for found in runs_of(record, Probed)]
+    if not kept:
+        return Table((), ())
+    shares = [probe.share for probe in kept[0][2][0].probes]
+    rows = (
+        (record.name, peer, *(f"{seconds:.3f}" for seconds in share_seconds(runs)))
+        for record, peer, runs in kept
+    )
+    return Table(("scenario", "server", *(f"{share:.0%} seen, s" for share in shares)), tuple(rows))
+
+
+def share_seconds(runs: Sequence[Probed]) -> list[float]:
+    """The median first token of each share, over the runs."""
+    columns = zip(*(run.probes for run in runs), strict=True)
+    return [statistics.median(one.first_token_seconds for one in column) for column in columns]
+
+
+def runs_of(record: Record, kind: type[T]) -> Iterator[tuple[str, list[T]]]:
+    """Each server's runs of that kind of outcome; servers without any are left out."""
+    for peer in record.peers:
+        found = [played.get(peer) for played in record.results.rounds]
+        if runs := [run for run in found if isinstance(run, kind)]:
+            yield peer, runs
+
+
+def _beside(record: Record, kind: type[T]) -> Iterator[tuple[str, list[tuple[T, T]]]]:
+    """For each of the others the rounds that it and we came through, as (ours, theirs)."""
+    ours, *others = record.peers
+    for other in others:
+        found = [(played.get(ours), played.get(other)) for played in record.results.rounds]
+        pairs = [(a, b) for a, b in found if isinstance(a, kind) and isinstance(b, kind)]
+        if pairs:
+            yield other, pairs
+
+
+def _medians(form: str, pairs: Sequence[tuple[T, T]], number: Number[T]) -> str:
+    sides = zip(*pairs, strict=True)
+    return " / ".join(format(statistics.median(map(number, side)), form) for side in sides)

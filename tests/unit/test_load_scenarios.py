@@ -1,0 +1,116 @@
+"""Scenarios that are no plain load, against the load client's fake server."""
+
+import asyncio
+import json
+
+import pytest
+
+from load_tests.bench.floor import least_work
+from load_tests.client import Target, TargetError
+from load_tests.scenarios.arrival import Arrived, Gap, gaps_until, play_arrival
+from load_tests.scenarios.kinds import Arrival, Load, Shares
+from load_tests.scenarios.perform import perform
+from load_tests.scenarios.shares import play_shares
+from load_tests.scenarios.workloads import build
+from tests.unit.test_load_client import chunk, honest, served
+
+ARRIVAL = Arrival(
+    kind="arrival", description="", streams=2, stream_words=3, prompt_words=20, output_tokens=2
+)
+
+
+def words(body: dict[str, list[dict[str, str]]]) -> list[str]:
+    return body["messages"][-1]["content"].split()
+
+
+async def test_a_prompt_repeats_as_much_as_its_share_of_the_first() -> None:
+    scenario = Shares(
+        kind="shares", description="", prompt_words=8, shares=(0, 0.5, 1), output_tokens=3
+    )
+    async with served(honest) as (fake, target):
+        found = await play_shares(scenario, 0, target)
+    first, *others = map(words, fake.bodies)
+    assert [len(prompt) for prompt in others] == [8, 8, 8]
+    assert [prompt[:4] == first[:4] for prompt in others] == [False, True, True]
+    assert [prompt == first for prompt in others] == [False, False, True]
+    assert [(probe.share, probe.cached_tokens) for probe in found.probes] == [
+        (0, 5), (0.5, 5), (1, 5),
+    ]  # fmt: skip
+
+
+class Talking:
+    """Streams short prompts' answers word by word for as long as they are read, and answers the
+    long ones at once.
+    """
+
+    def __init__(self, words_said: int) -> None:
+        self.words_said = words_said
+        self.long_prompts = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        _, _, length = head.partition("content-length: ")
+        body = json.loads(await reader.readexactly(int(length.partition("\r\n")[0])))
+        if len(words(body)) == ARRIVAL.prompt_words:
+            self.long_prompts += 1
+            writer.write(honest(body).encode())
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            for _ in range(self.words_said):
+                writer.write(f"data: {json.dumps(chunk('word '))}\n\n".encode())
+                await asyncio.sleep(0.001)
+                if writer.is_closing():
+                    break
+        writer.close()
+
+
+async def test_a_long_prompt_is_asked_alone_and_beside_streams_which_are_cut() -> None:
+    talking = Talking(words_said=100_000)
+    async with await asyncio.start_server(talking.serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        found = await perform(ARRIVAL, 0, Target(url, "tiny", stall_seconds=5))
+    assert isinstance(found, Arrived)
+    assert talking.long_prompts == 3  # the first is a warm-up
+    assert found.worst_gap == max(gap.lasted for gap in found.gaps)
+    assert found.prompt_tokens == 9
+    assert found.first_token_beside > 0 < found.first_token_alone
+
+
+async def test_streams_that_end_before_the_long_prompt_is_answered_are_an_error() -> None:
+    talking = Talking(words_said=3)
+    async with await asyncio.start_server(talking.serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        with pytest.raises(TargetError, match="stream ended"):
+            await play_arrival(ARRIVAL, 0, Target(url, "tiny", stall_seconds=5))
+
+
+def test_a_gap_counts_when_a_part_of_it_is_in_the_time() -> None:
+    heard = [[0.0, 1.0, 2.5, 4.0, 6.0], [5.0, 7.0]]
+    assert gaps_until(2.0, 5.5, heard) == (
+        Gap(0.5, 1.5),
+        Gap(2.0, 1.5),
+        Gap(4.0, 2.0),
+        Gap(5.0, 2.0),
+    )
+
+
+def test_the_least_work_has_no_prompt_token_twice_and_no_answer_as_a_prompt() -> None:
+    scenario = Load(
+        description="",
+        concurrency=2,
+        conversations=4,
+        turns=3,
+        system_prompts=1,
+        system_words=50,
+        user_words=10,
+        output_tokens=6,
+    )
+
+    def count(messages: object) -> int:
+        assert isinstance(messages, list)
+        return sum(len(message["content"].split()) for message in messages)
+
+    work = least_work(build(scenario, 0), count)
+    assert work.new_prompt_tokens == 50 + 4 * 3 * 10
+    assert (work.steps, work.rows) == (4 * 3 * 6 // 2, 2)
+    assert work.context_tokens == (60 + 50 + 3 * 16) // 2

@@ -1,0 +1,129 @@
+"""What is kept of a comparison, and how it is shown."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from load_tests.bench.floor import Floor, Work
+from load_tests.conditions import observe
+from load_tests.report import Percentiles
+from load_tests.scenarios.arrival import Arrived, Gap
+from load_tests.scenarios.kinds import load_scenario
+from load_tests.scenarios.load import Summary
+from load_tests.scenarios.perform import Outcome
+from load_tests.scenarios.shares import Probe, Probed
+from load_tests.side_by_side.plots import draw
+from load_tests.side_by_side.record import Record, read, write
+from load_tests.side_by_side.rounds import Failure, Rounds
+from load_tests.side_by_side.tables import Ratio, ratio, tables
+
+PEERS = ("rootstock", "mlx_lm.server", "vllm-mlx")
+FLOOR = Floor(Work(1000, 480, 4, 561), 2000.0, 0.01, 5.0)
+
+
+def summary(wall_seconds: float) -> Summary:
+    durations = Percentiles(wall_seconds / 10, wall_seconds / 5, wall_seconds)
+    return Summary(wall_seconds, 8, 100, 5, 40, 40 / wall_seconds, durations, durations, durations)
+
+
+def arrived(seconds: float) -> Arrived:
+    return Arrived(3600, seconds, 2 * seconds, seconds, (Gap(0.1, 0.05), Gap(1.0, seconds)))
+
+
+def probed(seconds: float) -> Probed:
+    return Probed(tuple(Probe(share, 2000, 0, seconds) for share in (0.0, 0.5)))
+
+
+def record(name: str, outcome: Callable[[float], Outcome]) -> Record:
+    """Ours takes 1 s; the others 2 and 3 times as long, and twice that in the second round."""
+    rounds = tuple(
+        {peer: outcome(slow * (place + 1)) for place, peer in enumerate(PEERS)} for slow in (1, 2)
+    )
+    found = Rounds(rounds, (Failure("vllm-mlx", "HTTP 500"),))
+    return Record(name, load_scenario(name), observe(0, (), "a BLAS"), PEERS, found)
+
+
+RECORDS = [
+    record("unique-1", summary),
+    record("unique-8", summary),
+    record("long-prompt", arrived),
+    record("cached-share", probed),
+]
+
+
+def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    with_floor = dataclasses.replace(
+        RECORDS[0], results=dataclasses.replace(RECORDS[0].results, floors=(FLOOR, FLOOR))
+    )
+    for one in (with_floor, *RECORDS[1:]):
+        write(one, tmp_path)
+    names = [one.name for one in RECORDS]
+    assert read(tmp_path, [*names, "burst"]) == [with_floor, *RECORDS[1:]]
+
+
+def test_a_ratio_above_one_says_that_we_are_faster() -> None:
+    pairs = [
+        (summary(1.0), summary(3.0)),
+        (summary(2.0), summary(4.0)),
+        (summary(1.0), summary(9.0)),
+    ]
+    found = ratio(pairs, lambda run: run.wall_seconds)
+    assert found == Ratio(median=3.0, least=2.0, greatest=9.0)
+    assert str(found) == "3.00 (2.00-9.00)"
+
+
+def test_every_kind_of_scenario_has_its_table() -> None:
+    loads, arrivals, shares = tables(RECORDS)
+    for table in (loads, arrivals, shares):
+        assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert [row[:3] for row in loads.rows] == [
+        ("unique-1", "mlx_lm.server", "1.50 / 3.00"),
+        ("unique-1", "vllm-mlx", "1.50 / 4.50"),
+        ("unique-8", "mlx_lm.server", "1.50 / 3.00"),
+        ("unique-8", "vllm-mlx", "1.50 / 4.50"),
+    ]
+    assert loads.rows[1][-2] == "3.00 (3.00-3.00)"
+    assert arrivals.rows[0] == ("long-prompt", "rootstock", "1.50", "1.50", "3.00", "2.00")
+    assert shares.rows[1] == ("cached-share", "mlx_lm.server", "3.000", "3.000")
+
+
+def test_a_round_in_which_one_failed_counts_for_the_others_alone() -> None:
+    first, second = RECORDS[0].results.rounds
+    rounds = (first, {peer: second[peer] for peer in PEERS[:2]})
+    (table,) = tables([dataclasses.replace(RECORDS[0], results=Rounds(rounds, ()))])
+    assert [row[2] for row in table.rows] == ["1.50 / 3.00", "1.00 / 3.00"]
+
+
+def test_a_load_is_held_against_its_floor() -> None:
+    found = dataclasses.replace(RECORDS[0].results, floors=(FLOOR, FLOOR))
+    _, table = tables([dataclasses.replace(RECORDS[0], results=found)])
+    (row,) = table.rows
+    assert row[:4] == ("unique-1", "1.50", "5.00", "0.30 (0.20-0.40)")
+
+
+def test_plots_are_small_and_the_same_each_time(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        drawn = draw(RECORDS, folder)
+        assert [file.name for file in drawn] == ["throughput.svg", "gaps.svg", "first-token.svg"]
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes()
+        assert file.stat().st_size < 64 * 1024
+        assert all(peer in file.read_text() for peer in PEERS)
+
+
+def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
+    assert draw(RECORDS[:1], tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["long-prompt", "cached-share"])
+def test_a_server_that_always_failed_is_left_out(name: str, tmp_path: Path) -> None:
+    (found,) = [one for one in RECORDS if one.name == name]
+    rounds = tuple({"rootstock": played["rootstock"]} for played in found.results.rounds)
+    alone = dataclasses.replace(found, results=Rounds(rounds, ()))
+    assert [row[1] for table in tables([alone]) for row in table.rows] == ["rootstock"]
+    (file,) = draw([alone], tmp_path)
+    assert "vllm-mlx" not in file.read_text()
