@@ -52,6 +52,11 @@ class Floor:
     step_seconds: float
     seconds: float
 
+    @property
+    def headline(self) -> str:
+        """For a line of progress."""
+        return f"{self.seconds:.2f} s"
+
 
 def least_work(workload: "Workload", count: CountTokens) -> Work:
     """Each conversation's tokens once, but for the answers', which are the steps'; a system prompt

@@ -57,21 +57,14 @@ def compare(
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logger.setLevel(logging.INFO)
     folder = into or (QUICK_RESULTS if is_quick else RESULTS)
-    names = scenario or scenario_names()
     kept = []
-    for name in names:
-        played = load_scenario(name)
-        changes = {
-            "checkpoint": shape or played.checkpoint,
-            "beside": tuple(flag or played.beside),
-            "listen_queue": peer_listen_queue or played.listen_queue,
-        }
-        played = played.model_copy(update=changes)
-        logger.info("%s: %s", name, played.description)
+    for name in scenario or scenario_names():
+        called, played = _chosen(name, shape, tuple(flag or ()), peer_listen_queue)
+        logger.info("%s: %s", called, played.description)
         if is_quick:
-            kept.append(_record(name, played.quick(), seed, repeat=1))
+            kept.append(_record(called, played.quick(), seed, repeat=1))
         else:
-            kept.append(_record(name, played, seed, repeat))
+            kept.append(_record(called, played, seed, repeat))
         records.write(kept[-1], folder)
     show(kept[0].conditions, markdown, *tables(kept))
     _draw(folder)
@@ -89,6 +82,20 @@ def results(*, into: Folder = None, markdown: Markdown = False) -> None:
         raise typer.Exit(fail(f"{folder} has no results"))
     show(kept[0].conditions, markdown, *tables(kept))
     _draw(folder)
+
+
+def _chosen(
+    name: str, shape: Shape | None, flags: tuple[str, ...], listen_queue: int | None
+) -> tuple[str, Load | Arrival | Shares]:
+    """The scenario, what the command line says in place of its own, and then under another name."""
+    told = {"checkpoint": shape, "beside": flags, "listen_queue": listen_queue}
+    changes = {key: value for key, value in told.items() if value}
+    called = [
+        name,
+        *(f"{key}={value}" for key, value in changes.items() if key != "beside"),
+        *flags,
+    ]
+    return "-".join(called), load_scenario(name).model_copy(update=changes)
 
 
 def _record(name: str, scenario: Load | Arrival | Shares, seed: int, repeat: int) -> Record:

@@ -5,7 +5,7 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ WARM_UP = Load(
     user_words=32,
     output_tokens=4,
 )
+FLOOR = "floor"
 WARM_UP_SEED = 2**31  # no measured scenario shares its texts
 
 
@@ -41,13 +42,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What the peers did, by name, one run of each in every round. A run that failed is missing
-    there and told of in `failures`.
+    """What the peers did, by name, one run of each in every round, and the FLOOR where the scenario
+    has one. A run that failed is missing there and told of in `failures`.
     """
 
-    rounds: tuple[Mapping[str, Outcome], ...]
+    rounds: tuple[Mapping[str, Outcome | Floor], ...]
     failures: tuple[Failure, ...]
-    floors: tuple[Floor, ...] = ()  # one for each round, where the scenario has a floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,24 @@ class Bench:
             with serving(peer, self.model, log) as target:
                 asyncio.run(play(build(WARM_UP, WARM_UP_SEED), target))
                 outcome = asyncio.run(perform(scenario, seed, target))
-                logger.info("  %s: %s", peer.name, outcome.headline)
-                return outcome
         except TargetError as error:
             logger.warning("  %s failed", peer.name)
             return Failure(peer.name, str(error))
+        logger.info("  %s: %s", peer.name, outcome.headline)
+        return outcome
+
+    def measure_floor(self, scenario: Load, seed: int) -> Floor | Failure:
+        """By a process of its own, as MLX must find the BLAS loaded."""
+        command = (sys.executable, "-m", "load_tests.bench.floor", str(self.model))
+        arguments = (scenario.model_dump_json(), f"--seed={seed}")
+        try:
+            found = subprocess.run([*command, *arguments], check=True, capture_output=True)
+        except subprocess.CalledProcessError as error:
+            logger.warning("  %s failed", FLOOR)
+            return Failure(FLOOR, error.stderr.decode(errors="replace")[-2000:])
+        floor = TypeAdapter(Floor).validate_json(found.stdout)
+        logger.info("  %s: %s", FLOOR, floor.headline)
+        return floor
 
 
 def play_rounds(
@@ -81,29 +94,24 @@ def play_rounds(
     repeat: int,
 ) -> Rounds:
     """Measure all `repeat` times, taking turns at going first."""
-    rounds: list[dict[str, Outcome]] = []
+    rounds: list[dict[str, Outcome | Floor]] = []
     failures: list[Failure] = []
-    floors: list[Floor] = []
-    for i in range(repeat):
-        outcomes: dict[str, Outcome] = {}
-        for place in range(len(peers)):
-            peer = peers[(place + i) % len(peers)]
-            match bench.measure(peer, scenario, seed):
-                case Failure() as failure:
-                    failures.append(failure)
-                case outcome:
-                    outcomes[peer.name] = outcome
+    for number in range(repeat):
+        first = number % len(peers)
+        outcomes: dict[str, Outcome | Floor] = {}
+        for name, found in _round(bench, [*peers[first:], *peers[:first]], scenario, seed):
+            if isinstance(found, Failure):
+                failures.append(found)
+            else:
+                outcomes[name] = found
         rounds.append(outcomes)
-        if isinstance(scenario, Load) and scenario.has_floor:
-            floors.append(_floor(bench.model, scenario, seed))
-    return Rounds(tuple(rounds), tuple(failures), tuple(floors))
+    return Rounds(tuple(rounds), tuple(failures))
 
 
-def _floor(model: Path, scenario: Load, seed: int) -> Floor:
-    """By a process of its own: MLX stays out of the client's."""
-    module = ("-m", "load_tests.bench.floor")
-    command = [sys.executable, *module, str(model), scenario.model_dump_json(), f"--seed={seed}"]
-    found = subprocess.run(command, check=True, capture_output=True)
-    floor = TypeAdapter(Floor).validate_json(found.stdout)
-    logger.info("  floor: %.2f s", floor.seconds)
-    return floor
+def _round(
+    bench: Bench, peers: Sequence[Peer], scenario: Load | Arrival | Shares, seed: int
+) -> Iterator[tuple[str, Outcome | Floor | Failure]]:
+    for peer in peers:
+        yield peer.name, bench.measure(peer, scenario, seed)
+    if isinstance(scenario, Load) and scenario.has_floor:
+        yield FLOOR, bench.measure_floor(scenario, seed)

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from load_tests.bench.floor import Floor
 from load_tests.report import Table
 from load_tests.scenarios.arrival import Arrived
 from load_tests.scenarios.load import Summary
 from load_tests.scenarios.shares import Probed
 from load_tests.side_by_side.record import Record
+from load_tests.side_by_side.rounds import FLOOR
 
 T = TypeVar("T")
 Number = Callable[[T], float]
@@ -66,33 +68,35 @@ def _load_cells(pairs: Sequence[tuple[Summary, Summary]]) -> tuple[str, ...]:
 
 
 def floor_table(records: Iterable[Record]) -> Table:
-    """A row for each load that has a floor."""
+    """A row for each load that has a floor: medians, and the ratio of our time to it."""
     columns = (
         "scenario", "wall s", "floor s", "wall / floor",
         "new prompt tokens", "at tokens/s", "steps", "of ms",
     )  # fmt: skip
-    return Table(columns, tuple(_floor_row(record) for record in records if record.results.floors))
+    rows = (
+        (record.name, *_floor_cells(pairs)) for record in records if (pairs := _on_floor(record))
+    )
+    return Table(columns, tuple(rows))
 
 
-def _floor_row(record: Record) -> tuple[str, ...]:
-    pairs = [
-        (floor.seconds, ours.wall_seconds)
-        for floor, played in zip(record.results.floors, record.results.rounds, strict=True)
-        if isinstance(ours := played.get(record.peers[0]), Summary)
-    ]
-    walls, floors = [wall for _, wall in pairs], [floor.seconds for floor in record.results.floors]
-    speed = statistics.median(floor.prefill_tokens_per_second for floor in record.results.floors)
-    step = statistics.median(floor.step_seconds for floor in record.results.floors)
-    work = record.results.floors[0].work
+def _on_floor(record: Record) -> list[tuple[Floor, Summary]]:
+    """The rounds in which both were measured."""
+    found = [(played.get(FLOOR), played.get(record.peers[0])) for played in record.results.rounds]
+    return [(a, b) for a, b in found if isinstance(a, Floor) and isinstance(b, Summary)]
+
+
+def _floor_cells(pairs: Sequence[tuple[Floor, Summary]]) -> tuple[str, ...]:
+    floors = [floor for floor, _ in pairs]
+    work = floors[0].work
+    walls = [(floor.seconds, ours.wall_seconds) for floor, ours in pairs]
     return (
-        record.name,
-        f"{statistics.median(walls):.2f}" if walls else "failed",
-        f"{statistics.median(floors):.2f}",
-        str(ratio(pairs, float)) if pairs else "",
+        f"{statistics.median(wall for _, wall in walls):.2f}",
+        f"{statistics.median(seconds for seconds, _ in walls):.2f}",
+        str(ratio(walls, float)),
         f"{work.new_prompt_tokens:,}",
-        f"{speed:,.0f}",
+        f"{statistics.median(floor.prefill_tokens_per_second for floor in floors):,.0f}",
         f"{work.steps:,}",
-        f"{1e3 * step:.1f}",
+        f"{1e3 * statistics.median(floor.step_seconds for floor in floors):.1f}",
     )
 
 

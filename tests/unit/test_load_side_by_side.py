@@ -6,21 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from load_tests.bench.floor import Floor, Work
 from load_tests.conditions import observe
 from load_tests.report import Percentiles
 from load_tests.scenarios.arrival import Arrived, Gap
-from load_tests.scenarios.kinds import load_scenario
+from load_tests.scenarios.kinds import Load, load_scenario
 from load_tests.scenarios.load import Summary
 from load_tests.scenarios.perform import Outcome
 from load_tests.scenarios.shares import Probe, Probed
 from load_tests.side_by_side.plots import draw
 from load_tests.side_by_side.record import Record, read, write
-from load_tests.side_by_side.rounds import Failure, Rounds
+from load_tests.side_by_side.rounds import FLOOR, Bench, Failure, Rounds
 from load_tests.side_by_side.tables import Ratio, ratio, tables
 
 PEERS = ("rootstock", "mlx_lm.server", "vllm-mlx")
-FLOOR = Floor(Work(1000, 480, 4, 561), 2000.0, 0.01, 5.0)
+BARE = Floor(Work(1000, 480, 4, 561), 2000.0, 0.01, 5.0)
 
 
 def summary(wall_seconds: float) -> Summary:
@@ -45,6 +46,11 @@ def record(name: str, outcome: Callable[[float], Outcome]) -> Record:
     return Record(name, load_scenario(name), observe(0, (), "a BLAS"), PEERS, found)
 
 
+def with_floor(found: Record) -> Record:
+    rounds = tuple({**played, FLOOR: BARE} for played in found.results.rounds)
+    return dataclasses.replace(found, results=Rounds(rounds, ()))
+
+
 RECORDS = [
     record("unique-1", summary),
     record("unique-8", summary),
@@ -54,13 +60,11 @@ RECORDS = [
 
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
-    with_floor = dataclasses.replace(
-        RECORDS[0], results=dataclasses.replace(RECORDS[0].results, floors=(FLOOR, FLOOR))
-    )
-    for one in (with_floor, *RECORDS[1:]):
+    kept = [with_floor(RECORDS[0]), *RECORDS[1:]]
+    for one in kept:
         write(one, tmp_path)
-    names = [one.name for one in RECORDS]
-    assert read(tmp_path, [*names, "burst"]) == [with_floor, *RECORDS[1:]]
+    names = [one.name for one in kept]
+    assert read(tmp_path, [*names, "burst"]) == kept
 
 
 def test_a_ratio_above_one_says_that_we_are_faster() -> None:
@@ -97,8 +101,7 @@ def test_a_round_in_which_one_failed_counts_for_the_others_alone() -> None:
 
 
 def test_a_load_is_held_against_its_floor() -> None:
-    found = dataclasses.replace(RECORDS[0].results, floors=(FLOOR, FLOOR))
-    _, table = tables([dataclasses.replace(RECORDS[0], results=found)])
+    _, table = tables([with_floor(RECORDS[0])])
     (row,) = table.rows
     assert row[:4] == ("unique-1", "1.50", "5.00", "0.30 (0.20-0.40)")
 
@@ -127,3 +130,22 @@ def test_a_server_that_always_failed_is_left_out(name: str, tmp_path: Path) -> N
     assert [row[1] for table in tables([alone]) for row in table.rows] == ["rootstock"]
     (file,) = draw([alone], tmp_path)
     assert "vllm-mlx" not in file.read_text()
+
+
+def test_a_floor_is_its_work_at_the_bare_models_speed(tmp_path: Path) -> None:
+    load = Load(
+        description="", concurrency=2, conversations=2, turns=2, user_words=6, output_tokens=3
+    )
+    found = Bench(DEFAULT_CHECKPOINT, tmp_path).measure_floor(load, seed=0)
+    assert isinstance(found, Floor)
+    assert (found.work.steps, found.work.rows) == (2 * 2 * 3 // 2, 2)
+    assert found.work.new_prompt_tokens > 2 * 2 * 6
+    prefill_seconds = found.work.new_prompt_tokens / found.prefill_tokens_per_second
+    assert found.seconds == pytest.approx(prefill_seconds + 6 * found.step_seconds)
+
+
+def test_a_floor_that_cannot_be_measured_is_reported(tmp_path: Path) -> None:
+    load = Load(description="", concurrency=1, conversations=1, user_words=6, output_tokens=3)
+    found = Bench(tmp_path / "no-model", tmp_path).measure_floor(load, seed=0)
+    assert isinstance(found, Failure)
+    assert "no-model" in found.reason
