@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -39,15 +41,22 @@ async def test_a_prompt_repeats_as_much_as_its_share_of_the_first() -> None:
 
 
 class Talking:
-    """Streams short prompts' answers word by word for as long as they are read, and answers the
-    long ones at once.
-    """
+    """Streams the answers to short prompts word by word, and answers the long ones at once."""
 
     def __init__(self, words_said: int) -> None:
         self.words_said = words_said
         self.long_prompts = 0
+        self._answers = set[asyncio.Task[None] | None]()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Target]:
+        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            yield Target(f"http://127.0.0.1:{port}/v1", "tiny", stall_seconds=60)
+            await asyncio.gather(*(answer for answer in self._answers if answer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._answers.add(asyncio.current_task())
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         _, _, length = head.partition("content-length: ")
         body = json.loads(await reader.readexactly(int(length.partition("\r\n")[0])))
@@ -62,13 +71,14 @@ class Talking:
                 if writer.is_closing():
                     break
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 async def test_a_long_prompt_is_asked_alone_and_beside_streams_which_are_cut() -> None:
     talking = Talking(words_said=100_000)
-    async with await asyncio.start_server(talking.serve, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        found = await perform(ARRIVAL, 0, Target(url, "tiny", stall_seconds=5))
+    async with talking.served() as target:
+        found = await perform(ARRIVAL, 0, target)
     assert isinstance(found, Arrived)
     assert talking.long_prompts == 3  # the first is a warm-up
     assert found.worst_gap == max(gap.lasted for gap in found.gaps)
@@ -77,11 +87,9 @@ async def test_a_long_prompt_is_asked_alone_and_beside_streams_which_are_cut() -
 
 
 async def test_streams_that_end_before_the_long_prompt_is_answered_are_an_error() -> None:
-    talking = Talking(words_said=3)
-    async with await asyncio.start_server(talking.serve, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with Talking(words_said=3).served() as target:
         with pytest.raises(TargetError, match="stream ended"):
-            await play_arrival(ARRIVAL, 0, Target(url, "tiny", stall_seconds=5))
+            await play_arrival(ARRIVAL, 0, target)
 
 
 def test_a_gap_counts_when_a_part_of_it_is_in_the_time() -> None:
