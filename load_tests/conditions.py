@@ -49,7 +49,7 @@ def observe(
 ) -> Conditions:
     """This process's machine, packages and command line; `others` are versions of more packages."""
     return Conditions(
-        command=" ".join(("python -m load_tests", *sys.argv[1:])),
+        command=" ".join(("python", *sys.orig_argv[1:])),
         seed=seed,
         servers=servers,
         processor=_processor(),
