@@ -128,4 +128,6 @@ def main(checkpoint: Path, scenario: str, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False)  # whoever started this reads them
+    app.command()(main)
+    app()
