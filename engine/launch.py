@@ -63,6 +63,7 @@ def assemble(
         max_running=config.max_running,
         max_waiting=config.max_waiting,
         step_tokens=config.step_tokens,
+        step_seconds=backend.max_step_seconds,
     )
     outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
     scheduler = Scheduler(

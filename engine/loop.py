@@ -43,7 +43,7 @@ class EngineLoop:
     ) -> None:
         self.scheduler = scheduler
         self.timing = timing
-        self._pipeline = Pipeline(scheduler, runner, masks)
+        self._pipeline = Pipeline(scheduler, runner, masks, timing)
         self._inbox = inbox
         self._deliver = deliver
         self._sizes = sizes
@@ -113,12 +113,11 @@ class EngineLoop:
             notify()
 
     def _step(self) -> None:
-        self.step_started_seconds = started = self.timing.now()
+        self.step_started_seconds = self.timing.now()
         plan = self.scheduler.plan()
         self.timing.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
         events = self._pipeline.advance(plan)
-        self.timing.stepped(started)
         self._emit(events)
         self.step_started_seconds = None
 

@@ -9,6 +9,7 @@ from engine.constraints.masks import MaskFiller
 from engine.runner import ModelRunner, RunnerLost
 from engine.scheduler import Scheduler
 from engine.step import StepMasks, StepPlan, StepResult
+from engine.timing import Timing
 from engine.types import OutputEvent
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,12 @@ class Pipeline:
     forwards are submitted before that is collected, and it samples after.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, masks: MaskFiller) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, masks: MaskFiller, timing: Timing
+    ) -> None:
         self._scheduler = scheduler
+        self._timing = timing
+        self._began = 0.0  # of the clock: when the device was free for the step in flight
         self._runner = runner
         self._masks = masks
         self._in_flight = NO_STEP
@@ -50,16 +55,24 @@ class Pipeline:
         the one that rests on it. Raises RunnerLost.
         """
         before, self._in_flight = self._in_flight, NO_STEP
+        began, self._began = self._began, self._timing.now()
         submitted = self._submit(plan)
         result = self._collect(before)
         if isinstance(result, Failure):
             return self._fail(before, result) + self._fail(plan, result)
-        news = self._scheduler.commit(before, result) if before.computes else []
+        news = self._commit(before, result, began) if before.computes else []
         failure = submitted or self._sample(plan)
         if failure is not None:
             return news + self._fail(plan, failure)
         self._in_flight = plan
         return news
+
+    def _commit(self, plan: StepPlan, result: StepResult, began: float) -> list[OutputEvent]:
+        """The step behind it has the device from now on."""
+        self._began = self._timing.now()
+        self._timing.stepped(self._began - began)
+        self._scheduler.took(plan, self._began - began)
+        return self._scheduler.commit(plan, result)
 
     def _submit(self, plan: StepPlan) -> Failure | None:
         return _attempt(lambda: self._runner.submit(plan)) if plan.computes else None

@@ -9,19 +9,21 @@ long prompt is computed in chunks beside the others' decodes.
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, count
 
-from engine import events, policy, rows
+from engine import events, policy
 from engine.admission import Admission, AdmissionCounters
 from engine.api import InvalidRequest
+from engine.costs import StepCosts
+from engine.draft import Draft
 from engine.output import OutputFactory
 from engine.sequence import LiveSequence, Status, held_lease
-from engine.step import Chunk, Entry, SampledToken, SequenceId, StepPlan, StepResult
+from engine.step import SampledToken, SequenceId, StepPlan, StepResult
+from engine.step_budget import StepBudget
 from engine.submission import Submission
 from engine.types import FinishReason, OutputEvent
 from engine.validation import Limits
-from kvstore.actions import NO_ORDERS, Order, Room, TablePatch
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.types import Namespace
@@ -35,53 +37,6 @@ class SchedulerCounters:
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The step that is being planned."""
-
-    budget_tokens: int
-    sequence_ids: set[SequenceId] = field(default_factory=set)
-    enter: list[Entry] = field(default_factory=list)
-    patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
-    before: list[Order] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    decodes: list[SequenceId] = field(default_factory=list)
-    after: list[Order] = field(default_factory=list)
-
-    def add(self, sequence: LiveSequence, start: int, n_tokens: int, room: Room) -> None:
-        """Compute tokens of the sequence, from position `start` on."""
-        self.sequence_ids.add(sequence.id)
-        self.budget_tokens -= n_tokens
-        if not sequence.is_in_batch:
-            self.enter.append(rows.entry(sequence))
-            sequence.is_in_batch = True
-        lease = held_lease(sequence)
-        if lease.is_patched:
-            self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
-        if room is not NO_ORDERS:
-            self.before += room.before
-            self.after += room.after
-        if sequence.is_sampling:
-            self.decodes.append(sequence.id)
-            sequence.plan_sample()
-            return
-        chunk = rows.chunk(sequence, start, n_tokens)
-        self.chunks.append(chunk)
-        if chunk.samples:
-            sequence.plan_sample()
-
-    def plan(self, leave: list[SequenceId]) -> StepPlan:
-        return StepPlan(
-            tuple(leave),
-            tuple(self.enter),
-            tuple(self.patches),
-            tuple(self.before),
-            tuple(self.chunks),
-            tuple(self.decodes),
-            tuple(self.after),
-        )
 
 
 class Scheduler:
@@ -101,6 +56,7 @@ class Scheduler:
         self._limits = limits
         self._draw_seed = draw_seed
         self._model = model
+        self._costs = StepCosts()
         self._ids = count()
         self._running: list[LiveSequence] = []
         self._requests: dict[str, list[LiveSequence]] = {}
@@ -181,7 +137,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step. Takes the blocks for it, preempting where there are too few."""
-        draft = _Draft(self._limits.step_tokens)
+        time = StepBudget(self._costs, self._limits.step_seconds)
+        draft = Draft(self._limits.step_tokens, time)
         preemptions = self.counters.preemptions
         self._schedule_running(draft)
         if self.counters.preemptions == preemptions:  # else who gave way would be back at once
@@ -190,6 +147,11 @@ class Scheduler:
             return StepPlan()
         leaving, self._leaving = self._leaving, []
         return draft.plan(leaving)
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """The step has taken so long: the next ones are planned accordingly."""
+        if not any(chunk.prompt_logprobs is not None for chunk in plan.chunks):
+            self._costs.observe(plan.work, seconds)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """The step has been computed: publish its blocks, append its tokens, say what is new."""
@@ -243,7 +205,7 @@ class Scheduler:
             first=first,
         )
 
-    def _schedule_running(self, draft: _Draft) -> None:
+    def _schedule_running(self, draft: Draft) -> None:
         lacking = [(sequence, sequence.remaining_tokens) for sequence in self._running]
         decodes = [each for each in lacking if each[1] == 1]
         prompts = [each for each in lacking if each[1] > 1]
@@ -251,22 +213,25 @@ class Scheduler:
             if draft.budget_tokens == 0:
                 return
             if sequence.status is Status.RUNNING:  # not preempted by one before it
-                self._schedule(sequence, n_tokens, draft)
+                n_allowed = draft.allow(sequence, n_tokens)
+                if n_allowed:
+                    self._schedule(sequence, n_allowed, draft)
 
-    def _schedule_waiting(self, draft: _Draft) -> None:
+    def _schedule_waiting(self, draft: Draft) -> None:
         admitted = self._admission.admit(len(self._running))
-        while draft.budget_tokens > 0 and (sequence := next(admitted, None)) is not None:
+        while draft.has_room and (sequence := next(admitted, None)) is not None:
             if sequence.admissions == 1:
                 self._admissions.append(events.admission(sequence))
             insort(self._running, sequence, key=policy.admission_key)
-            self._schedule(sequence, sequence.remaining_tokens, draft)
+            n_tokens = max(draft.allow(sequence, sequence.remaining_tokens), 1)
+            self._schedule(sequence, n_tokens, draft)  # now, for its orders are in this step
 
-    def _schedule(self, sequence: LiveSequence, n_tokens: int, draft: _Draft) -> None:
+    def _schedule(self, sequence: LiveSequence, n_tokens: int, draft: Draft) -> None:
         """Put as much of the sequence into the step as the budget allows."""
         lease = held_lease(sequence)
         start = lease.planned_tokens
         if n_tokens > 1:
-            n_tokens = self._store.stride(lease, min(n_tokens, draft.budget_tokens))
+            n_tokens = self._store.stride(lease, n_tokens)
         while isinstance(room := self._store.extend(lease, n_tokens), Refusal):
             candidates = [
                 s for s in self._running if s.id not in draft.sequence_ids and not s.is_aborted

@@ -12,8 +12,11 @@ from typing import NewType, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from engine.costs import StepWork
 from engine.types import SamplingParams, TokenLogprob
 from kvstore.actions import Order, TablePatch
+
+NO_WORK = StepWork()
 
 SequenceId = NewType("SequenceId", int)
 """Names a sequence for as long as the engine runs; never used twice, later ones are higher."""
@@ -69,6 +72,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()
     decodes: tuple[SequenceId, ...] = ()
     after: tuple[Order, ...] = ()  # carried out behind all that is written
+    work: StepWork = NO_WORK  # by which its time was predicted
 
     @property
     def computes(self) -> bool:

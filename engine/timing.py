@@ -54,8 +54,9 @@ class Timing:
                 self._leave_queue(key, now)
                 self._telemetry.queue_wait(now - self._lives[key].arrived)
 
-    def stepped(self, started: float) -> None:
-        self._telemetry.step(self._clock() - started)
+    def stepped(self, seconds: float) -> None:
+        """A step has been collected that had the device for so long."""
+        self._telemetry.step(seconds)
 
     def emitted(self, events: Iterable[OutputEvent]) -> None:
         now = self._clock()

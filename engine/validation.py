@@ -1,5 +1,6 @@
 """What a request must satisfy to be served at all. Refuses what could harm a step later."""
 
+import math
 from dataclasses import dataclass
 
 from engine.api import InvalidRequest
@@ -16,6 +17,7 @@ class Limits:
     max_running: int
     max_waiting: int
     step_tokens: int
+    step_seconds: float = math.inf  # beside running decodes
 
     def __post_init__(self) -> None:
         if self.step_tokens < self.max_running:

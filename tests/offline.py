@@ -1,5 +1,6 @@
 """The engine without threads or HTTP: a checkpoint's model under the real scheduler and store."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from engine.submission import prepare
+from engine.timing import Timing
 from engine.types import Request, Usage
 from engine.validation import Limits
 from kvstore import invariants
@@ -29,7 +31,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.groups.window import lease_slots
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
-from tests.simulation.simulator import LetterDetokenizer
+from tests.simulation.simulator import LetterDetokenizer, SilentTelemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,12 @@ class OfflineDaemon:
             self._limits,
             draw_seed=lambda: 0,
         )
-        self.pipeline = Pipeline(self.scheduler, self.runner, MaskFiller(vocab_size))
+        self.pipeline = Pipeline(
+            self.scheduler,
+            self.runner,
+            MaskFiller(vocab_size),
+            Timing(time.monotonic, SilentTelemetry()),
+        )
         self.usage: dict[str, Usage] = {}
 
     def serve(self, *requests: Request) -> Mapping[tuple[str, int], Sequence[int]]:

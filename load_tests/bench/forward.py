@@ -25,6 +25,7 @@ from engine.inbox import Inbox
 from engine.launch import assemble
 from engine.mlx_backend.backend import load_backend
 from engine.mlx_backend.host.blas import load_blas
+from engine.submission import prepare
 from engine.types import EngineConfig, OutputEvent, Request, SamplingParams
 from load_tests.conditions import observe
 from load_tests.report import Table
@@ -64,13 +65,15 @@ class TurnedEngine:
         backend = load_backend(config, lambda line: None)
         self._events: list[OutputEvent] = []
         parts = assemble(backend, config, telemetry, Inbox(), self._events.extend)
-        self._loop = parts.loop
+        self._loop, self._limits = parts.loop, parts.limits
         self._vocab_size = parts.card.vocab_size
         self._names = itertools.count()
 
     def begin(self, rows: int, prompt_tokens: int) -> None:
         """Abort what runs, and turn until each of so many new requests has said something."""
         self._loop.abort_all()
+        while not self._loop.is_idle:
+            self._loop.turn()
         self._events.clear()
         names = {self._submit(prompt_tokens) for _ in range(rows)}
         while names:
@@ -97,7 +100,7 @@ class TurnedEngine:
         number = next(self._names)
         prompt = random.Random(number).choices(range(self._vocab_size), k=prompt_tokens)
         request = Request(str(number), tuple(prompt), MAX_TOKENS, GREEDY, ignore_eos=True)
-        self._loop.submit(request, time.monotonic())
+        self._loop.submit(prepare(request, self._limits), time.monotonic())
         return request.id
 
 

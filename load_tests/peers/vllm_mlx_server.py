@@ -11,7 +11,7 @@ from engine.mlx_backend.host.blas import load_blas
 
 def main() -> None:
     """Load the BLAS, then become the server."""
-    load_blas(Path(sys.argv.pop(1)))
+    load_blas([Path(sys.argv.pop(1)) / "lib"])
     from vllm_mlx.cli import main as serve  # noqa: PLC0415 - the BLAS must come first
 
     serve()

@@ -5,6 +5,7 @@ demonstration model, and all that is said.
 """
 
 import time
+from collections import deque
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +17,7 @@ from engine.inbox import Inbox
 from engine.launch import assemble
 from engine.loop import Deliver
 from engine.mlx_backend.backend import load_backend
-from engine.step import AskMasks, SampledToken, StepPlan, StepResult
+from engine.step import SampledToken, StepMasks, StepPlan, StepResult
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.types import EngineConfig
 from server.app import create_app
@@ -35,10 +36,18 @@ class PacedRunner:
         self._token = SampledToken(token_id)
         self._period_seconds = 1 / tokens_per_second
         self._beat = time.monotonic()
+        self._submitted: deque[StepPlan] = deque()
 
-    def run(self, plan: StepPlan, masks: AskMasks) -> StepResult:
-        """See `ModelRunner.run`."""
-        sampled = {row.sequence_id: self._token for row in plan.rows if row.sample is not None}
+    def submit(self, plan: StepPlan) -> None:
+        """See `ModelRunner.submit`."""
+        self._submitted.append(plan)
+
+    def sample(self, masks: StepMasks) -> None:
+        """See `ModelRunner.sample`."""
+
+    def collect(self) -> StepResult:
+        """See `ModelRunner.collect`."""
+        sampled = dict.fromkeys(self._submitted.popleft().sampling(), self._token)
         if sampled:
             self._wait()
         return StepResult(sampled, {})

@@ -5,6 +5,7 @@ One seed decides all: the sizes, the arrivals, the aborts, the clears, the fault
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 from llguidance import LLTokenizer
@@ -145,6 +146,7 @@ class Simulation:
             max_running=random.choice([1, 3, 8]),
             max_waiting=random.choice([4, 16]),
             step_tokens=random.choice([8, 9, 16, 64]),
+            step_seconds=random.choice([inf, 0.9, 1.5]),  # a step takes a second
         )
         self.pool = BlockPool(n_blocks)
         index: PrefixIndex = RadixTree(self.pool, self.block_size)

@@ -1,0 +1,76 @@
+"""The step that is being planned: what is in it so far, and what may still join."""
+
+from dataclasses import dataclass, field
+
+from engine import rows
+from engine.sequence import LiveSequence, held_lease
+from engine.step import Chunk, Entry, SequenceId, StepPlan
+from engine.step_budget import StepBudget
+from kvstore.actions import NO_ORDERS, Order, Room, TablePatch
+
+BEGINNING_TOKENS = 16
+"""A prompt is admitted to a step that has time for so many tokens of it."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """The step that is being planned."""
+
+    budget_tokens: int
+    time: StepBudget
+    sequence_ids: set[SequenceId] = field(default_factory=set)
+    enter: list[Entry] = field(default_factory=list)
+    patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
+    before: list[Order] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    decodes: list[SequenceId] = field(default_factory=list)
+    after: list[Order] = field(default_factory=list)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a prompt that begins may join."""
+        return self.budget_tokens > 0 and self.time.allow(0, BEGINNING_TOKENS) > 0
+
+    def allow(self, sequence: LiveSequence, n_tokens: int) -> int:
+        """How many of its next tokens may join; every decode may."""
+        if n_tokens == 1:
+            return 1
+        return self.time.allow(sequence.planned_tokens, min(n_tokens, self.budget_tokens))
+
+    def add(self, sequence: LiveSequence, start: int, n_tokens: int, room: Room) -> None:
+        """Compute tokens of the sequence, from position `start` on."""
+        self.sequence_ids.add(sequence.id)
+        self.budget_tokens -= n_tokens
+        if not sequence.is_in_batch:
+            self.enter.append(rows.entry(sequence))
+            sequence.is_in_batch = True
+        lease = held_lease(sequence)
+        if lease.is_patched:
+            self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
+        if room is not NO_ORDERS:
+            self.before += room.before
+            self.after += room.after
+        if n_tokens == 1:
+            self.time.decode(start)
+        else:
+            self.time.chunk(start, n_tokens)
+        if sequence.is_sampling:
+            self.decodes.append(sequence.id)
+            sequence.plan_sample()
+            return
+        chunk = rows.chunk(sequence, start, n_tokens)
+        self.chunks.append(chunk)
+        if chunk.samples:
+            sequence.plan_sample()
+
+    def plan(self, leave: list[SequenceId]) -> StepPlan:
+        return StepPlan(
+            tuple(leave),
+            tuple(self.enter),
+            tuple(self.patches),
+            tuple(self.before),
+            tuple(self.chunks),
+            tuple(self.decodes),
+            tuple(self.after),
+            self.time.work,
+        )
