@@ -56,13 +56,15 @@ class Pipeline:
         """
         before, self._in_flight = self._in_flight, NO_STEP
         began, self._began = self._began, self._timing.now()
-        submitted = self._submit(plan)
+        news = []
+        if (failure := self._submit(plan)) is not None:
+            # Now, for a sequence that ends with the step before must not count on this one.
+            news, plan = self._fail(plan, failure), NO_STEP
         result = self._collect(before)
         if isinstance(result, Failure):
-            return self._fail(before, result) + self._fail(plan, result)
-        news = self._commit(before, result, began) if before.computes else []
-        failure = submitted or self._sample(plan)
-        if failure is not None:
+            return news + self._fail(before, result) + self._fail(plan, result)
+        news += self._commit(before, result, began) if before.computes else []
+        if (failure := self._sample(plan)) is not None:
             return news + self._fail(plan, failure)
         self._in_flight = plan
         return news

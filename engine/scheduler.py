@@ -145,6 +145,7 @@ class Scheduler:
             self._schedule_waiting(draft)
         if not draft.sequence_ids:
             return StepPlan()
+        draft.before += self._store.take_orders()
         leaving, self._leaving = self._leaving, []
         return draft.plan(leaving)
 
@@ -175,6 +176,7 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
         """The step has raised: its sequences end, and nothing of it is published."""
+        self._store.revoke(plan.before)
         return [self._fail(sequence, message) for sequence, _ in self._still_running(plan)]
 
     def _still_running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:

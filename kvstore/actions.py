@@ -44,6 +44,13 @@ class CopyState:
 
 
 @dataclass(frozen=True, slots=True)
+class RollBackState:
+    """Let a slot hold what it held before it was last written."""
+
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
 class TablePatch:
     """Entries [first, first + len(ids)) of a sequence's table are now `ids`.
 
@@ -55,7 +62,7 @@ class TablePatch:
     ids: tuple[int, ...]
 
 
-Order = CopyBlock | CopyWindowBlock | ResetState | CopyState
+Order = CopyBlock | CopyWindowBlock | ResetState | CopyState | RollBackState
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ MLX arrays are values that nobody changes. So a batch that a forward has left is
 is handed back untouched when the next forward has the same rows in the same order, and a copy of a
 state is one more slot that refers to its row. A row that no slot refers to stays with its batch
 until the batches have more rows than the arena has slots; then what is left of such batches is
-copied out of them. Once that has been evaluated the slots hold at most `n_slots` states again.
+copied out of them. Once that has been evaluated the slots hold at most `n_slots` states again, and
+beside them those that the latest step has replaced, which may be one too many.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from itertools import groupby
 
 import mlx.core as mx
 
-from kvstore.actions import CopyState, ResetState
+from kvstore.actions import CopyState, ResetState, RollBackState
 from kvstore.types import SlotId
 
 
@@ -61,15 +62,19 @@ class StateArena:
         self.shapes = tuple(shapes)
         self.n_slots = n_slots
         self._batches: dict[SlotId, _Batch] = {}
+        self._before: dict[SlotId, tuple[list[mx.array], int]] = {}  # its last write, and the row
         self._n_rows = 0
         self._unevaluated: list[mx.array] = []
 
-    def carry_out(self, order: ResetState | CopyState) -> None:
+    def carry_out(self, order: ResetState | CopyState | RollBackState) -> None:
         """Raises IndexError for a slot that is not one of the arena's."""
         match order:
             case ResetState(slot):
                 self._check(slot)
                 self._leave(slot)
+            case RollBackState(slot):
+                self._check(slot)
+                self._roll_back(slot)
             case CopyState(source, target):
                 self._check(source)
                 self._check(target)
@@ -86,11 +91,17 @@ class StateArena:
     def write(self, slots: Sequence[SlotId], arrays: Sequence[mx.array]) -> None:
         """Let the slots hold what `read` gives for them afterwards."""
         for slot in slots:
+            if (batch := self._batches.get(slot)) is not None:
+                self._before[slot] = batch.arrays, batch.row_of[slot]
             self._leave(slot)
         # A slice of what the forward computed would keep all of that in memory.
         self._keep([mx.contiguous(array) for array in arrays], slots)
         if self._n_rows > self.n_slots:
             self._copy_out()
+
+    def begin_step(self) -> None:
+        """What is written from now on can be rolled back, and what was before no more."""
+        self._before.clear()
 
     def unevaluated(self) -> list[mx.array]:
         """What has been written since the last call, to be evaluated at once."""
@@ -109,6 +120,11 @@ class StateArena:
         if batch is not None:
             batch.row_of[target] = batch.row_of[source]
             self._batches[target] = batch
+
+    def _roll_back(self, slot: SlotId) -> None:
+        arrays, row = self._before.pop(slot)
+        self._leave(slot)
+        self._keep([mx.contiguous(array[row : row + 1]) for array in arrays], [slot])
 
     def _leave(self, slot: SlotId) -> None:
         """The slot refers to nothing any more."""

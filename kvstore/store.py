@@ -167,8 +167,17 @@ class KVStore:
             return copies
         of_groups = lease.plan(end_tokens, copies)
         self._drop([copy.source for copy in copies])
+        return Room((*copies, *self.take_orders(), *of_groups.before), of_groups.after)
+
+    def take_orders(self) -> list[Order]:
+        """Those for the next step that have not been given out with room."""
         orders, self._orders = self._orders, []
-        return Room((*copies, *orders, *of_groups.before), of_groups.after)
+        return orders
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        """These were not, or perhaps not, carried out: nothing that rests on them is cached."""
+        for group in self._groups:
+            group.revoke(orders)
 
     def publish(self, lease: Lease, n_tokens: int) -> None:
         """The KV of the lease's first `n_tokens` tokens has been written: index whole blocks.
@@ -308,12 +317,11 @@ class KVStore:
 
     def _donate_holds(self, lease: Lease) -> None:
         """Leave to the index what the groups have at the lease's end, if the index has that."""
-        if lease.planned_tokens > lease.written_tokens:
-            return  # a step in flight goes beyond that
         if lease.holds and (block := self._leave_to_index(lease)) is not None:
             last_tokens = (lease.written_tokens - 1) % self._block_size + 1
+            ahead_tokens = lease.planned_tokens - lease.written_tokens
             for hold in lease.holds:
-                hold.donate(block, last_tokens)
+                self._orders += hold.donate(block, last_tokens, ahead_tokens)
 
     def _leave_to_index(self, lease: Lease) -> BlockId | None:
         """The indexed block with the last written token, if there is one.

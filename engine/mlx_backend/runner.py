@@ -92,6 +92,7 @@ class MlxRunner:
         """Launch all forwards."""
         flight = _Flight()
         self._storage.carry_out(plan.before)
+        self._storage.states.begin_step()
         for chunk in plan.chunks:
             self._batch[chunk.sequence_id].position = chunk.start
         self._compute_chunks(flight, [c for c in plan.chunks if c.prompt_logprobs is None])

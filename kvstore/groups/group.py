@@ -74,8 +74,11 @@ class Hold(Protocol):
         """The table lists `new` in place of `old`: the same tokens, in a block that is indexed."""
         ...
 
-    def donate(self, last_block: BlockId, block_tokens: int) -> None:
-        """All that was written ends in the indexed `last_block`, at its `block_tokens`."""
+    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
+        """All that was written ends in the indexed `last_block`, at its `block_tokens`.
+
+        A step in flight writes `ahead_tokens` more, which nobody needs any more.
+        """
         ...
 
     def release(self) -> None:
@@ -108,6 +111,10 @@ class Group(Protocol):
 
     def forget(self, block: BlockId) -> None:
         """The block is free."""
+        ...
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        """These orders were not, or perhaps not, carried out: cache nothing that rests on them."""
         ...
 
     def stats(self) -> GroupStats: ...

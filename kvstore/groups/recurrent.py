@@ -8,7 +8,7 @@ prompt ends, at every so many tokens of a long one, and where a prompt left what
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvstore.actions import CopyBlock, CopyState, Order, ResetState
+from kvstore.actions import CopyBlock, CopyState, Order, ResetState, RollBackState
 from kvstore.block_table import BlockTable
 from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import NEVER, GroupStats, Hold
@@ -73,9 +73,12 @@ class StateHold:
     def repoint(self, old: BlockId, new: BlockId) -> None:
         self._group.copy(old, new, self._group.block_size)
 
-    def donate(self, last_block: BlockId, block_tokens: int) -> None:
+    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
         """The running state becomes a saved one: nobody will run it on."""
+        if block_tokens in self._group.slots.carried_by(last_block):
+            return ()
         self._group.slots.carry(last_block, block_tokens, self.slot)
+        return (RollBackState(self.slot),) if ahead_tokens else ()
 
     def release(self) -> None:
         for _, slot in self._saving:
@@ -150,6 +153,11 @@ class RecurrentGroup:
 
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if isinstance(order, RollBackState):
+                self.slots.uncarry(order.slot)
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)

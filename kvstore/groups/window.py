@@ -75,8 +75,9 @@ class WindowHold:
         """`new` may have lost its own: then it carries what `old` does."""
         self.group.slots.copy(old, new, _WHOLE)
 
-    def donate(self, last_block: BlockId, block_tokens: int) -> None:
+    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
         """The blocks carry their windows already."""
+        return ()
 
     def release(self) -> None:
         self.group.end(self.slots)
@@ -157,6 +158,9 @@ class WindowGroup:
 
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        """Copies of blocks are for leases whose step has failed, too."""
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)

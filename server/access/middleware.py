@@ -174,6 +174,8 @@ class HostCheck(HttpMiddleware):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host")
         is_old = host is None and scope["http_version"] == "1.0"
+        if host is None and not is_old:
+            raise ApiError(400, "HTTP/1.1 asks for a Host header (RFC 9112, section 3.2)")
         if not is_old and not self._hosts.has(host or ""):
             self._refusals.count(Reason.HOST)
             message = (

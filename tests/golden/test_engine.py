@@ -1,5 +1,7 @@
 """Scheduler, store and runner together on real models: what is said never depends on the rest."""
 
+from dataclasses import replace
+
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
@@ -27,6 +29,22 @@ def test_cold_warm_and_continued(served: Served, peer: Module, attention: Attent
         expect_greedy(peer, after, said)
     assert daemon.usage["warm"].cached_tokens == 44
     assert daemon.usage["following"].cached_tokens == 45 + OUTPUT_TOKENS - 1
+
+
+def test_an_answer_that_stops_is_cached_to_its_end(
+    served: Served, peer: Module, attention: Attention
+) -> None:
+    """Although a step that goes beyond it was in flight when that was found out."""
+    prompt = random_tokens(21, seed=3)
+    whole = OfflineDaemon(served, attention, Room(64)).serve(request("whole", prompt))["whole", 0]
+    stop = frozenset({whole[10]})
+    daemon = OfflineDaemon(served, attention, Room(64))
+    stopped = replace(request("stopped", prompt), stop_token_ids=stop)
+    said = daemon.serve(stopped)["stopped", 0]
+    longer = [*prompt, *said, *random_tokens(5, seed=4)]
+    following = daemon.serve(request("following", longer))["following", 0]
+    assert daemon.usage["following"].cached_tokens == len(prompt) + len(said) - 1
+    expect_greedy(peer, longer, following)
 
 
 def test_a_conversation_hits_up_to_the_last_prompts_end(

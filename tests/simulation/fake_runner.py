@@ -17,7 +17,15 @@ from engine.step import (
     StepResult,
 )
 from engine.types import TokenLogprob
-from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState, TablePatch
+from kvstore.actions import (
+    CopyBlock,
+    CopyState,
+    CopyWindowBlock,
+    Order,
+    ResetState,
+    RollBackState,
+    TablePatch,
+)
 from kvstore.block_pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.window import WindowGroup
@@ -83,6 +91,7 @@ class FakeRunner:
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}  # KV before, and own
         self._windows: dict[tuple[int, int, int], int] = {}  # by group: the slot's own KV
         self._states: dict[int, int] = {}  # the last token's KV
+        self._states_before: dict[int, int] = {}  # the last write
         self.computed_tokens: Counter[SequenceId] = Counter()
 
     def submit(self, plan: StepPlan) -> None:
@@ -91,6 +100,7 @@ class FakeRunner:
         self._fault()
         for order in plan.before:
             self._carry_out(order)
+        self._states_before.clear()
         flight = Flight(plan)
         for chunk in plan.chunks:
             self._compute_chunk(flight, chunk)
@@ -176,6 +186,8 @@ class FakeRunner:
                     self._windows[group, copy, slot] = value
             case ResetState(state):
                 self._states[state] = ROOT
+            case RollBackState(written):
+                self._states[written] = self._states_before.pop(written)
             case CopyState(saved, restored):
                 self._states[restored] = self._states[saved]
 
@@ -212,6 +224,7 @@ class FakeRunner:
         for index, group in enumerate(self._groups):
             table = seat.tables[index]
             if not isinstance(group, WindowGroup):
+                self._states_before[table[0]] = self._states[table[0]]
                 self._states[table[0]] = values[-1]
                 continue
             for position, value in enumerate(values, start=seat.position):

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from engine.mlx_backend.model.layout import Layout
 from engine.storage_sizes import StorageSizes
-from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
+from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState, RollBackState
 from kvstore.arena import Arena
 from kvstore.state_arena import StateArena
 from kvstore.types import BlockId
@@ -39,7 +39,7 @@ class Storage:
                     blocks.append(order)
                 case CopyWindowBlock(group, source, target, n_tokens):
                     windows[group].append(CopyBlock(BlockId(source), BlockId(target), n_tokens))
-                case ResetState() | CopyState():
+                case ResetState() | CopyState() | RollBackState():
                     self.states.carry_out(order)
         self.full.copy(blocks)
         for arena, copies in zip(self.windows, windows, strict=True):
