@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-from engine.mlx_backend.sampling.row import SamplingRow
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import launch_ahead
 from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.runner import ModelRunner
 from engine.step import Chunk, Entry, Masks, Sampling, SequenceId, StepMasks, StepPlan, StepResult
