@@ -78,5 +78,5 @@ def assemble(
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
     masks = MaskFiller(vocabulary.size)
     loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes, masks)
-    grammars = GrammarCompiler(vocabulary.tokenizer)
+    grammars = GrammarCompiler(vocabulary.tokenizer, card.eos_token_ids)
     return EngineParts(loop, card, backend.tokenizer, limits, grammars, backend.release_thread)

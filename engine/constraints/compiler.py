@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.api import InvalidRequest
 from engine.constraints.guide import (
+    AllBut,
     BehindMarker,
     BothGuides,
     BudgetGuide,
@@ -21,7 +22,7 @@ from engine.constraints.guide import (
     Unless,
 )
 from engine.constraints.json_schema import faithful
-from engine.types import Alternative, Constraint, Grammar, GrammarKind, Request
+from engine.types import Alternative, Constraint, Grammar, GrammarKind, Request, ThinkingBlock
 
 MAX_GRAMMAR_CHARACTERS = {
     GrammarKind.JSON_SCHEMA: 256 * 1024,
@@ -55,11 +56,15 @@ LIMITS = LLParserLimits(
 class GrammarCompiler:
     """Compiles a request's constraint, and keeps what was compiled last. Safe from any thread.
 
-    `new_tokenizer` is called at the first grammar: who never asks for one pays nothing.
+    `new_tokenizer` is called at the first grammar: who never asks for one pays nothing. With
+    `end_tokens` the model ends its answers: none comes before a grammar that is to be fulfilled.
     """
 
-    def __init__(self, new_tokenizer: Callable[[], LLTokenizer]) -> None:
+    def __init__(
+        self, new_tokenizer: Callable[[], LLTokenizer], end_tokens: frozenset[int]
+    ) -> None:
         self._new_tokenizer = new_tokenizer
+        self._end_tokens = end_tokens
         self._tokenizer: LLTokenizer | None = None
         self._matchers: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -86,7 +91,7 @@ class GrammarCompiler:
             return GrammarGuide(matcher.deep_copy())
 
         either = self._either(constraint.instead, grammar)
-        return lambda: _placed(constraint, either)
+        return lambda: self._placed(constraint, either)
 
     def _either(self, instead: Alternative | None, grammar: GuideFactory) -> GuideFactory:
         """The grammar's guide, or the alternative's where its token comes first."""
@@ -94,6 +99,24 @@ class GrammarCompiler:
             return grammar
         other, begin = self._constrained(instead.constraint), instead.begin
         return lambda: Unless(begin, other(), grammar())
+
+    def _placed(self, constraint: Constraint, grammar: GuideFactory) -> Guide:
+        """The grammar's guide where it is to hold."""
+        thinking, marker = constraint.thinking, constraint.behind
+        if thinking is not None:
+            return self._behind_thinking(thinking, grammar())
+        if not marker:
+            return grammar()
+        if constraint.repeats:
+            return RepeatingGuide(lambda: BehindMarker(marker, grammar()))
+        return BehindMarker(marker, grammar())
+
+    def _behind_thinking(self, thinking: ThinkingBlock, guide: Guide) -> Guide:
+        """The grammar's guide from the first token on or behind a block, which is free but may not
+        end the answer: that would be one without what the grammar asks for."""
+        thoughts = AllBut(tuple(self._end_tokens.difference(thinking.end)))
+        behind = BehindMarker(thinking.end, PerhapsSpaced(thinking.space, guide), thoughts)
+        return Unless(thinking.begin[0], behind, guide) if thinking.begin else behind
 
     def _matcher(self, grammar: Grammar, param: str) -> LLMatcher:
         """A matcher at its beginning: to be copied, never to be moved on."""
@@ -112,20 +135,6 @@ class GrammarCompiler:
     def _is_full(self) -> bool:
         characters = sum(len(grammar.text) for grammar in self._matchers)
         return len(self._matchers) > CACHED_GRAMMARS or characters > CACHED_CHARACTERS
-
-
-def _placed(constraint: Constraint, grammar: GuideFactory) -> Guide:
-    """The grammar's guide where it is to hold."""
-    thinking, marker = constraint.thinking, constraint.behind
-    if thinking is not None:
-        guide = grammar()
-        behind = BehindMarker(thinking.end, PerhapsSpaced(thinking.space, guide))
-        return Unless(thinking.begin[0], behind, guide) if thinking.begin else behind
-    if not marker:
-        return grammar()
-    if constraint.repeats:
-        return RepeatingGuide(lambda: BehindMarker(marker, grammar()))
-    return BehindMarker(marker, grammar())
 
 
 def _compile(tokenizer: LLTokenizer, grammar: Grammar, param: str) -> LLMatcher:

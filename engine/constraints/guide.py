@@ -15,9 +15,16 @@ class AlsoAllowed:
     token_ids: tuple[int, ...]
 
 
-Choice: TypeAlias = LLMatcher | AlsoAllowed | int | None
-"""Who says which tokens may come next: a matcher, perhaps with some tokens more, one token that
-must come, or nobody."""
+@dataclass(frozen=True, slots=True)
+class AllBut:
+    """Any token that is none of these."""
+
+    token_ids: tuple[int, ...]
+
+
+Choice: TypeAlias = LLMatcher | AlsoAllowed | AllBut | int | None
+"""Who says which tokens may come next: a matcher, perhaps with some tokens more, any but a few, one
+token that must come, or nobody."""
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -85,15 +92,16 @@ class GrammarGuide:
 
 
 class BehindMarker:
-    """Free until a marker has been generated; then another guide's."""
+    """Free until a marker has been generated, or nearly so; then another guide's."""
 
-    def __init__(self, marker: TokenIds, then: Guide) -> None:
+    def __init__(self, marker: TokenIds, then: Guide, before: AllBut | None = None) -> None:
         self._marker: Watch | None = Watch(marker)
         self._then = then
+        self._before = before
 
     @property
     def choice(self) -> Choice:
-        return self._then.choice if self._marker is None else None
+        return self._then.choice if self._marker is None else self._before
 
     @property
     def is_complete(self) -> bool:

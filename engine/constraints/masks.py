@@ -6,7 +6,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask_par, get_bitmask_shape
 
-from engine.constraints.guide import AlsoAllowed, Choice
+from engine.constraints.guide import AllBut, AlsoAllowed, Choice
 from engine.step import Masks
 
 
@@ -29,6 +29,9 @@ class MaskFiller:
                     matchers.append((choice, row))
                 case AlsoAllowed(matcher=matcher):
                     matchers.append((matcher, row))
+                case AllBut(token_ids=token_ids):
+                    bits[row] = -1
+                    _ban(bits[row], token_ids)
                 case int():
                     _allow(bits[row], choice)
         if matchers:

@@ -155,6 +155,19 @@ async def test_behind_a_forced_marker_the_grammar_holds(engine: Engine) -> None:
     assert text_of(events).endswith("the catab")
 
 
+async def test_a_model_that_would_end_while_it_thinks_says_what_the_grammar_asks_for(
+    engine: Engine,
+) -> None:
+    end = tuple(engine.tokenizer.encode("the cat", add_special_tokens=False))
+    one = request(
+        "u",
+        constraint=regex("ab", thinking=ThinkingBlock((), end)),
+        thinking_budget=ThinkingBudget(3, (), end),
+        sampling={"logit_bias": dict.fromkeys(engine.card.eos_token_ids, 100.0)},
+    )
+    assert text_of(await said(engine, one)).endswith("the catab")
+
+
 async def test_a_bad_grammar_is_refused_and_harms_nobody(engine: Engine) -> None:
     neighbour = asyncio.ensure_future(said(engine, request("h", constraint=schema())))
     with pytest.raises(InvalidRequest, match="response_format: "):

@@ -38,7 +38,7 @@ class Reader:
     def __init__(self) -> None:
         text = (DEFAULT_CHECKPOINT / "tokenizer.json").read_text("utf-8")
         self._tokenizer = LLTokenizer(text, n_vocab=1024, eos_token=[2])
-        self._compiler = GrammarCompiler(lambda: self._tokenizer)
+        self._compiler = GrammarCompiler(lambda: self._tokenizer, frozenset())
 
     def matcher(self, schema: object) -> LLMatcher:
         """Raises InvalidRequest for a schema that is not supported."""

@@ -45,7 +45,7 @@ from tests.simulation.fake_runner import FakeRunner, InjectedError
 from tests.simulation.model import Expected, expected, text_of
 
 EOS = 0
-GRAMMARS = GrammarCompiler(lambda: LLTokenizer(""))  # never asked for: budgets force tokens alone
+GRAMMARS = GrammarCompiler(lambda: LLTokenizer(""), frozenset({EOS}))  # for budgets alone
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
 
 

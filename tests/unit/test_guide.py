@@ -25,6 +25,7 @@ from engine.types import (
 
 VOCAB_SIZE = 1024
 END = 2  # <|im_end|>
+ANY_BUT_THE_END = set(range(VOCAB_SIZE)) - {END}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def tokenizer() -> LLTokenizer:
 
 @pytest.fixture
 def compiler(tokenizer: LLTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(lambda: tokenizer)
+    return GrammarCompiler(lambda: tokenizer, frozenset({END}))
 
 
 def request(
@@ -93,11 +94,32 @@ def test_a_block_may_come_before_the_grammar_or_not(
     assert 5 in allowed(thinking)
     for token_id in (5, 6, 50, 8, 9):
         thinking.accept(token_id)
-        assert (thinking.choice is None) == (token_id != 9)
+        assert (allowed(thinking) == ANY_BUT_THE_END) == (token_id != 9)
     for guide in (thinking, direct):
         assert 5 not in allowed(guide) or guide is direct
         say(guide, tokenizer, "ab")
         assert guide.is_complete
+
+
+def test_no_answer_ends_within_a_block_that_comes_before_a_grammar(
+    compiler: GrammarCompiler,
+) -> None:
+    """It would be one without what the grammar asks for."""
+    opened = ThinkingBlock((), (8, 9))
+    guide = compiler.guides(request(GrammarKind.REGEX, "ab", opened))()
+    for token_id in (50, 8, 51):
+        assert allowed(guide) == ANY_BUT_THE_END
+        guide.accept(token_id)
+    called = compiler.guides(request(GrammarKind.REGEX, "ab", behind=(7,)))()
+    assert called.choice is None, "who need not call may end"
+
+
+def test_an_end_token_that_ends_the_block_may_come(compiler: GrammarCompiler) -> None:
+    block = ThinkingBlock((), (END,))
+    guide = compiler.guides(request(GrammarKind.REGEX, "ab", block))()
+    assert END in allowed(guide)
+    guide.accept(END)
+    assert END not in allowed(guide)
 
 
 def test_what_ends_a_block_may_begin_as_the_block_does(
@@ -167,7 +189,8 @@ def test_the_first_token_of_an_answer_tells_which_of_two_grammars_holds(
     for other, text in ((True, "call"), (False, "no")):
         guide = guides()
         for token_id in thoughts:
-            assert token_id != BEGIN or guide.choice is None, "within a block it begins nothing"
+            if token_id == BEGIN:
+                assert allowed(guide) == ANY_BUT_THE_END, "within a block it begins nothing"
             guide.accept(token_id)
         may_think = {5} if thinking is not None and thinking.begin and not thoughts else set()
         assert allowed(guide) == grammar | {BEGIN} | may_think

@@ -20,7 +20,7 @@ def accepts() -> Accepts:
     """Whether a text may be generated under a schema."""
     text = (DEFAULT_CHECKPOINT / "tokenizer.json").read_text("utf-8")
     tokenizer = LLTokenizer(text, n_vocab=1024, eos_token=[2])
-    compiler = GrammarCompiler(lambda: tokenizer)
+    compiler = GrammarCompiler(lambda: tokenizer, frozenset())
 
     def accepts(schema: object, text: str) -> bool:
         grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
