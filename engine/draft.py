@@ -23,6 +23,7 @@ class Draft:
     patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
     before: list[Order] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+    between: list[Order] = field(default_factory=list)
     decodes: list[SequenceId] = field(default_factory=list)
     after: list[Order] = field(default_factory=list)
 
@@ -49,6 +50,7 @@ class Draft:
             self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
         if room is not NO_ORDERS:
             self.before += room.before
+            self.between += room.between
             self.after += room.after
         if n_tokens == 1:
             self.time.decode(start)
@@ -70,6 +72,7 @@ class Draft:
             tuple(self.patches),
             tuple(self.before),
             tuple(self.chunks),
+            tuple(self.between),
             tuple(self.decodes),
             tuple(self.after),
             self.time.work,

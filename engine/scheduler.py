@@ -233,8 +233,8 @@ class Scheduler:
         lease = held_lease(sequence)
         start = lease.planned_tokens
         if n_tokens > 1:
-            n_tokens = self._store.stride(lease, n_tokens)
-        while isinstance(room := self._store.extend(lease, n_tokens), Refusal):
+            n_tokens = self._store.stride(lease, n_tokens, sequence.split)
+        while isinstance(room := self._store.extend(lease, n_tokens, sequence.split), Refusal):
             candidates = [
                 s for s in self._running if s.id not in draft.sequence_ids and not s.is_aborted
             ]

@@ -85,6 +85,11 @@ class LiveSequence:
         return len(self.tokens) + awaited - self.planned_tokens
 
     @property
+    def split(self) -> int:
+        """The position whose token is computed apart, for one is sampled after it; 0: none is."""
+        return len(self.tokens) - 1 if self.request.max_tokens > 0 else 0
+
+    @property
     def is_in_flight(self) -> bool:
         """Whether a step computes tokens of it that has not been committed."""
         return self.planned_tokens > self.computed_tokens

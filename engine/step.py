@@ -53,7 +53,7 @@ class Chunk:
     sequence_id: SequenceId
     start: int
     tokens: tuple[int, ...]  # at least one
-    samples: bool  # a token is sampled after the last one
+    samples: bool  # a token is sampled after the last one, which is computed with the decodes
     prompt_logprobs: int | None = None  # score each token after `tokens[i]` (see `next_tokens`)
     next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
 
@@ -70,6 +70,7 @@ class StepPlan:
     patches: tuple[tuple[SequenceId, TablePatch], ...] = ()
     before: tuple[Order, ...] = ()  # carried out before anything is written
     chunks: tuple[Chunk, ...] = ()
+    between: tuple[Order, ...] = ()  # carried out behind the chunks
     decodes: tuple[SequenceId, ...] = ()
     after: tuple[Order, ...] = ()  # carried out behind all that is written
     work: StepWork = NO_WORK  # by which its time was predicted

@@ -70,6 +70,7 @@ class Room:
     """What must happen around the step in which a lease's next tokens are computed."""
 
     before: tuple[Order, ...] = ()
+    between: tuple[Order, ...] = ()  # where the step is split
     after: tuple[Order, ...] = ()
 
 

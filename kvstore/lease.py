@@ -35,20 +35,25 @@ class Lease:
     holds: tuple[Hold, ...] = ()
     is_patched: bool = True  # since `take_patches` was last asked
 
-    def plan(self, end_tokens: int, copies: Sequence[CopyBlock]) -> Room:
-        """A step will compute the tokens up to `end_tokens`: what the groups do around it."""
+    def plan(self, end_tokens: int, split: int, copies: Sequence[CopyBlock]) -> Room:
+        """A step will compute the tokens up to `end_tokens`: what the groups do around it.
+
+        It computes those from position `split` on behind the others, if that is among them.
+        """
         by_target = {copy.target: copy for copy in copies}
-        before, after = list[Order](), list[Order]()
+        before, between, after = list[Order](), list[Order](), list[Order]()
         for hold in self.holds:
             n_tokens = end_tokens - self.planned_tokens
             before += hold.extend(self.table, self.planned_tokens, n_tokens, by_target)
+            if self.planned_tokens < split < end_tokens:
+                between += hold.save(split)
             after += hold.save(end_tokens)
             self.ready_tokens = min(self.ready_tokens, hold.ready_tokens(end_tokens))
-        if after:
+        if between or after:
             self.due_tokens = min(self.due_tokens, end_tokens)
         self.planned_tokens = end_tokens
         self.is_patched = True
-        return Room(tuple(before), tuple(after))
+        return Room(tuple(before), tuple(between), tuple(after))
 
     def take_patches(self) -> Iterator[TablePatch]:
         """What has changed in its tables since this was last asked; at first all that is there."""

@@ -62,7 +62,7 @@ class StateArena:
         self.shapes = tuple(shapes)
         self.n_slots = n_slots
         self._batches: dict[SlotId, _Batch] = {}
-        self._before: dict[SlotId, tuple[list[mx.array], int]] = {}  # its last write, and the row
+        self._before: dict[SlotId, tuple[list[mx.array], int]] = {}  # the latest step, and the row
         self._n_rows = 0
         self._unevaluated: list[mx.array] = []
 
@@ -92,7 +92,7 @@ class StateArena:
         """Let the slots hold what `read` gives for them afterwards."""
         for slot in slots:
             if (batch := self._batches.get(slot)) is not None:
-                self._before[slot] = batch.arrays, batch.row_of[slot]
+                self._before.setdefault(slot, (batch.arrays, batch.row_of[slot]))
             self._leave(slot)
         # A slice of what the forward computed would keep all of that in memory.
         self._keep([mx.contiguous(array) for array in arrays], slots)

@@ -138,10 +138,13 @@ class KVStore:
         lease.ready_tokens = 0  # the last block that it has begun is shared now
         return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
 
-    def stride(self, lease: Lease, n_tokens: int) -> int:
-        """How many of the next `n_tokens` tokens the next step may compute, at least one."""
+    def stride(self, lease: Lease, n_tokens: int, split: int = 0) -> int:
+        """How many of the next `n_tokens` tokens the next step may compute, at least one.
+
+        It would compute those from position `split` on behind the others.
+        """
         for hold in lease.holds:
-            n_tokens = hold.stride(lease.planned_tokens, n_tokens)
+            n_tokens = hold.stride(lease.planned_tokens, n_tokens, split)
         return n_tokens
 
     def checkpoint(self, lease: Lease, n_tokens: int) -> None:
@@ -151,12 +154,12 @@ class KVStore:
                 hold.checkpoint(n_tokens)
             lease.ready_tokens = min(lease.ready_tokens, n_tokens - 1)
 
-    def extend(self, lease: Lease, n_tokens: int) -> Room | Refusal:
+    def extend(self, lease: Lease, n_tokens: int, split: int = 0) -> Room | Refusal:
         """Plan the next `n_tokens` (at least one) positions and make them writable, or nothing.
 
         No block that is written has another holder: a shared one is replaced by a copy. The orders
         are for the next step, whoever runs in it; among them are those that admissions have left
-        since the last call.
+        since the last call. `split` is as in `stride`.
         """
         end_tokens = lease.planned_tokens + n_tokens
         if end_tokens <= lease.ready_tokens:
@@ -165,9 +168,10 @@ class KVStore:
         copies = self._make_writable(lease, end_tokens)
         if isinstance(copies, Refusal):
             return copies
-        of_groups = lease.plan(end_tokens, copies)
+        of_groups = lease.plan(end_tokens, split, copies)
         self._drop([copy.source for copy in copies])
-        return Room((*copies, *self.take_orders(), *of_groups.before), of_groups.after)
+        before = (*copies, *self.take_orders(), *of_groups.before)
+        return Room(before, of_groups.between, of_groups.after)
 
     def take_orders(self) -> list[Order]:
         """Those for the next step that have not been given out with room."""

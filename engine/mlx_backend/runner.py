@@ -93,27 +93,29 @@ class MlxRunner:
         flight = _Flight()
         self._storage.carry_out(plan.before)
         self._storage.states.begin_step()
-        for chunk in plan.chunks:
-            self._batch[chunk.sequence_id].position = chunk.start
+        self._place(plan.chunks)
         self._compute_chunks(flight, [c for c in plan.chunks if c.prompt_logprobs is None])
         for chunk in plan.chunks:
             if chunk.prompt_logprobs is not None:
                 self._score(flight, chunk)
-        plain = [c.sequence_id for c in plan.chunks if c.samples and c.prompt_logprobs is None]
-        self._decode(flight, [self._batch[key] for key in (*plain, *plan.decodes)])
+        self._storage.carry_out(plan.between)
+        self._decode(flight, [self._batch[sequence_id] for sequence_id in plan.sampling()])
         self._storage.carry_out(plan.after)
         if saved := self._storage.states.unevaluated():
             self._begin_computing(flight, saved)
         return flight
 
-    def _compute_chunks(self, flight: _Flight, chunks: Sequence[Chunk]) -> None:
-        """All but the last token of those that sample, which is the next to be decoded."""
+    def _place(self, chunks: Sequence[Chunk]) -> None:
+        """Where each begins; the last token of those that sample is the next to be decoded."""
+        for chunk in chunks:
+            self._batch[chunk.sequence_id].position = chunk.start
         lasts = [chunk for chunk in chunks if chunk.samples]
         if lasts:
             tokens = mx.array([chunk.tokens[-1] for chunk in lasts])
             self._batch.set_next_tokens([self._batch[c.sequence_id] for c in lasts], tokens)
-        runs = [(c.sequence_id, c.tokens[:-1] if c.samples else c.tokens) for c in chunks]
-        runs = [(sequence_id, tokens) for sequence_id, tokens in runs if tokens]
+
+    def _compute_chunks(self, flight: _Flight, chunks: Sequence[Chunk]) -> None:
+        runs = [(chunk.sequence_id, tokens) for chunk in chunks if (tokens := _run(chunk))]
         pieces = [self._batch[sequence_id].piece(len(tokens)) for sequence_id, tokens in runs]
         for group in self._model.groups(pieces):
             tokens = padded_tokens([runs[index][1] for index in group])
@@ -135,24 +137,20 @@ class MlxRunner:
             flight.sampling += [seats[index] for index in group]
 
     def _score(self, flight: _Flight, chunk: Chunk) -> None:
-        """Score what follows each token, and sample after the last one if that is asked for."""
-        seat = self._batch[chunk.sequence_id]
+        """Score what follows each token."""
+        seat, run = self._batch[chunk.sequence_id], _run(chunk)
         scored = flight.scored[chunk.sequence_id] = []
-        logits = mx.zeros((1, 1, 1))
-        for first in range(0, len(chunk.tokens), SCORED_TOKENS):
-            tokens = chunk.tokens[first : first + SCORED_TOKENS]
+        for first in range(0, len(run), SCORED_TOKENS):
+            tokens = run[first : first + SCORED_TOKENS]
             computed = self._model.forward([seat.piece(len(tokens))], padded_tokens([tokens]))
-            logits = computed.logits
             following = chunk.next_tokens[first : first + SCORED_TOKENS]
             arrays = computed.witnesses
             if following:
                 top = chunk.prompt_logprobs or 0
-                scored.append(self._sampler.score(logits[0, : len(following)], following, top))
+                logits = computed.logits[0, : len(following)]
+                scored.append(self._sampler.score(logits, following, top))
                 arrays = arrays + scored[-1].arrays()
             self._begin_computing(flight, arrays)
-        if chunk.samples:
-            flight.sampling.append(seat)
-            flight.logits.append(logits[:, -1])
 
     def _begin_computing(self, flight: _Flight, arrays: list[mx.array]) -> None:
         self._launch(arrays)
@@ -169,6 +167,11 @@ class MlxRunner:
         mx.async_eval(drawn.arrays())
         flight.ends += drawn.arrays()
         flight.logits = []
+
+
+def _run(chunk: Chunk) -> tuple[int, ...]:
+    """All its tokens, but for the last one where that is computed with the decodes."""
+    return chunk.tokens[:-1] if chunk.samples else chunk.tokens
 
 
 def _result(flight: _Flight) -> StepResult:

@@ -33,8 +33,11 @@ class Hold(Protocol):
     again and again, and release once. The next step may be planned before an advance.
     """
 
-    def stride(self, planned_tokens: int, n_tokens: int) -> int:
-        """How many of the next `n_tokens` one step may compute (at least one)."""
+    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
+        """How many of the next `n_tokens` one step may compute (at least one).
+
+        Something can be saved where they end, and at position `split` if that is among them.
+        """
         ...
 
     def checkpoint(self, n_tokens: int) -> None:
@@ -56,7 +59,7 @@ class Hold(Protocol):
         ...
 
     def save(self, planned_tokens: int) -> Sequence[Order]:
-        """A step will have written so many tokens: what is to be saved right behind it."""
+        """A step will have written so many tokens: what is to be saved right behind them."""
         ...
 
     def advance(self, table: BlockTable, written_tokens: int) -> bool:

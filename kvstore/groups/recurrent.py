@@ -25,11 +25,10 @@ class StateHold:
         self._saving: deque[tuple[int, SlotId]] = deque()  # tokens, and where the state goes
         self._is_new = True
 
-    def stride(self, planned_tokens: int, n_tokens: int) -> int:
+    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
         end = planned_tokens + n_tokens
-        return min((c for c in self._checkpoints if planned_tokens < c < end), default=end) - (
-            planned_tokens
-        )
+        inside = (c for c in self._checkpoints if planned_tokens < c < end and c != split)
+        return min(inside, default=end) - planned_tokens
 
     def checkpoint(self, n_tokens: int) -> None:
         self._checkpoints.add(n_tokens)
@@ -57,13 +56,13 @@ class StateHold:
         return (CopyState(self.slot, target),)
 
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
-        if not self._saving or self._saving[0][0] > written_tokens:
-            return False
-        saved_tokens, slot = self._saving.popleft()
-        index, before = divmod(saved_tokens - 1, table.block_size)
-        self._group.slots.carry(table[index], before + 1, slot)
-        self._group.end_saving(slot)
-        return True
+        n_saving = len(self._saving)
+        while self._saving and self._saving[0][0] <= written_tokens:
+            saved_tokens, slot = self._saving.popleft()
+            index, before = divmod(saved_tokens - 1, table.block_size)
+            self._group.slots.carry(table[index], before + 1, slot)
+            self._group.end_saving(slot)
+        return len(self._saving) < n_saving
 
     def take_changes(self) -> Sequence[tuple[int, tuple[SlotId, ...]]]:
         """Its one slot is the same for as long as it lives."""

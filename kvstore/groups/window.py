@@ -26,7 +26,7 @@ class WindowHold:
         self._journal = Journal()
         self._journal.note(first, first + len(slots))
 
-    def stride(self, planned_tokens: int, n_tokens: int) -> int:
+    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
         return min(n_tokens, self.group.step_tokens)
 
     def checkpoint(self, n_tokens: int) -> None:

@@ -104,7 +104,9 @@ class FakeRunner:
         flight = Flight(plan)
         for chunk in plan.chunks:
             self._compute_chunk(flight, chunk)
-        for sequence_id in plan.decodes:
+        for order in plan.between:
+            self._carry_out(order)
+        for sequence_id in plan.sampling():
             seat = self._seats[sequence_id]
             assert seat.last_token is not None, "a decode of what has not been sampled"
             flight.kv[sequence_id] = self._forward(sequence_id, (seat.last_token,))[-1]
@@ -157,10 +159,12 @@ class FakeRunner:
             self._seats[sequence_id].patch(patch)
 
     def _compute_chunk(self, flight: Flight, chunk: Chunk) -> None:
-        self._seats[chunk.sequence_id].position = chunk.start
-        values = self._forward(chunk.sequence_id, chunk.tokens)
+        seat = self._seats[chunk.sequence_id]
+        seat.position = chunk.start
+        run = chunk.tokens[:-1] if chunk.samples else chunk.tokens
+        values = self._forward(chunk.sequence_id, run) if run else []
         if chunk.samples:
-            flight.kv[chunk.sequence_id] = values[-1]
+            seat.last_token = chunk.tokens[-1]
         if chunk.prompt_logprobs is not None:
             flight.scored[chunk.sequence_id] = tuple(
                 TokenLogprob(token_id, -float(values[i] % 97))
@@ -224,7 +228,7 @@ class FakeRunner:
         for index, group in enumerate(self._groups):
             table = seat.tables[index]
             if not isinstance(group, WindowGroup):
-                self._states_before[table[0]] = self._states[table[0]]
+                self._states_before.setdefault(table[0], self._states[table[0]])
                 self._states[table[0]] = values[-1]
                 continue
             for position, value in enumerate(values, start=seat.position):

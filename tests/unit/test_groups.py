@@ -208,6 +208,31 @@ class TestRecurrent:
         lease = admit(store, run_of(0, 15))
         assert store.stride(lease, 15) == 14
 
+    def test_a_step_that_is_split_there_saves_in_between_and_at_its_end(self) -> None:
+        store = make_store(states())
+        lease = admit(store, run_of(0, 17))
+        assert store.stride(lease, 17, split=16) == 17
+        room = store.extend(lease, 17, split=16)
+        assert not isinstance(room, Refusal)
+        [between], [after] = room.between, room.after
+        assert isinstance(between, CopyState)
+        assert isinstance(after, CopyState)
+        store.publish(lease, 17)
+        invariants.check(store)
+        assert store.probe(NS, Tokens(run_of(0, 17))) == 16
+        store.donate(lease)
+        assert store.probe(NS, Tokens([*run_of(0, 17), 999])) == 17
+        invariants.check_idle(store)
+
+    def test_a_step_that_ends_before_the_split_is_not_split(self) -> None:
+        store = make_store(states(interval_tokens=8))
+        lease = admit(store, run_of(0, 17))
+        assert store.stride(lease, 17, split=16) == 8
+        room = store.extend(lease, 8, split=16)
+        assert not isinstance(room, Refusal)
+        assert room.between == ()
+        assert len(room.after) == 1
+
     def test_a_resend_hits_all_but_the_last_token(self) -> None:
         store = make_store(states())
         assert serve(store, run_of(0, 15)) == 0

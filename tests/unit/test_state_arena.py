@@ -147,9 +147,13 @@ def test_a_slice_of_a_forwards_array_does_not_keep_that_in_memory() -> None:
     assert mx.get_active_memory() - before < 8 * state_bytes([shape])
 
 
-def test_a_slot_can_be_rolled_back_to_before_its_last_write() -> None:
+def test_a_slot_can_be_rolled_back_to_before_the_latest_step() -> None:
     arena = StateArena(SHAPES, 4)
-    for value in (1, 2, 3):
+    for value in (1, 2):
+        arena.begin_step()
         arena.write([A, B], states(value, 10 * value))
+    arena.begin_step()
+    arena.write([A, B], states(3, 30))
+    arena.write([A], states(4))
     arena.carry_out(RollBackState(A))
     assert values(arena, A, B) == [2, 30]
