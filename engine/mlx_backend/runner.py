@@ -115,8 +115,8 @@ class MlxRunner:
             self._batch.set_next_tokens([self._batch[c.sequence_id] for c in lasts], tokens)
 
     def _compute_chunks(self, flight: _Flight, chunks: Sequence[Chunk]) -> None:
-        runs = [(chunk.sequence_id, tokens) for chunk in chunks if (tokens := _run(chunk))]
-        pieces = [self._batch[sequence_id].piece(len(tokens)) for sequence_id, tokens in runs]
+        runs = [(chunk.sequence_id, run) for chunk in chunks if (run := _run(chunk))]
+        pieces = [self._batch[sequence_id].piece(len(run)) for sequence_id, run in runs]
         for group in self._model.groups(pieces):
             tokens = padded_tokens([runs[index][1] for index in group])
             computed = self._model.forward([pieces[index] for index in group], tokens)
