@@ -35,13 +35,16 @@ class Lease:
     holds: tuple[Hold, ...] = ()
     is_patched: bool = True  # since `take_patches` was last asked
 
-    def plan(self, end_tokens: int, split: int, copies: Sequence[CopyBlock]) -> Room:
-        """A step will compute the tokens up to `end_tokens`: what the groups do around it.
+    def plan(
+        self, end_tokens: int, split: int, copies: Sequence[CopyBlock], orders: Sequence[Order]
+    ) -> Room:
+        """A step will compute the tokens up to `end_tokens`: what is done around it.
 
-        It computes those from position `split` on behind the others, if that is among them.
+        It computes those from position `split` on behind the others, if that is among them. What
+        the groups do comes behind the `copies` of the lease's blocks and others' `orders`.
         """
         by_target = {copy.target: copy for copy in copies}
-        before, between, after = list[Order](), list[Order](), list[Order]()
+        before, between, after = [*copies, *orders], list[Order](), list[Order]()
         for hold in self.holds:
             n_tokens = end_tokens - self.planned_tokens
             before += hold.extend(self.table, self.planned_tokens, n_tokens, by_target)

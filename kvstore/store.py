@@ -102,7 +102,7 @@ class KVStore:
             lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
         if isinstance(lease, Lease):
             self._index.touch(match)
-            if match.n_tokens < found.n_tokens:
+            if found.n_tokens - match.n_tokens >= self._block_size:  # less is not worth a step
                 self.checkpoint(lease, found.n_tokens)  # here the next one will want to resume
         return lease
 
@@ -158,8 +158,7 @@ class KVStore:
         """Plan the next `n_tokens` (at least one) positions and make them writable, or nothing.
 
         No block that is written has another holder: a shared one is replaced by a copy. The orders
-        are for the next step, whoever runs in it; among them are those that admissions have left
-        since the last call. `split` is as in `stride`.
+        are for the next step, those among them that admissions have left. `split`: see `stride`.
         """
         end_tokens = lease.planned_tokens + n_tokens
         if end_tokens <= lease.ready_tokens:
@@ -168,10 +167,9 @@ class KVStore:
         copies = self._make_writable(lease, end_tokens)
         if isinstance(copies, Refusal):
             return copies
-        of_groups = lease.plan(end_tokens, split, copies)
+        room = lease.plan(end_tokens, split, copies, self.take_orders())
         self._drop([copy.source for copy in copies])
-        before = (*copies, *self.take_orders(), *of_groups.before)
-        return Room(before, of_groups.between, of_groups.after)
+        return room
 
     def take_orders(self) -> list[Order]:
         """Those for the next step that have not been given out with room."""
@@ -294,7 +292,8 @@ class KVStore:
         """Blocks of the lease's own for what it has not written, up to `end_tokens`."""
         first = lease.planned_tokens // self._block_size
         end = blocks_for(end_tokens, self._block_size)
-        shared = [i for i in range(first, min(end, len(lease.table))) if self._is_shared(lease, i)]
+        reached = range(first, min(end, len(lease.table)))
+        shared = [i for i in reached if self._pool.count(lease.table[i]) > 1]
         blocks = self._take(len(shared) + max(end - len(lease.table), 0))
         if isinstance(blocks, Refusal):
             return blocks
@@ -311,9 +310,6 @@ class KVStore:
 
     def _drop(self, blocks: Sequence[BlockId]) -> None:
         self._index.offer(self._pool.drop(blocks))
-
-    def _is_shared(self, lease: Lease, index: int) -> bool:
-        return self._pool.count(lease.table[index]) > 1
 
     def _carry_over(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         for group in self._groups:

@@ -254,6 +254,12 @@ class TestRecurrent:
         assert serve(store, [*run_of(0, 21), 200, 201]) == 0
         assert serve(store, [*run_of(0, 21), 300, 301]) == 21
 
+    def test_a_head_of_less_than_a_block_in_common_is_not_worth_a_step(self) -> None:
+        store = make_store(states())
+        serve(store, [*run_of(0, 3), 100, 101, 102])
+        lease = admit(store, [*run_of(0, 3), 200, 201, 202])
+        assert store.stride(lease, 6, split=5) == 6
+
     def test_a_long_prompt_is_saved_on_the_way(self) -> None:
         store = make_store(states(interval_tokens=8))
         serve(store, run_of(0, 30))
