@@ -46,7 +46,7 @@ format: $(VENV)/.dev  ## let ruff lay the code out
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-settings: $(VENV)/.dev  ## write configs/default.yaml and docs/settings.md from server/settings.py
+settings: $(VENV)/.dev  ## write configs/default.yaml and docs/settings.md from server/settings/
 	$(BIN)/python -m tools.settings_reference
 
 wheel: $(VENV)/.dev  ## dist/, for `pip install`

@@ -12,7 +12,8 @@ from anyio import create_task_group
 from fastapi import FastAPI
 
 from engine.api import Engine
-from server.settings import Settings, base_url
+from server.addresses import base_url
+from server.settings import Settings
 from server.transport.connections import ConnectionLimits, Connections
 from server.transport.descriptors import AcceptErrors, room_for_connections
 

@@ -13,7 +13,7 @@ from server.terminal.flags import choices, value_text
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 YAML_HEAD = """\
-# Every setting with its default, written by `make settings` from server/settings.py.
+# Every setting with its default, written by `make settings` from server/settings/.
 # A flag wins over a ROOTSTOCK_* variable, that over this file.
 """
 DOCS_HEAD = """\
@@ -25,7 +25,7 @@ variable, that over the file. A switch is turned off by `--no-...`. Bytes may ha
 `8GiB` or `512MB`. Where several values are allowed the flag is repeated, a variable has commas
 between them, and YAML has a list. A name that is none of these is refused, also as a variable.
 
-This table is written by `make settings` from `server/settings.py`.
+This table is written by `make settings` from `server/settings/`.
 
 | setting | default | values | |
 | --- | --- | --- | --- |

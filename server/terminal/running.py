@@ -3,7 +3,8 @@
 import ipaddress
 from contextlib import suppress
 
-from server.settings import Settings, base_url, is_loopback
+from server.addresses import base_url, is_loopback
+from server.settings import Settings
 from server.terminal.client.http import Endpoint, parsed
 from server.terminal.client.models import served_models
 from server.terminal.errors import KeyRefused, TerminalError, Unreachable

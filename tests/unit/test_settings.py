@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from engine.types import EngineConfig
-from server.settings import Settings, SettingsError, is_loopback, load_settings
+from server.addresses import is_loopback
+from server.settings import Settings, SettingsError, load_settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

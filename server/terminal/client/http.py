@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from server.settings import is_loopback
+from server.addresses import is_loopback
 from server.terminal.client.wire import error_message
 from server.terminal.errors import KeyRefused, TerminalError, Unreachable
 

@@ -1,0 +1,136 @@
+"""Where the daemon listens, and who may ask it."""
+
+import ipaddress
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from server.access.hosts import is_host_name
+from server.access.keys import KeyFileError, Keyring, admin_key, read_keys
+from server.access.origins import ANY_ORIGIN, APP_SCHEMES, is_origin
+from server.addresses import is_loopback
+from server.settings.environment import ENVIRONMENT_PREFIX
+from server.settings.texts import Texts
+
+
+class AccessSettings(BaseModel):
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on; one that other machines can reach needs API keys.",
+    )
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_key: SecretStr | None = Field(
+        None,
+        description="Ask for this key, which may do everything. ROOTSTOCK_API_KEY keeps it out of "
+        "the process list and of files.",
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="A YAML file with the SHA-256 of several keys, their roles and limits; "
+        "`rootstock key NAME` makes an entry.",
+    )
+    cache_namespace: Literal["shared", "key"] = Field(
+        "shared",
+        description="Who shares what is cached: all, or only the requests of one API key.",
+    )
+    allow_public_without_key: bool = Field(
+        False, description="Serve other machines although there are no API keys."
+    )
+    allowed_host: Texts = Field(
+        (),
+        description="Another name by which clients may call this machine while there are no API "
+        "keys, such as llm.lan or *.example.org.",
+    )
+    cors_origin: Texts = Field(
+        (),
+        description="Let web pages from here ask: https://chat.example.org, app://* for desktop "
+        "programs, or * where there are API keys.",
+    )
+    allow_priority: bool = Field(False, description="Whether a request may choose its priority.")
+    trusted_proxies: Texts = Field(
+        (), description="An address or network whose X-Forwarded-For counts."
+    )
+
+    @field_validator("api_key")
+    @classmethod
+    def _key_fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None:
+            text = key.get_secret_value()
+            if not text.isascii() or not text.isprintable() or text != text.strip() or not text:
+                raise PydanticCustomError(
+                    "api_key", "must be printable ASCII with no space at either end"
+                )
+        return key
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_addresses(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise PydanticCustomError(
+                    "trusted_proxies", "must be IP addresses or networks"
+                ) from None
+        return proxies
+
+    @field_validator("allowed_host")
+    @classmethod
+    def _hosts_have_no_port(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(is_host_name, hosts)):
+            raise PydanticCustomError(
+                "allowed_host", "must be names such as llm.lan or *.example.org, without a port"
+            )
+        return hosts
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins_are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(is_origin, origins)):
+            raise PydanticCustomError(
+                "cors_origin",
+                "must be origins as browsers send them, such as https://chat.example.org, "
+                "or one of * and SCHEME://* with {schemes}",
+                {"schemes": APP_SCHEMES.replace("|", ", ")},
+            )
+        return origins
+
+    @model_validator(mode="after")
+    def _keys_can_be_read(self) -> Self:
+        try:
+            _ = self.keys
+        except KeyFileError as error:
+            raise PydanticCustomError(
+                "api_keys_file", "api_keys_file: {problem}", {"problem": str(error)}
+            ) from None
+        return self
+
+    @model_validator(mode="after")
+    def _any_page_needs_a_key(self) -> Self:
+        if ANY_ORIGIN in self.cors_origin and not self.keys:
+            raise PydanticCustomError(
+                "cors_origin",
+                "cors_origin: * lets every web page that somebody visits ask, which needs API keys",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _network_needs_a_key(self) -> Self:
+        if not (is_loopback(self.host) or self.keys or self.allow_public_without_key):
+            raise PydanticCustomError(
+                "host",
+                "host: {host} is reachable from other machines, which needs an api_key "
+                "({prefix}API_KEY) or an api_keys_file; without one bind to 127.0.0.1, or set "
+                "allow_public_without_key to serve everyone",
+                {"host": self.host, "prefix": ENVIRONMENT_PREFIX},
+            )
+        return self
+
+    @cached_property
+    def keys(self) -> Keyring:
+        """The keys that open anything; empty where none is asked for. Raises KeyFileError."""
+        own = () if self.api_key is None else (admin_key(self.api_key.get_secret_value()),)
+        return Keyring((*own, *(read_keys(self.api_keys_file) if self.api_keys_file else ())))

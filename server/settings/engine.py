@@ -1,0 +1,96 @@
+"""The model, and how the engine runs it."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ByteSize, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from engine.types import EngineConfig
+from server.settings.texts import Texts
+
+
+class EngineSettings(BaseModel):
+    model: str = Field(
+        "",
+        description="A directory or a Hugging Face repository; left empty, the embedded "
+        "demonstration model.",
+    )
+    served_model_name: Texts = Field(
+        (),
+        description="The model's name in the API; more than one are aliases. Unset, its own.",
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Where a request is silent: auto samples as the model's generation_config.json "
+        "says, none from the model's distribution as it is.",
+    )
+    kv_cache_bytes: ByteSize | None = Field(
+        None,
+        gt=0,
+        description="Size of the arena that holds the KV cache, such as 8GiB: allocated at start, "
+        "never grows. Unset: a share of what the machine has left.",
+    )
+    state_cache_bytes: ByteSize | None = Field(
+        None,
+        ge=0,
+        description="For saved states of recurrent layers. Unset: a quarter of the arena, if as "
+        "much is useful.",
+    )
+    block_size: int = Field(32, ge=1, le=1024, description="Tokens in one block of the KV cache.")
+    max_running: int = Field(
+        32, ge=1, le=1024, description="Sequences that are computed together in one step."
+    )
+    max_waiting: int = Field(
+        1024,
+        ge=1,
+        le=1_000_000,
+        description="Sequences that may queue before requests are refused; of one client at most "
+        "as many as places are free.",
+    )
+    step_tokens: int = Field(
+        512,
+        ge=1,
+        le=1_000_000,
+        description="Tokens computed in one step at most.",
+    )
+    max_step_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=3600,
+        description="Beside answers that are being written, a step takes no more of a prompt than "
+        "it has time for: less makes steadier streams, more lets prompts be through sooner. 0: "
+        "step_tokens alone limits. Unset: 0.25.",
+    )
+    prefix_cache: bool = Field(
+        True, description="Share KV between prompts that begin alike, and between turns."
+    )
+    attention: Literal["auto", "gather", "cascade"] = Field(
+        "auto", description="How attention reads the blocks; auto is cascade on a CPU, else gather."
+    )
+
+    @model_validator(mode="after")
+    def _step_holds_every_running_sequence(self) -> Self:
+        if self.step_tokens < self.max_running:
+            raise PydanticCustomError(
+                "step_tokens",
+                "step_tokens: must be at least max_running ({max_running}), because every "
+                "running sequence computes a token in a step",
+                {"max_running": self.max_running},
+            )
+        return self
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's share of the settings."""
+        return EngineConfig(
+            model=self.model,
+            kv_cache_bytes=self.kv_cache_bytes,
+            block_size=self.block_size,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+            step_tokens=self.step_tokens,
+            max_step_seconds=self.max_step_seconds,
+            prefix_cache=self.prefix_cache,
+            attention=self.attention,
+            state_cache_bytes=self.state_cache_bytes,
+            generation_config=self.generation_config,
+        )
