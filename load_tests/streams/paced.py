@@ -21,7 +21,7 @@ from engine.step import SampledToken, StepMasks, StepPlan, StepResult
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.types import EngineConfig
 from server.app import create_app
-from server.lifecycle import DrainingServer, bind
+from server.lifecycle import DrainingServer, bind, freeze_what_has_loaded
 from server.metrics import EngineTelemetry
 from server.settings import Settings
 
@@ -88,7 +88,9 @@ def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:
     )
     with bind(settings) as bound:
         application = create_app(engine, settings, telemetry)
-        DrainingServer(application, engine, settings).run(sockets=[bound])
+        server = DrainingServer(application, engine, settings)
+        freeze_what_has_loaded()
+        server.run(sockets=[bound])
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
 """What a signal does to a server, wherever it comes."""
 
+import gc
 import io
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
+from typer.testing import CliRunner
 
 from server.lifecycle import DrainingServer
 from server.settings import Settings
+from server.terminal.commands import serve
 from tests.contract.fake_engine import FakeEngine
 
 
@@ -57,3 +61,23 @@ def test_a_signal_in_the_midst_of_a_line_of_the_log_is_not_lost(
         log.removeHandler(handler)
     assert server.should_exit
     assert "a line" in stream.getvalue()
+
+
+def test_what_has_loaded_is_no_work_for_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Full collections stop every thread, the engine's with the others."""
+    engine = FakeEngine()
+    seen = []
+
+    def serve_nobody(server: DrainingServer, sockets: list[socket.socket]) -> None:
+        seen.append(any(one is engine for one in gc.get_objects()))
+
+    monkeypatch.setattr(serve, "configure_logging", lambda level: None)
+    monkeypatch.setattr(serve, "launch", lambda config, telemetry, report: engine)
+    monkeypatch.setattr(DrainingServer, "run", serve_nobody)
+    try:
+        assert CliRunner().invoke(serve.app, ["--port", "0"]).exit_code == 0
+    finally:
+        gc.unfreeze()
+    assert seen == [False]

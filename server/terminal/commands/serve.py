@@ -7,7 +7,7 @@ import typer
 from engine.api import Engine
 from engine.launch import launch
 from server.app import create_app
-from server.lifecycle import DrainingServer, bind
+from server.lifecycle import DrainingServer, bind, freeze_what_has_loaded
 from server.log import configure_logging
 from server.metrics import EngineTelemetry
 from server.settings import Settings
@@ -33,7 +33,9 @@ def serve(settings: Settings) -> None:
         telemetry = EngineTelemetry()
         engine = _launch(settings, telemetry)
         application = create_app(engine, settings, telemetry)
-        DrainingServer(application, engine, settings).run(sockets=[bound])
+        server = DrainingServer(application, engine, settings)
+        freeze_what_has_loaded()
+        server.run(sockets=[bound])
 
 
 def _launch(settings: Settings, telemetry: EngineTelemetry) -> Engine:
