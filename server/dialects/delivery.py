@@ -128,16 +128,19 @@ class EventStreamResponse(Response):
             ):
                 tasks.start_soon(self._wake, events, body)
                 async for batch in events:
-                    news = self._rendered(writer, batch) if batch else writer.keep_alive()
+                    news = self._rendered(writer, batch, unsent) if batch else writer.keep_alive()
                     await body.write(news)
             await body.write(writer.end())
 
-    def _rendered(self, writer: StreamWriter, batch: Sequence[ChoiceEvent]) -> bytes:
-        """What has come by now, in one piece."""
+    def _rendered(
+        self, writer: StreamWriter, batch: Sequence[ChoiceEvent], unsent: Unsent
+    ) -> bytes:
+        """What has come by now, in one piece. Raises ApiError when the writer keeps too much."""
         by_choice = defaultdict[int, list[OutputEvent]](list)
         for choice, event in batch:
             self._exchange.meter.add(choice, event.usage)
             by_choice[choice].append(event)
+        unsent.add(writer.kept_bytes([event for _, event in batch]))
         return b"".join(writer.events(choice, events) for choice, events in by_choice.items())
 
     async def _wake(self, events: Events, body: "_Body") -> None:

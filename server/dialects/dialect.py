@@ -32,6 +32,10 @@ class StreamWriter(Protocol):
         bytes where text can be joined."""
         ...
 
+    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
+        """What it will keep of them until its end, with what rendering that takes."""
+        ...
+
     def keep_alive(self) -> bytes:
         """What tells a client that waits that it waits for something."""
         ...

@@ -43,6 +43,9 @@ class ChunkWriter(ABC):
     @abstractmethod
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes: ...
 
+    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
+        return 0
+
     @abstractmethod
     def last_chunks(self) -> Iterable[BaseModel]: ...
 

@@ -34,6 +34,12 @@ def error_event(lines: Iterator[bytes]) -> dict[str, Any]:
     return error
 
 
+def last_event(answer: httpx.Response) -> dict[str, Any]:
+    *_, line = (line for line in answer.iter_lines() if line)
+    event: dict[str, Any] = json.loads(line.removeprefix("data: "))
+    return event
+
+
 def test_a_whole_answer_that_grows_too_large_is_a_400() -> None:
     with daemon(max_unsent_bytes="1MB") as (engine, base_url):
         answer = httpx.post(f"{base_url}/v1/chat/completions", json=LARGE, timeout=WAIT_SECONDS)
@@ -55,6 +61,20 @@ def test_a_stream_that_is_read_has_no_bound() -> None:
     ):
         assert list(answer.iter_lines())[-2] == "data: [DONE]"
         assert engine.aborted.empty()
+
+
+def test_what_the_last_events_of_a_stream_repeat_has_a_bound() -> None:
+    """They have the whole response, so that its logprobs are kept although they have been sent."""
+    body = {"input": "Hi", "stream": True}
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
+    with daemon(max_unsent_bytes="400KB") as (engine, base_url):
+        url = f"{base_url}/v1/responses"
+        assert last_event(httpx.post(url, json=body))["type"] == "response.completed"
+        assert engine.aborted.empty()
+        failed = last_event(httpx.post(url, json=body | asked))
+        assert failed["type"] == "response.failed"
+        assert "max_unsent_bytes" in failed["response"]["error"]["message"]
+        assert engine.aborted.get(timeout=WAIT_SECONDS)
 
 
 def test_a_stream_that_is_not_read_ends_with_an_error() -> None:

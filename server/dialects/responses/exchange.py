@@ -13,6 +13,7 @@ from server.dialects.responses.task import ResponsesTask
 from server.errors import ApiError
 from server.schemas.responses.events import ItemNews
 from server.schemas.responses.response import ResponseNews
+from server.transport.unsent import kept_bytes
 
 
 class ResponsesExchange:
@@ -67,6 +68,10 @@ class ResponsesWriter:
         if not news:
             return b""  # until there is a token, an error has a status of its own
         return self._opening() + b"".join(map(_frame, self._answer.news(news)))
+
+    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
+        """The last events repeat the whole answer."""
+        return sum(map(kept_bytes, events))
 
     def keep_alive(self) -> bytes:
         return self._opening() or self._status("response.in_progress", self._in_progress())
