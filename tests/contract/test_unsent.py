@@ -69,9 +69,12 @@ def test_what_the_last_events_of_a_stream_repeat_has_a_bound() -> None:
     asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 0}
     with daemon(max_unsent_bytes="400KB") as (engine, base_url):
         url = f"{base_url}/v1/responses"
-        assert last_event(httpx.post(url, json=body))["type"] == "response.completed"
+        assert (
+            last_event(httpx.post(url, json=body, timeout=WAIT_SECONDS))["type"]
+            == "response.completed"
+        )
         assert engine.aborted.empty()
-        failed = last_event(httpx.post(url, json=body | asked))
+        failed = last_event(httpx.post(url, json=body | asked, timeout=WAIT_SECONDS))
         assert failed["type"] == "response.failed"
         assert "max_unsent_bytes" in failed["response"]["error"]["message"]
         assert engine.aborted.get(timeout=WAIT_SECONDS)
