@@ -1,5 +1,9 @@
 """What the commands print."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic_core import to_json
 from rich.console import Console
 
 from load_tests.conditions import Conditions
@@ -19,6 +23,13 @@ def show(conditions: Conditions, markdown: bool, *tables: Table) -> None:
             print(f"- `{line}`")
         else:
             console.print(line, highlight=False)
+
+
+def show_figures(table: Table, figures: Sequence[object], json_path: Path | None) -> None:
+    """The table; what it is made of, dataclasses, goes to a file as JSON where one is named."""
+    Console(width=100).print(table.rich())
+    if json_path is not None:
+        json_path.write_bytes(to_json(figures, indent=2))
 
 
 def fail(message: str) -> int:

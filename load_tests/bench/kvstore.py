@@ -12,17 +12,15 @@ The rows with the shorter prompt differ in the size of the index alone: the cost
 not grow from one to the next.
 """
 
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import blocks_for
@@ -32,6 +30,7 @@ from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from load_tests.report import Table
+from load_tests.terminal import show_figures
 
 BLOCK_SIZE_TOKENS = 32
 BRANCH_TOKENS = 64
@@ -183,9 +182,7 @@ def main(
 ) -> None:
     """Measure the store at several sizes of its index."""
     all_figures = [measure(*case, repeats, evictions) for case in CASES]
-    Console(width=100).print(table(all_figures).rich())
-    if json_path is not None:
-        json_path.write_text(json.dumps([asdict(figures) for figures in all_figures], indent=2))
+    show_figures(table(all_figures), all_figures, json_path)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ printed are medians over the rounds. The forward is one step of the rows through
 
 # ruff: noqa: E402 - MLX comes after the BLAS
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,13 +24,13 @@ load_blas()
 import mlx.core as mx
 import typer
 from mlx_lm.models import qwen3
-from rich.console import Console
 
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.step import NO_MASKS, Sampling
 from engine.types import SamplingParams
 from load_tests.report import Table
+from load_tests.terminal import show_figures
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 2000, 500
 """What penalties look at."""
@@ -167,12 +166,9 @@ def main(
         step = forward_of(rows, vocabulary)
         forward_seconds = statistics.median(measure({"forward": step}, 3, n_warm=1)["forward"])
     all_figures = figures_of(seconds, forward_seconds)
-    console = Console(width=100)
-    console.print(table(all_figures).rich())
+    show_figures(table(all_figures), all_figures, json_path)
     if forward_seconds is not None:
-        console.print(f"forward: {1e3 * forward_seconds:.0f} ms")
-    if json_path is not None:
-        json_path.write_text(json.dumps([asdict(figures) for figures in all_figures], indent=2))
+        print(f"forward: {1e3 * forward_seconds:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ and recurrent states as well. Times are the thread's own, in milliseconds over t
 which each sequence completes some blocks.
 """
 
-import json
 import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from engine.detokenizer import Detokenizer
 from engine.output import OutputFactory
@@ -35,6 +33,7 @@ from kvstore.groups.window import WindowGroup, lease_slots
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from load_tests.report import Table
+from load_tests.terminal import show_figures
 
 BLOCK_SIZE_TOKENS = 32
 WINDOW_TOKENS = 1024
@@ -190,9 +189,7 @@ def main(
     all_figures = [measure(*case, False, plain, steps) for case in CASES]
     all_figures.append(measure(*CASES[-1], True, plain, steps))
     all_figures.append(measure(*CASES[-1], True, penalised, steps))
-    Console(width=100).print(table(all_figures).rich())
-    if json_path is not None:
-        json_path.write_text(json.dumps([asdict(figures) for figures in all_figures], indent=2))
+    show_figures(table(all_figures), all_figures, json_path)
 
 
 if __name__ == "__main__":
