@@ -71,7 +71,7 @@ class StateArena:
         match order:
             case ResetState(slot):
                 self._check(slot)
-                self._leave(slot)
+                self._unbind(slot)
             case RollBackState(slot):
                 self._check(slot)
                 self._roll_back(slot)
@@ -93,9 +93,9 @@ class StateArena:
         for slot in slots:
             if (batch := self._batches.get(slot)) is not None:
                 self._before.setdefault(slot, (batch.arrays, batch.row_of[slot]))
-            self._leave(slot)
+            self._unbind(slot)
         # A slice of what the forward computed would keep all of that in memory.
-        self._keep([mx.contiguous(array) for array in arrays], slots)
+        self._bind([mx.contiguous(array) for array in arrays], slots)
         if self._n_rows > self.n_slots:
             self._copy_out()
 
@@ -115,7 +115,7 @@ class StateArena:
         return batch.rows(slots)
 
     def _copy(self, source: SlotId, target: SlotId) -> None:
-        self._leave(target)
+        self._unbind(target)
         batch = self._batches.get(source)
         if batch is not None:
             batch.row_of[target] = batch.row_of[source]
@@ -123,10 +123,10 @@ class StateArena:
 
     def _roll_back(self, slot: SlotId) -> None:
         arrays, row = self._before.pop(slot)
-        self._leave(slot)
-        self._keep([mx.contiguous(array[row : row + 1]) for array in arrays], [slot])
+        self._unbind(slot)
+        self._bind([mx.contiguous(array[row : row + 1]) for array in arrays], [slot])
 
-    def _leave(self, slot: SlotId) -> None:
+    def _unbind(self, slot: SlotId) -> None:
         """The slot refers to nothing any more."""
         batch = self._batches.pop(slot, None)
         if batch is not None:
@@ -134,7 +134,7 @@ class StateArena:
             if not batch.row_of:
                 self._n_rows -= batch.n_rows
 
-    def _keep(self, arrays: list[mx.array], slots: Sequence[SlotId]) -> None:
+    def _bind(self, arrays: list[mx.array], slots: Sequence[SlotId]) -> None:
         """Let these slots refer to the rows of a new batch."""
         batch = _Batch(arrays, len(slots), {slot: row for row, slot in enumerate(slots)})
         self._n_rows += batch.n_rows

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from engine.mlx_backend.model.batching import (
     FORWARD_TOKENS,
     ForwardCost,
+    Grouping,
     of_equal_length,
     padded,
 )
@@ -37,10 +38,9 @@ def test_neighbours_stay_together_as_far_as_they_fit() -> None:
     st.sampled_from([padded, of_equal_length]),
 )
 def test_each_piece_is_in_one_forward_and_none_is_too_large(
-    chunks: list[tuple[int, int]], most_keys: int, grouping: object
+    chunks: list[tuple[int, int]], most_keys: int, grouping: Grouping
 ) -> None:
     pieces = [Piece(start, length, NO_BLOCKS) for start, length in chunks]
-    assert callable(grouping)
     parts = bounded(grouping, most_keys)(pieces, COST)
     wholes = grouping(pieces, COST)
     assert [index for part in parts for index in part] == [i for whole in wholes for i in whole]

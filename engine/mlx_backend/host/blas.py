@@ -75,8 +75,7 @@ def load_first(
 ) -> Blas:
     """MKL, where all that it needs is in one of the directories; else OpenBLAS, else the reference.
 
-    `MKL_THREADING_LAYER=SEQUENTIAL` is heeded. All its other
-    values are slower than TBB.
+    `MKL_THREADING_LAYER=SEQUENTIAL` is heeded. All its other values are slower than TBB.
     """
     sequential = environment.get("MKL_THREADING_LAYER") == "SEQUENTIAL"
     layer = _SEQUENTIAL if sequential else _TBB
