@@ -2,8 +2,9 @@
 
 Layout per layer, K and V each: `[blocks, kv_heads, block_size, dim]`. One block of one layer is one
 contiguous run of memory, so a copy is a single memcpy and the pool viewed as
-`[blocks * kv_heads, block_size, dim]` can be read block by block without moving it. The layout is
-this file's secret and was chosen by measurement (`load_tests/bench/arena.py`).
+`[blocks * kv_heads, block_size, dim]` can be read block by block without moving it. It is kept as
+the vectors that a write finds by their places, `[blocks * kv_heads * block_size, dim]`. The layout
+is this file's secret and was chosen by measurement (`load_tests/bench/arena.py`).
 
 MLX writes into an array in place only while nobody else refers to it. Every operation below
 therefore rebinds its array at once and hands out no second reference that outlives a step.
@@ -61,22 +62,23 @@ class LayerArena:
     def __init__(self, shape: LayerShape, allocated_blocks: int, block_size: int) -> None:
         self.shape = shape
         self.block_size = block_size
-        room = (allocated_blocks, shape.kv_heads, block_size)
-        self._keys = mx.zeros((*room, shape.key_dim), shape.key_dtype)
-        self._values = mx.zeros((*room, shape.value_dim), shape.value_dtype)
+        vectors = allocated_blocks * shape.kv_heads * block_size
+        self._keys = mx.zeros((vectors, shape.key_dim), shape.key_dtype)
+        self._values = mx.zeros((vectors, shape.value_dim), shape.value_dtype)
 
     def write(self, places: mx.array, keys: mx.array, values: mx.array) -> None:
         """Write new tokens' K and V where `places` says.
 
-        `places`: `Arena.places` for this layer's kv_heads, `[rows * length * kv_heads]`. `keys`:
-        `[rows, kv_heads, length, key_dim]`, `values` the same with value_dim, each in its dtype.
+        `places`: `Arena.places` for this layer's kv_heads, `[rows * length * kv_heads, 1]`.
+        `keys`: `[rows, kv_heads, length, key_dim]`, `values` the same with value_dim, each in its
+        dtype.
 
         Raises ArenaError on any other shape or dtype.
         """
         self._check(keys, self._keys, places.size)
         self._check(values, self._values, places.size)
-        self._keys = _put(self._keys, places, keys)
-        self._values = _put(self._values, places, values)
+        self._keys = _put(self._keys, places, _vectors(keys))
+        self._values = _put(self._values, places, _vectors(values))
 
     def read(self, heads: mx.array) -> tuple[mx.array, mx.array]:
         """K and V of a padded block table, gathered into contiguous arrays.
@@ -84,31 +86,29 @@ class LayerArena:
         `heads`: `head_ids` of the table, `[rows, kv_heads, blocks]`. Returns `[rows, kv_heads,
         blocks * block_size, dim]` for K and for V.
         """
-        return _gather(self._keys, heads), _gather(self._values, heads)
+        return self._gather(self._keys, heads), self._gather(self._values, heads)
 
     def key_blocks(self) -> mx.array:
         """K as `[blocks * kv_heads, block_size, key_dim]`, to be read within this step."""
-        return self._keys.flatten(0, 1)
+        return self._keys.reshape(-1, self.block_size, self.shape.key_dim)
 
     def value_blocks(self) -> mx.array:
         """V as `[blocks * kv_heads, block_size, value_dim]`, likewise."""
-        return self._values.flatten(0, 1)
+        return self._values.reshape(-1, self.block_size, self.shape.value_dim)
 
     def blocks(self, ids: mx.array) -> tuple[mx.array, mx.array]:
-        """Copies of whole blocks, K and V."""
-        return self._keys[ids], self._values[ids]
+        """Copies of whole blocks, K and V, `[ids, kv_heads, block_size, dim]`."""
+        return self._by_block(self._keys)[ids], self._by_block(self._values)[ids]
 
     def clear(self, places: mx.array) -> None:
         """Zero the vectors at `places`, as `Arena.places` gives them."""
-        self._keys = _put_vectors(self._keys, places, mx.zeros((1, 1), self._keys.dtype))
-        self._values = _put_vectors(self._values, places, mx.zeros((1, 1), self._values.dtype))
+        self._keys = _put(self._keys, places, mx.zeros((1, 1), self._keys.dtype))
+        self._values = _put(self._values, places, mx.zeros((1, 1), self._values.dtype))
 
     def put_blocks(self, ids: mx.array, keys: mx.array, values: mx.array) -> None:
         """Overwrite whole blocks with what `blocks` returned."""
-        if keys.size:  # MLX divides by zero where there is nothing to scatter
-            self._keys[ids] = keys
-        if values.size:
-            self._values[ids] = values
+        self._keys = self._put_blocks(self._keys, ids, keys)
+        self._values = self._put_blocks(self._values, ids, values)
 
     def arrays(self) -> tuple[mx.array, mx.array]:
         return self._keys, self._values
@@ -120,11 +120,10 @@ class LayerArena:
         pool at its next write when it has been evaluated itself and is still being computed.
         """
         # The sum is a new array: without it MLX would keep a view, and with it the pool.
-        return [pool.flatten()[:1] + 0 for pool in (self._keys, self._values) if pool.size]
+        return [pool[:1, :1] + 0 for pool in (self._keys, self._values) if pool.size]
 
-    @staticmethod
-    def _check(new: mx.array, pool: mx.array, n_places: int) -> None:
-        _, kv_heads, _, dim = pool.shape
+    def _check(self, new: mx.array, pool: mx.array, n_places: int) -> None:
+        kv_heads, dim = self.shape.kv_heads, pool.shape[1]
         if new.ndim != 4 or new.shape[1] != kv_heads or new.shape[3] != dim:
             raise ArenaError(
                 f"this layer holds [rows, {kv_heads}, length, {dim}], got {list(new.shape)}"
@@ -134,32 +133,40 @@ class LayerArena:
         if new.size != n_places * dim:
             raise ArenaError(f"{n_places} places for K or V of shape {list(new.shape)}")
 
+    def _gather(self, pool: mx.array, heads: mx.array) -> mx.array:
+        rows, kv_heads, blocks = heads.shape
+        dim = pool.shape[1]
+        if dim == 0:
+            return mx.zeros((rows, kv_heads, blocks * self.block_size, 0), pool.dtype)
+        # In two dimensions each index moves one contiguous run: one memcpy per block and head.
+        runs = pool.reshape(-1, self.block_size * dim)[heads]
+        return runs.reshape(rows, kv_heads, blocks * self.block_size, dim)
 
-def _put(pool: mx.array, places: mx.array, new: mx.array) -> mx.array:
-    """The pool with the vectors of `new` at `places`, in place once the caller rebinds it."""
-    vectors = new.transpose(0, 2, 1, 3).reshape(places.size, pool.shape[3])
-    return _put_vectors(pool, places, vectors)
+    def _by_block(self, pool: mx.array) -> mx.array:
+        n_blocks = pool.shape[0] // (self.shape.kv_heads * self.block_size)
+        return pool.reshape(n_blocks, self.shape.kv_heads, self.block_size, pool.shape[1])
+
+    def _put_blocks(self, pool: mx.array, ids: mx.array, contents: mx.array) -> mx.array:
+        """The pool with other contents, in place once the caller rebinds it."""
+        if contents.size == 0:  # MLX divides by zero where there is nothing to scatter
+            return pool
+        by_block = self._by_block(pool)
+        by_block[ids] = contents
+        return by_block.reshape(pool.shape)
 
 
-def _put_vectors(pool: mx.array, places: mx.array, vectors: mx.array) -> mx.array:
-    dim = pool.shape[3]
-    if dim == 0:
+def _vectors(new: mx.array) -> mx.array:
+    """`[rows, kv_heads, length, dim]` in the order of `Arena.places`, `[places, dim]`."""
+    rows, kv_heads, length, dim = new.shape
+    return new.transpose(0, 2, 1, 3).reshape(rows * length * kv_heads, dim)
+
+
+def _put(pool: mx.array, places: mx.array, vectors: mx.array) -> mx.array:
+    """The pool with `vectors` at `places`, in place once the caller rebinds it."""
+    if pool.size == 0:
         return pool
-    # Metal's kernel multiplies an index by `dim` in the index's own type.
-    indices = mx.broadcast_to(places.astype(mx.int64)[:, None], (places.size, dim))
-    vectors = mx.broadcast_to(vectors, indices.shape)
-    # Twice as fast on the CPU as pool[blocks, :, slots] = new.
-    return mx.put_along_axis(pool.reshape(-1, dim), indices, vectors, axis=0).reshape(pool.shape)
-
-
-def _gather(pool: mx.array, heads: mx.array) -> mx.array:
-    rows, kv_heads, blocks = heads.shape
-    block_size, dim = pool.shape[2:]
-    if dim == 0:
-        return mx.zeros((rows, kv_heads, blocks * block_size, 0), pool.dtype)
-    # In two dimensions each index moves one contiguous run: one memcpy per block and head.
-    runs = pool.reshape(-1, block_size * dim)[heads]
-    return runs.reshape(rows, kv_heads, blocks * block_size, dim)
+    # Twice as fast on the CPU as an assignment by block and slot.
+    return mx.put_along_axis(pool, places, vectors, axis=0)
 
 
 class Arena:
@@ -212,10 +219,12 @@ class Arena:
     def places(self, blocks: mx.array, slots: mx.array, kv_heads: int) -> mx.array:
         """Where token `i`, written to slot `slots[i]` of `blocks[i]`, has its heads.
 
-        `blocks` and `slots`: `[tokens]`. Returns `[tokens * kv_heads]` for `LayerArena.write`.
+        `blocks` and `slots`: `[tokens]`. Returns int64 `[tokens * kv_heads, 1]` for
+        `LayerArena.write`; one array serves K and V of all layers with that many heads.
         """
         heads = blocks[:, None] * kv_heads + mx.arange(kv_heads, dtype=blocks.dtype)
-        return (heads * self.block_size + slots[:, None]).reshape(-1)
+        places = (heads * self.block_size + slots[:, None]).reshape(-1, 1)
+        return places.astype(mx.int64)  # Metal's kernel multiplies it by the dimension in its type
 
     def _copy_together(self, orders: Sequence[CopyBlock]) -> None:
         sources = mx.array([order.source for order in orders])
