@@ -61,17 +61,23 @@ class Places:
 
 def reads(arena: Arena, table: Table, rows: Counts, keys: Counts, kv_heads: int) -> BlockReads:
     """For each line of `table`, the first `keys` keys in it and the queries of row `rows`."""
-    heads = np.arange(kv_heads, dtype=np.uint32)
+    heads = mx.arange(kv_heads, dtype=mx.uint32)
+    queries = mx.array(rows.astype(np.uint32))[:, None] * kv_heads + heads
     shape = (*table.shape, kv_heads)
-    queries = rows.astype(np.uint32)[:, None, None] * kv_heads + heads
-    seen = np.arange(table.shape[1] * arena.block_size) < keys[:, None]
-    bias = np.where(seen, np.float32(0), np.float32(HIDDEN))
     return BlockReads(
-        queries=mx.array(np.broadcast_to(queries, shape)),
+        queries=mx.contiguous(mx.broadcast_to(queries[:, None], shape)),
         blocks=mx.contiguous(arena.head_ids(mx.array(table), kv_heads).swapaxes(1, 2)),
-        tiles=mx.array(np.arange(table.size * kv_heads, dtype=np.uint32).reshape(shape)),
-        bias=None if seen.all() else mx.array(bias.reshape(*table.shape, 1, 1, arena.block_size)),
+        tiles=mx.arange(table.size * kv_heads, dtype=mx.uint32).reshape(shape),
+        bias=_bias(keys, table.shape[1], arena.block_size),
     )
+
+
+def _bias(keys: Counts, n_blocks: int, block_size: int) -> mx.array | None:
+    """See `BlockReads`; `keys`, `[groups]`, are what each group has of `n_blocks` blocks."""
+    if (keys == n_blocks * block_size).all():
+        return None
+    seen = mx.arange(n_blocks * block_size) < mx.array(keys)[:, None]
+    return mx.where(seen, 0.0, HIDDEN).reshape(-1, n_blocks, 1, 1, block_size)
 
 
 def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:

@@ -115,7 +115,7 @@ class CascadePlan:
         """The items side by side, padded to the longest."""
         entries = items["block"][:, None] + np.arange(items["blocks"].max())
         within = np.minimum(entries, self._table.shape[1] - 1)
-        table = np.take_along_axis(self._table[items["row"]], within, axis=1)
+        table = self._table[items["row"][:, None], within]
         table[entries >= (items["block"] + items["blocks"])[:, None]] = self._arena.blank
         return reads(self._arena, table, items["row"], items["keys"], kv_heads)
 

@@ -42,7 +42,9 @@ def work_list(table: Table, stops: Counts, block_size: int, min_saved_blocks: in
     `table` is sorted by row, so that rows which share a prefix are neighbours. The block of a row's
     last position is its own. A prefix is an item when that saves `min_saved_blocks` block reads.
     """
-    runs = shared_runs(common_prefixes(table, (stops - 1) // block_size), min_saved_blocks)
+    runs: list[SharedRun] = []
+    if len(stops) > 1:
+        runs = shared_runs(common_prefixes(table, (stops - 1) // block_size), min_saved_blocks)
     skipped = np.zeros(len(stops), dtype=np.int32)
     for run in runs:  # the deepest of a row comes last
         skipped[run.first_row : run.last_row] = run.last_block

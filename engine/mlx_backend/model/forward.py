@@ -57,19 +57,15 @@ class Forward:
             [_needed_blocks(piece, arena.block_size) for piece in pieces], arena.blank
         )
         size = arena.block_size
-        starts = np.array([piece.start for piece in pieces], dtype=np.int32)
-        self.starts_host = starts
-        self.stops_host = np.array([piece.stop for piece in pieces], dtype=np.int32)
-        firsts = np.array([piece.first_block * size for piece in pieces], dtype=np.int32)
-        self.starts = mx.array(starts)
-        self.offset, self.offset_after = self.starts, mx.array(starts + self.length)
-        self.first_positions = firsts
+        bounds = [(piece.start, piece.stop, piece.first_block * size) for piece in pieces]
+        self.starts_host, self.stops_host, self.first_positions = np.array(bounds, np.int32).T
+        self.starts = mx.array(self.starts_host)
+        self.offset, self.offset_after = self.starts, self.starts + self.length
         self.n_keys = self.table.shape[1] * size
         if self.rows == 1:
-            self.n_keys = pieces[0].stop - int(firsts[0])
+            self.n_keys = pieces[0].stop - pieces[0].first_block * size
         self._arena = arena
-        self._blocks, self._slots = self._written(starts)
-        self._mx_table = mx.array(self.table)
+        self._blocks, self._slots = self._written()
         self._begun = [place for piece in pieces for place in self._begun_places(piece)]
         self._places: dict[int, mx.array] = {}
         self._cleared: dict[int, mx.array] = {}
@@ -100,7 +96,7 @@ class Forward:
     def heads(self, kv_heads: int) -> mx.array:
         """The padded block table for a layer of `kv_heads`; see `Arena.head_ids`."""
         if kv_heads not in self._heads:
-            self._heads[kv_heads] = self._arena.head_ids(self._mx_table, kv_heads)
+            self._heads[kv_heads] = self._arena.head_ids(mx.array(self.table), kv_heads)
         return self._heads[kv_heads]
 
     def mask(self, window: int | None = None) -> mx.array:
@@ -133,17 +129,16 @@ class Forward:
         mask = keys <= queries
         return mask if window is None else mask & (keys > queries - window)
 
-    def _written(self, starts: npt.NDArray[np.int32]) -> tuple[mx.array, mx.array]:
+    def _written(self) -> tuple[mx.array, mx.array]:
         """Block and slot of every token, `[rows * length]`, row by row."""
-        size = self._arena.block_size
-        steps = np.arange(self.length, dtype=np.int32)
-        positions = starts[:, None] + steps
-        firsts = self.first_positions[:, None]
-        real = positions < self.stops_host[:, None]
-        entries = np.minimum((positions - firsts) // size, self.table.shape[1] - 1)
-        blocks = np.where(real, np.take_along_axis(self.table, entries, 1), self._arena.scratch)
-        slots = positions % size
-        return mx.array(blocks.astype(np.uint32).ravel()), mx.array(slots.astype(np.uint32).ravel())
+        positions = self.starts_host[:, None] + np.arange(self.length, dtype=np.int32)
+        held = positions - self.first_positions[:, None]
+        entries, slots = np.divmod(held, self._arena.block_size)
+        padding = positions >= self.stops_host[:, None]
+        entries[padding] = 0
+        blocks = self.table[np.arange(self.rows)[:, None], entries]
+        blocks[padding] = self._arena.scratch
+        return mx.array(blocks.ravel()), mx.array(slots.ravel())
 
 
 class LoneForward(Forward):
