@@ -4,12 +4,16 @@
 
 A call is building, evaluating and reading one step's tokens from logits that are there. The kinds
 alternate, so that what else the machine does is the same for all; a ratio is of one round's times,
-printed are medians over the rounds. The forward is one step of the rows through a random model of
-28 layers, 1,024 wide, as Qwen3-0.6B's; --no-forward leaves it out.
+printed are medians over the rounds, and the least time. On a CPU `--processor-time` counts the
+process's own, all threads together, where others have the machine as well. "argmax" is MLX's own
+over all logits and nothing else, what a greedy step needs at least when it is written down plainly.
+The forward is one step of the rows through a random model of 28 layers, 1,024 wide, as
+Qwen3-0.6B's; --no-forward leaves it out.
 """
 
 # ruff: noqa: E402 - MLX comes after the BLAS
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -25,10 +29,11 @@ import mlx.core as mx
 import typer
 from mlx_lm.models import qwen3
 
+from engine.mlx_backend.loading.fit import working_bytes
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.step import NO_MASKS, Sampling
-from engine.types import SamplingParams
+from engine.types import EngineConfig, SamplingParams
 from load_tests.report import Table
 from load_tests.terminal import show_figures
 
@@ -45,31 +50,36 @@ KINDS = {
     "penalties": SamplingParams(
         temperature=0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.1
     ),
+    "temperature 0.7, penalties": SamplingParams(
+        temperature=0.7, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.1
+    ),
+    "greedy, logit_bias": SamplingParams(
+        temperature=0, logit_bias=dict.fromkeys(range(0, 30_000, 100), 1.0)
+    ),
     "greedy, logprobs": SamplingParams(temperature=0, top_logprobs=5),
 }
+MIXED = ("greedy", "temperature 0.7", "top_p 0.9", "top_k 20, top_p 0.8")
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     kind: str
     median_milliseconds: float
+    least_milliseconds: float
+    over_argmax: float
     over_greedy: float
     step_over_greedy: float | None
     """With a forward's time added on both sides; None without a forward."""
 
 
 class Batch:
-    """Rows of one kind, that take note of what they sample."""
+    """Rows of some kinds in turn, that take note of what they sample."""
 
-    def __init__(self, sampler: Sampler, logits: mx.array, params: SamplingParams) -> None:
+    def __init__(self, sampler: Sampler, logits: mx.array, *kinds: SamplingParams) -> None:
         self._sampler = sampler
         self._logits = logits
-        prompt, output = tuple(range(PROMPT_TOKENS)), tuple(range(OUTPUT_TOKENS))
-        has_penalties = params.repetition_penalty != 1.0
-        seen = (prompt, output) if has_penalties else ((), ())
-        self._rows = [
-            SamplingRow(Sampling(params, seed, OUTPUT_TOKENS, *seen)) for seed in range(len(logits))
-        ]
+        of_rows = itertools.islice(itertools.cycle(kinds), len(logits))
+        self._rows = [new_row(params, seed) for seed, params in enumerate(of_rows)]
 
     def step(self) -> None:
         drawn = self._sampler.sample(self._logits, self._rows, NO_MASKS, [])
@@ -77,6 +87,13 @@ class Batch:
         for row, token in zip(self._rows, drawn.read(), strict=True):
             assert token is not None
             row.accept(token.token_id)
+
+
+def new_row(params: SamplingParams, seed: int) -> SamplingRow:
+    prompt, output = tuple(range(PROMPT_TOKENS)), tuple(range(OUTPUT_TOKENS))
+    has_penalties = params.repetition_penalty != 1.0
+    seen = (prompt, output) if has_penalties else ((), ())
+    return SamplingRow(Sampling(params, seed, OUTPUT_TOKENS, *seen))
 
 
 def forward_of(n_rows: int, vocab_size: int) -> Callable[[], None]:
@@ -102,21 +119,24 @@ def forward_of(n_rows: int, vocab_size: int) -> Callable[[], None]:
 
 
 def measure(
-    steps: Mapping[str, Callable[[], None]], n_rounds: int, n_warm: int = 3
+    steps: Mapping[str, Callable[[], object]],
+    clock: Callable[[], float],
+    n_rounds: int,
+    n_warm: int = 3,
 ) -> dict[str, list[float]]:
-    """Seconds of each, round by round."""
+    """Seconds of each by a clock, round by round."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for done in range(-n_warm, n_rounds):
         for name, step in steps.items():
-            start = time.perf_counter()
+            start = clock()
             step()
             if done >= 0:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return seconds
 
 
 def figures_of(seconds: Mapping[str, list[float]], forward_seconds: float | None) -> list[Figures]:
-    greedy = seconds["greedy"]
+    argmax, greedy = seconds["argmax"], seconds["greedy"]
     step_ratios = {
         kind: (forward_seconds + statistics.median(of_kind))
         / (forward_seconds + statistics.median(greedy))
@@ -128,11 +148,17 @@ def figures_of(seconds: Mapping[str, list[float]], forward_seconds: float | None
         Figures(
             kind=kind,
             median_milliseconds=1e3 * statistics.median(of_kind),
-            over_greedy=statistics.median(a / b for a, b in zip(of_kind, greedy, strict=True)),
+            least_milliseconds=1e3 * min(of_kind),
+            over_argmax=median_ratio(of_kind, argmax),
+            over_greedy=median_ratio(of_kind, greedy),
             step_over_greedy=step_ratios[kind],
         )
         for kind, of_kind in seconds.items()
     ]
+
+
+def median_ratio(seconds: list[float], others: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(seconds, others, strict=True))
 
 
 def table(all_figures: list[Figures]) -> Table:
@@ -140,12 +166,15 @@ def table(all_figures: list[Figures]) -> Table:
         (
             figures.kind,
             f"{figures.median_milliseconds:.2f}",
+            f"{figures.least_milliseconds:.2f}",
+            f"{figures.over_argmax:.2f}",
             f"{figures.over_greedy:.2f}",
             f"{figures.step_over_greedy:.3f}" if figures.step_over_greedy else "-",
         )
         for figures in all_figures
     )
-    return Table(("kind", "ms", "over greedy", "step over greedy"), tuple(rows))
+    head = ("kind", "ms", "least ms", "over argmax", "over greedy", "step over greedy")
+    return Table(head, tuple(rows))
 
 
 def main(
@@ -153,18 +182,25 @@ def main(
     vocabulary: int = 151_936,
     rounds: int = 31,
     forward: bool = True,
+    processor_time: bool = False,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure the kinds of sampling in turn."""
+    clock = time.process_time if processor_time else time.perf_counter
+    mx.set_cache_limit(working_bytes(EngineConfig("", max_running=rows), vocabulary))
     logits = 4 * mx.random.normal((rows, vocabulary), key=mx.random.key(0))
     sampler = Sampler(vocabulary)
-    seconds = measure(
-        {kind: Batch(sampler, logits, params).step for kind, params in KINDS.items()}, rounds
-    )
+    steps: dict[str, Callable[[], object]] = {
+        "argmax": lambda: mx.argmax(logits, axis=1).tolist(),
+        **{kind: Batch(sampler, logits, params).step for kind, params in KINDS.items()},
+        "mixed": Batch(sampler, logits, *(KINDS[kind] for kind in MIXED)).step,
+    }
+    seconds = measure(steps, clock, rounds)
     forward_seconds = None
     if forward:
         step = forward_of(rows, vocabulary)
-        forward_seconds = statistics.median(measure({"forward": step}, 3, n_warm=1)["forward"])
+        times = measure({"forward": step}, clock, 3, n_warm=1)["forward"]
+        forward_seconds = statistics.median(times)
     all_figures = figures_of(seconds, forward_seconds)
     show_figures(table(all_figures), all_figures, json_path)
     if forward_seconds is not None:

@@ -141,8 +141,8 @@ params_with_cuts = st.builds(
 
 
 @given(
-    # Strips of many, of one and of no neighbours: see Grid.
-    vocab_size=st.sampled_from([1, 2, 7, 12, 131, 134, 256, 1280]),
+    # Parts of a block, whole ones, and several: see Maxima.
+    vocab_size=st.sampled_from([1, 2, 7, 12, 127, 128, 134, 256, 1280]),
     spread=st.sampled_from([0.0, 0.1, 1.0, 5.0]),
     ruled_out=st.sampled_from([0.0, 0.5]),
     params=params_with_cuts,
@@ -196,6 +196,22 @@ def test_draws_follow_the_weights_that_are_kept(vocab_size: int, params: Samplin
     degrees = sum(e > 0 for _, e in pairs) - 1
     chi_square = sum((o - e) ** 2 / e for o, e in pairs if e > 0)
     assert chi_square < quantile(degrees), f"{chi_square=} {degrees=}"
+
+
+@pytest.mark.parametrize("min_p", [0.0, 0.4])
+def test_one_token_of_each_column_weighs_and_the_others_nothing(min_p: float) -> None:
+    """Where of all distributions the fewest proposals are accepted."""
+    vocab_size, heavy = 1280, 160
+    logits = np.full(vocab_size, -60.0)
+    tokens = np.arange(heavy) // 16 * 128 + np.arange(heavy) % 16
+    logits[tokens] = np.where(np.arange(heavy) % 2, 0.0, math.log(0.5))
+    count = 16_000
+    found = Counter(draws(logits, SamplingParams(min_p=min_p), count, seed=5))
+    expected = np.exp(logits[tokens]) / np.exp(logits[tokens]).sum() * count
+    observed = np.array([found[token] for token in tokens.tolist()])
+    assert observed.sum() == count
+    chi_square = ((observed - expected) ** 2 / expected).sum()
+    assert chi_square < quantile(heavy - 1)
 
 
 def quantile(degrees: int) -> float:

@@ -9,9 +9,9 @@ import pytest
 
 from engine.mlx_backend.attention import reference
 from engine.mlx_backend.attention.cascade import CascadePlan
-from engine.mlx_backend.attention.exponential import softmax_exp
 from engine.mlx_backend.attention.tiles import TILE_KEYS, TILE_QUERIES, TiledView, TilePlan
 from engine.mlx_backend.attention.work import work_list
+from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, Piece, table_width
 from kvstore.arena import Arena, LayerShape

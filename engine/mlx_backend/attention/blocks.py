@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.attention.exponential import softmax_exp
 from engine.mlx_backend.attention.work import Counts
+from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.forward import Table
 from kvstore.arena import Arena, LayerArena
 

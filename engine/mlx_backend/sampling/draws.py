@@ -1,7 +1,6 @@
 """One token for each row of logits: the likeliest, or a random one of those that the cuts leave.
 
-A drawn row is an inversion of its cumulative distribution. All functions are lazy and take each row
-for itself; `peaks` [rows, 1] are the largest logits.
+All functions are lazy and take each row for itself; tokens are uint32 [rows, 1].
 """
 
 import math
@@ -12,89 +11,136 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-from engine.mlx_backend.sampling.exponential import exp2
-from engine.mlx_backend.sampling.grid import Grid
+from engine.mlx_backend.exponential import softmax_exp
+from engine.mlx_backend.sampling.maxima import BLOCK, COLUMNS, DEPTH, Maxima, strips_of, totals
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.types import SamplingParams
 
-HALVINGS = 4
-PROPOSALS = 2**HALVINGS - 1
-"""Draws of one round, so many that the nucleus is told from the rest in HALVINGS steps."""
+MISSES = 2.0**-23
+"""A row without a draw that counts takes its likeliest token: less often than this."""
+
+PROPOSALS = math.ceil(math.log(MISSES) / math.log1p(-1 / DEPTH))
+
+MOST_HALVINGS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Likeliest:
     """Greedy rows. Of equal logits the token with the lowest id."""
 
-    def choose(
-        self, grid: Grid, logits: mx.array, peaks: mx.array, rows: Sequence[SamplingRow]
-    ) -> mx.array:
-        return grid.find(logits, peaks, mx.array(0))
+    def choose(self, maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
+        return maxima.likeliest()
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Rows with a top_k of at most `width`: that many logits are sorted, and no others."""
+    """Rows with a top_k: that many logits are sorted, and no others.
 
-    width: int
+    `most` is a power of two and not less than the top_k of any, so that rows which need few do not
+    wait for those that need many.
+    """
 
-    def choose(
-        self, grid: Grid, logits: mx.array, peaks: mx.array, rows: Sequence[SamplingRow]
-    ) -> mx.array:
-        largest, _ = grid.largest(logits, self.width)
-        ranked = -mx.sort(-largest, axis=1)
-        weights = _weights(ranked, peaks, rows)
+    most: int
+
+    def choose(self, maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
+        tokens = maxima.largest(max(row.params.top_k for row in rows))
+        weights = _weights(maxima.at(tokens), maxima, rows)
         top_k = mx.array([[row.params.top_k] for row in rows])
-        weights = mx.where(mx.arange(ranked.shape[1]) < top_k, weights, 0)
+        weights = mx.where(mx.arange(tokens.shape[1]) < top_k, weights, 0)
         mass = mx.cumsum(weights, axis=1)
         # A token stays while those above it hold less than top_p; 1 is off, whatever the rounding.
         top_p = _column(p if (p := row.params.top_p) < 1 else math.inf for row in rows)
         n_kept = mx.maximum((mass - weights < top_p * mass[:, -1:]).sum(axis=1, keepdims=True), 1)
-        smallest = mx.take_along_axis(ranked, n_kept - 1, axis=1)
-        stays = (ranked >= smallest) & (weights >= _min_p(rows))
-        rank = _invert(weights * stays, _uniforms(rows, 1))
-        value = mx.take_along_axis(ranked, rank, axis=1)
-        return grid.find(logits, value, rank - (ranked > value).sum(axis=1, keepdims=True))
+        smallest = mx.take_along_axis(weights, n_kept - 1, axis=1)
+        kept = _cut(weights * (weights >= smallest), rows)
+        rank = _reach(mx.cumsum(kept, axis=1), _uniforms(rows, 1))
+        return mx.take_along_axis(tokens, rank, axis=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """Rows without top_k; with `rounds` they have a top_p.
+class Accepted:
+    """Rows without top_k and top_p, by rejection: only tokens that are proposed are weighed.
+
+    A column of DEPTH tokens is proposed as if each weighed as much as its likeliest, and one of its
+    tokens, which is accepted with the chance of its weight beside that. So what is accepted is a
+    draw from the distribution, and a proposal is accepted with a chance of at least 1 / DEPTH.
+    """
+
+    def choose(self, maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
+        bounds = _cut(_weights(maxima.columns, maxima, rows), rows)
+        to_block, to_column, to_line, to_accept = mx.split(_uniforms(rows, 4 * PROPOSALS), 4, 1)
+        block = _draw(bounds.sum(axis=2), to_block)
+        in_block = mx.take_along_axis(bounds, block[:, :, None], axis=1)
+        column = _reach(mx.cumsum(in_block, axis=2), to_column[:, :, None])
+        bound = mx.take_along_axis(in_block, column, axis=2)[..., 0]
+        line = mx.ceil(to_line * DEPTH).astype(mx.uint32) - 1
+        token = block * BLOCK + line * COLUMNS + column[..., 0]
+        weight = _cut(_weights(maxima.at(token), maxima, rows), rows)
+        accepted = (to_accept * bound <= weight) & (weight > 0)
+        first = mx.argmax(accepted, axis=1, keepdims=True)
+        drawn = mx.take_along_axis(token, first, axis=1)
+        return mx.where(accepted.any(axis=1, keepdims=True), drawn, maxima.likeliest())
+
+
+@dataclass(frozen=True, slots=True)
+class Nucleus:
+    """Rows with top_p and without top_k.
 
     The nucleus is not searched for: tokens are drawn from all, and the first that is inside is a
     draw from the nucleus. Of the draws of a round, sorted, those inside are found by halving, where
     each step sums up what is likelier than one of them. If none is inside, the next round draws
-    above the likeliest of them, as FlashInfer's sampler does. A row that is never
-    inside takes its likeliest token.
+    above the likeliest of them, as FlashInfer's sampler does.
     """
 
     rounds: int
+    halvings: int
+    """A round has so many draws that those inside are told from the rest in as many steps."""
 
-    def choose(
-        self, grid: Grid, logits: mx.array, peaks: mx.array, rows: Sequence[SamplingRow]
-    ) -> mx.array:
-        weights = _weights(logits, peaks, rows)
-        nucleus = _column(row.params.top_p for row in rows) * grid.totals(weights)
-        if any(row.params.min_p > 0 for row in rows):
-            weights = weights * (weights >= _min_p(rows))
-        if not self.rounds:
-            return _propose(grid, weights, _uniforms(rows, 2))[0][:, 0]
-        chosen = grid.find(logits, peaks, mx.array(0))[:, None]
-        is_chosen = mx.zeros_like(peaks) > 0
-        for uniforms in _uniforms(rows, 2 * PROPOSALS * self.rounds).split(self.rounds, axis=1):
-            tokens, their_weights = _propose(grid, weights, uniforms)
+    @classmethod
+    def of(cls, top_p: float) -> "Nucleus":
+        """With so many draws that a row is hardly ever without one from its nucleus: see MISSES.
+
+        A draw is inside with a chance of at least top_p. Where none of a round's 15 is, a sixteenth
+        of what was outside is left to the next, on average.
+        """
+        for halvings in range(1, MOST_HALVINGS + 1):
+            if (1 - top_p) ** (2**halvings - 1) <= MISSES:
+                return cls(1, halvings)
+        return cls(1 + math.ceil(-math.log2(max(top_p, MISSES)) / 2.4), MOST_HALVINGS)
+
+    def choose(self, maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
+        weights = _weights(maxima.logits, maxima, rows)
+        nucleus = _column(row.params.top_p for row in rows) * totals(weights)
+        weights = _cut(weights, rows)
+        chosen = maxima.likeliest()
+        is_chosen = mx.zeros_like(maxima.peaks) > 0
+        uniforms = _uniforms(rows, 2 * (2**self.halvings - 1) * self.rounds)
+        for of_round in uniforms.split(self.rounds, axis=1):
+            tokens, their_weights = _propose(weights, of_round)
             ranked = -mx.sort(-their_weights, axis=1)
-            n_inside = _count_inside(grid, weights, ranked, nucleus)
+            n_inside = self._count_inside(weights, ranked, nucleus)
             smallest = mx.take_along_axis(ranked, mx.maximum(n_inside, 1) - 1, axis=1)
             first = mx.argmax(their_weights >= smallest, axis=1, keepdims=True)
             token = mx.take_along_axis(tokens, first, axis=1)
             chosen = mx.where((n_inside > 0) & ~is_chosen, token, chosen)
             is_chosen = is_chosen | (n_inside > 0)
             weights = weights * (weights > ranked[:, :1])
-        return chosen[:, 0]
+        return chosen
+
+    def _count_inside(self, weights: mx.array, ranked: mx.array, nucleus: mx.array) -> mx.array:
+        """How many of a round's weights `ranked`, the largest first, have less above them than the
+        nucleus holds: [rows, 1].
+        """
+        total = totals(weights)
+        n_inside = mx.zeros(nucleus.shape, dtype=mx.int32)
+        for step in (2**halving for halving in reversed(range(self.halvings))):
+            bound = mx.take_along_axis(ranked, n_inside + (step - 1), axis=1)
+            above = total - (totals(mx.minimum(weights, bound)) - totals(weights > bound) * bound)
+            n_inside = mx.where(above < nucleus, n_inside + step, n_inside)
+        return n_inside
 
 
-Choice: TypeAlias = Likeliest | Ranked | Whole
+Choice: TypeAlias = Likeliest | Ranked | Accepted | Nucleus
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are 0: the quotients would be beyond float32's precision anyway."""
@@ -106,74 +152,70 @@ def choice_for(params: SamplingParams) -> Choice:
         return Likeliest()
     if params.top_k > 0:
         return Ranked(1 << (params.top_k - 1).bit_length())
-    return Whole(_rounds(params.top_p))
+    return Accepted() if params.top_p >= 1 else Nucleus.of(params.top_p)
 
 
-def _rounds(top_p: float) -> int:
-    """So many that a row is without a draw from its nucleus less than once in ten million times.
+def _propose(weights: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
+    """Tokens drawn by their weights [rows, places], and the weights of these: [rows, n] each.
 
-    A draw is inside with a chance of at least top_p. Where none of a round is, a sixteenth of what
-    was outside is left to the next, on average.
+    First one of the strips' columns, then one of its tokens, by half of the `uniforms`
+    [rows, 2 n] each.
     """
-    if top_p >= 1:
-        return 0
-    if (1 - top_p) ** PROPOSALS <= 1e-7:
-        return 1
-    return 1 + math.ceil(-math.log2(max(top_p, 1e-7)) / 2.4)
+    strips = strips_of(weights)
+    to_column, to_strip = mx.split(uniforms, 2, axis=1)
+    column = _draw(strips.sum(axis=1), to_column)
+    inside = mx.take_along_axis(strips, column[:, None, :], axis=2)
+    strip = _reach(mx.cumsum(inside, axis=1), to_strip[:, None, :], axis=1)
+    chosen = mx.take_along_axis(inside, strip, axis=1)
+    return strip[:, 0] * strips.shape[2] + column, chosen[:, 0]
 
 
-def _propose(grid: Grid, weights: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
-    """Tokens drawn by their weights [rows, vocab], and the weights of these: [rows, n] each.
+def _draw(weights: mx.array, uniforms: mx.array) -> mx.array:
+    """Places [rows, n] drawn by weights [rows, places], by `uniforms` [rows, n] in (0, 1].
 
-    For each of them the `uniforms` [rows, 2 n] have one number for the column and one for the
-    token in it.
+    As `_reach`, in two short steps: first among every so many of the sums, then between two.
     """
-    for_columns, for_strips = uniforms[:, 0::2], uniforms[:, 1::2, None]
-    columns = _invert(grid.fold(weights).sum(axis=1), for_columns)
-    inside = grid.column(weights, columns).transpose(0, 2, 1)
-    strips = _invert(inside, for_strips)
-    chosen = mx.take_along_axis(inside, strips, axis=2)
-    return grid.tokens(strips[..., 0], columns), chosen[..., 0]
+    rows, places = weights.shape
+    mass = mx.cumsum(weights, axis=1)
+    wanted = (uniforms * mass[:, -1:])[:, :, None]
+    length = math.isqrt(places - 1) + 1
+    runs = mx.pad(mass, [(0, 0), (0, -places % length)], constant_values=math.inf)
+    runs = runs.reshape(rows, -1, length)
+    run = (runs[:, None, :-1, -1] < wanted).sum(axis=2)
+    place = (mx.take_along_axis(runs, run[:, :, None], axis=1) < wanted).sum(axis=2)
+    return (run * length + place).astype(mx.uint32)
 
 
-def _invert(weights: mx.array, uniforms: mx.array) -> mx.array:
-    """Places drawn by weights [..., n] with uniforms in (0, 1], [..., draws] each.
+def _reach(mass: mx.array, uniforms: mx.array, axis: int = -1) -> mx.array:
+    """The first place along `axis` where the running sums `mass` reach a part of the whole.
 
-    A place without weight is never drawn, however the sums are rounded, and none outside.
+    The parts, `uniforms` in (0, 1], are at least 2^-24: a place is never drawn that adds nothing to
+    the sum, and none outside.
     """
-    mass = mx.cumsum(weights, axis=-1)
-    wanted = (uniforms * mass[..., -1:])[..., None]
-    reached = mx.where(weights > 0, mass, -1)[..., None, :]
-    return mx.argmax(mx.minimum(reached, wanted), axis=-1)  # the first that reaches what is wanted
-
-
-def _count_inside(grid: Grid, weights: mx.array, ranked: mx.array, nucleus: mx.array) -> mx.array:
-    """How many of the PROPOSALS weights `ranked`, the largest first, have less above them than
-    the nucleus holds: [rows, 1].
-    """
-    total = grid.totals(weights)
-    n_inside = mx.zeros(nucleus.shape, dtype=mx.int32)
-    for step in (2**halving for halving in reversed(range(HALVINGS))):
-        bound = mx.take_along_axis(ranked, n_inside + (step - 1), axis=1)
-        n_above = (weights > bound).sum(axis=1, keepdims=True)
-        above = total - (grid.totals(mx.minimum(weights, bound)) - n_above * bound)
-        n_inside = mx.where(above < nucleus, n_inside + step, n_inside)
-    return n_inside
+    whole = mx.take(mass, mx.array([mass.shape[axis] - 1]), axis=axis)
+    return (mass < uniforms * whole).sum(axis=axis, keepdims=True).astype(mx.uint32)
 
 
 def _uniforms(rows: Sequence[SamplingRow], count: int) -> mx.array:
     return mx.array(np.stack([row.uniforms(count) for row in rows]))
 
 
-def _weights(logits: mx.array, peaks: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-    """How likely each is beside the likeliest, at the rows' temperatures; for -inf 0."""
-    return exp2(
-        (logits - peaks) * _column(math.log2(math.e) / row.params.temperature for row in rows)
-    )
+def _weights(logits: mx.array, maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
+    """How likely some `logits` [rows, ...] are beside the likeliest, at the rows' temperatures.
+
+    For -inf 1e-38, which no sum with the likeliest's weight of 1 notices.
+    """
+    shape = (len(rows), *(1,) * (logits.ndim - 1))
+    coldness = _column(1 / row.params.temperature for row in rows)
+    return softmax_exp((logits - maxima.peaks.reshape(shape)) * coldness.reshape(shape))
 
 
-def _min_p(rows: Sequence[SamplingRow]) -> mx.array:
-    return _column(row.params.min_p for row in rows)
+def _cut(weights: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
+    """Weights [rows, ...] with 0 where a row's min_p is above."""
+    if all(row.params.min_p <= 0 for row in rows):
+        return weights
+    least = _column(row.params.min_p for row in rows)
+    return weights * (weights >= least.reshape(len(rows), *(1,) * (weights.ndim - 1)))
 
 
 def _column(values: Iterable[float]) -> mx.array:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -105,11 +106,16 @@ def edit_tokens(logits: mx.array, edits: Sequence[Edits]) -> mx.array:
 
 
 def _edit(logits: mx.array, places: mx.array, values: mx.array) -> mx.array:
-    edited = mx.flatten(logits)
-    before = edited[places] + values[_BIAS]
-    scaled = mx.where(before > 0, before / values[_DIVISOR], before * values[_DIVISOR])
-    edited[places] = scaled - values[_PENALTY]
-    return edited.reshape(logits.shape)
+    # Along an axis: on a CPU indexing takes dozens of times as long for each token.
+    flat = mx.flatten(logits)
+    changed = _change(mx.take_along_axis(flat, places, axis=0), *values)
+    return mx.put_along_axis(flat, places, changed, axis=0).reshape(logits.shape)
+
+
+@partial(mx.compile, shapeless=True)
+def _change(logits: mx.array, bias: mx.array, divisor: mx.array, penalty: mx.array) -> mx.array:
+    before = logits + bias
+    return mx.where(before > 0, before / divisor, before * divisor) - penalty
 
 
 @mx.compile

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.mlx_backend.sampling.draws import Choice, choice_for
 from engine.mlx_backend.sampling.edits import edit_tokens, keep_allowed
-from engine.mlx_backend.sampling.grid import Grid
+from engine.mlx_backend.sampling.maxima import Maxima
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.scores import Scores, as_list, score
 from engine.step import Masks, SampledToken
@@ -68,7 +68,6 @@ class Sampler:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._grid = Grid.of(vocab_size)
 
     def sample(
         self, logits: mx.array, rows: Sequence[SamplingRow], masks: Masks, masked: Sequence[int]
@@ -84,12 +83,12 @@ class Sampler:
         edited = self._edited(raw, rows, masked)
         if len(masked):
             edited = keep_allowed(edited, _masks_of_all(len(rows), masks, masked))
-        peaks = self._grid.peaks(edited)
-        tokens = self._choose(edited, peaks, rows)
+        maxima = Maxima.of(edited)
+        tokens = mx.minimum(_choose(maxima, rows), self._vocab_size - 1)  # NaN leads anywhere
         scored = [row for row, one in enumerate(rows) if one.params.top_logprobs is not None]
         tops = [rows[row].params.top_logprobs or 0 for row in scored]
-        scores = self._score_rows(raw, tokens, scored, max(tops, default=0))
-        return Drawn(tokens, peaks, tuple(scored), tuple(tops), scores)
+        scores = _score_rows(raw, tokens, scored, max(tops, default=0))
+        return Drawn(tokens, maxima.peaks, tuple(scored), tuple(tops), scores)
 
     def score(self, logits: mx.array, next_tokens: Sequence[int], top: int) -> Scored:
         """Log-probabilities of given tokens, one for each row of logits [n, vocab], n at least 1.
@@ -98,8 +97,8 @@ class Sampler:
         """
         raw = self._float32(logits, len(next_tokens))
         tokens = mx.array(list(next_tokens), dtype=mx.uint32)
-        peaks = self._grid.peaks(raw)
-        return Scored(peaks, score(self._grid, raw, peaks, tokens, top), top)
+        maxima = Maxima.of(raw)
+        return Scored(maxima.peaks, score(maxima, tokens, min(top, self._vocab_size)), top)
 
     def _edited(
         self, logits: mx.array, rows: Sequence[SamplingRow], masked: Sequence[int]
@@ -109,33 +108,33 @@ class Sampler:
             of_rows[index] = rows[index].edits_beside_mask()
         return edit_tokens(logits, of_rows)
 
-    def _choose(self, logits: mx.array, peaks: mx.array, rows: Sequence[SamplingRow]) -> mx.array:
-        together: dict[Choice, list[int]] = {}
-        for index, row in enumerate(rows):
-            together.setdefault(choice_for(row.params), []).append(index)
-        if len(together) == 1:
-            [choice] = together
-            return choice.choose(self._grid, logits, peaks, rows)
-        tokens = mx.zeros(len(rows), dtype=mx.uint32)
-        for choice, indices in together.items():
-            some = mx.array(indices)
-            its_rows = [rows[index] for index in indices]
-            tokens[some] = choice.choose(self._grid, logits[some], peaks[some], its_rows)
-        return tokens
-
-    def _score_rows(
-        self, logits: mx.array, tokens: mx.array, rows: list[int], width: int
-    ) -> Scores | None:
-        if not rows:
-            return None
-        index = mx.array(rows)
-        some = logits[index]
-        return score(self._grid, some, self._grid.peaks(some), tokens[index], width)
-
     def _float32(self, logits: mx.array, rows: int) -> mx.array:
         if logits.shape != (rows, self._vocab_size):
             raise ValueError(f"logits are {logits.shape}, not {(rows, self._vocab_size)}")
         return logits.astype(mx.float32)
+
+
+def _choose(maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
+    """A token [rows] for each row; rows with the same choice go together."""
+    together: dict[Choice, list[int]] = {}
+    for index, row in enumerate(rows):
+        together.setdefault(choice_for(row.params), []).append(index)
+    if len(together) == 1:
+        [choice] = together
+        return choice.choose(maxima, rows)[:, 0]
+    tokens = mx.zeros(len(rows), dtype=mx.uint32)
+    for choice, indices in together.items():
+        some = mx.array(indices)
+        its_rows = [rows[index] for index in indices]
+        tokens[some] = choice.choose(maxima.of_rows(some), its_rows)[:, 0]
+    return tokens
+
+
+def _score_rows(logits: mx.array, tokens: mx.array, rows: list[int], width: int) -> Scores | None:
+    if not rows:
+        return None
+    index = mx.array(rows)
+    return score(Maxima.of(logits[index]), tokens[index], min(width, logits.shape[1]))
 
 
 def _masks_of_all(n_rows: int, masks: Masks, masked: Sequence[int]) -> mx.array:

@@ -1,13 +1,12 @@
 """Log-probabilities of tokens under the model's own distribution."""
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from engine.mlx_backend.sampling.exponential import exp2
-from engine.mlx_backend.sampling.grid import Grid
+from engine.mlx_backend.exponential import softmax_exp
+from engine.mlx_backend.sampling.maxima import Maxima, totals
 from engine.types import TokenLogprob
 
 
@@ -28,18 +27,16 @@ class Scores(NamedTuple):
         ]
 
 
-def score(grid: Grid, logits: mx.array, peaks: mx.array, tokens: mx.array, width: int) -> Scores:
-    """Scores of one token [rows] for each row of logits [rows, vocab], and `width` alternatives.
-
-    `peaks` [rows, 1] are the largest logits.
-    """
-    normalizer = peaks + mx.log(grid.totals(exp2((logits - peaks) * math.log2(math.e))))
-    logprobs = mx.take_along_axis(logits, tokens[:, None], axis=-1) - normalizer
+def score(maxima: Maxima, tokens: mx.array, width: int) -> Scores:
+    """Scores of one token [rows] for each row of logits, and `width` alternatives."""
+    weights = softmax_exp(maxima.logits - maxima.peaks)
+    normalizer = maxima.peaks + mx.log(totals(weights))
+    logprobs = maxima.at(tokens[:, None]) - normalizer
     if width == 0:
-        nothing = mx.zeros((len(logits), 0))
+        nothing = mx.zeros((len(tokens), 0))
         return Scores(tokens, logprobs[:, 0], nothing.astype(mx.uint32), nothing)
-    top_logits, top_tokens = grid.largest(logits, width)
-    return Scores(tokens, logprobs[:, 0], top_tokens, top_logits - normalizer)
+    top_tokens = maxima.largest(width)
+    return Scores(tokens, logprobs[:, 0], top_tokens, maxima.at(top_tokens) - normalizer)
 
 
 def as_list(array: mx.array) -> list[Any]:

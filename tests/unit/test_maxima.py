@@ -1,0 +1,58 @@
+"""Maxima by neighbourhood: every search finds what a search through the row finds."""
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.mlx_backend.sampling.maxima import Maxima, totals
+
+sizes = st.sampled_from([1, 2, 127, 128, 129, 1280, 5000])
+seeds = st.integers(0, 2**32 - 1)
+
+
+def rows_of(size: int, seed: int) -> npt.NDArray[np.float32]:
+    """Many equal values, on both sides of 0, and 0 with both signs."""
+    values = np.random.default_rng(seed).integers(-20, 21, (3, size)).astype(np.float32)
+    values[0] = np.minimum(values[0], -0.0)
+    values[1, size // 2 :] = -np.inf
+    values[1, 0] = -7
+    return values
+
+
+@given(size=sizes, seed=seeds)
+def test_the_likeliest_is_the_first_of_the_largest(size: int, seed: int) -> None:
+    values = rows_of(size, seed)
+    maxima = Maxima.of(mx.array(values))
+    assert np.array_equal(maxima.likeliest()[:, 0], values.argmax(axis=1))
+    assert np.array_equal(maxima.peaks[:, 0], values.max(axis=1))
+
+
+@given(size=sizes, count=st.integers(1, 300), seed=seeds)
+def test_the_largest_in_order_of_equals_the_lowest_ids_first(
+    size: int, count: int, seed: int
+) -> None:
+    values = rows_of(size, seed)
+    found = np.array(Maxima.of(mx.array(values)).largest(min(count, size)))
+    expected = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    assert np.array_equal(found, expected)
+
+
+@given(size=sizes, seed=seeds)
+def test_some_rows_are_those_rows(size: int, seed: int) -> None:
+    values = rows_of(size, seed)
+    some = Maxima.of(mx.array(values)).of_rows(mx.array([2, 0]))
+    assert np.array_equal(some.likeliest()[:, 0], values[[2, 0]].argmax(axis=1))
+
+
+def test_what_is_not_a_number_shows_in_the_peak() -> None:
+    values = np.zeros((2, 300), dtype=np.float32)
+    values[1, 299] = np.nan
+    [first], [second] = np.array(Maxima.of(mx.array(values)).peaks)
+    assert first == 0
+    assert np.isnan(second)
+
+
+def test_totals() -> None:
+    assert totals(mx.arange(512).reshape(2, 256)).tolist() == [[32640], [98176]]
