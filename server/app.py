@@ -23,6 +23,7 @@ from server.routes import (
     admin,
     chat,
     completions,
+    dashboard,
     messages,
     metrics,
     models,
@@ -39,7 +40,7 @@ from server.vllm_metrics import vllm_families
 
 ROUTERS = (
     *(chat, completions, responses, render, messages, models, tokens),
-    *(status, metrics, admin),
+    *(status, metrics, admin, dashboard),
 )
 
 
@@ -61,7 +62,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         title="Rootstock",
         version=__version__,
         lifespan=lifespan,
-        openapi_url=None,  # FastAPI's own, with pages that load scripts from elsewhere
+        openapi_url=None,  # FastAPI's own, whose pages load scripts from elsewhere
         middleware=_middleware(settings, answers, unsent, refusals),
         redirect_slashes=False,
     )

@@ -2,8 +2,11 @@
 
 from server.access.keys import Role
 
-OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/openapi.json", "/version"})
-"""For whoever watches over the daemon. All other paths, known or not, need a key."""
+OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/openapi.json", "/version", "/docs"})
+"""For whoever watches over the daemon, and the pages, which ask for a key themselves. All other
+paths, known or not, need one.
+"""
+PAGE_FILES = "/dashboard/"
 
 ADMIN = "/admin"
 CANCELLATION = "/cancel"
@@ -11,7 +14,7 @@ CANCELLATION = "/cancel"
 
 def needed_role(path: str) -> Role | None:
     """Whose key opens the path; None where it is open."""
-    if path in OPEN_PATHS:
+    if path in OPEN_PATHS or path.startswith(PAGE_FILES):
         return None
     return Role.ADMIN if path == ADMIN or path.startswith(f"{ADMIN}/") else Role.USER
 

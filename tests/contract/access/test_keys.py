@@ -87,7 +87,10 @@ def test_a_key_is_needed(
         assert error["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize("path", ["/health", "/load", "/metrics", "/version", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path",
+    ["/health", "/load", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard/docs.css"],
+)
 def test_what_watchers_and_routers_need_is_open(guarded: httpx.Client, path: str) -> None:
     assert guarded.get(path).status_code == 200
 

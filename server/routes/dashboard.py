@@ -1,0 +1,50 @@
+"""The web pages and the files that they load: all from this origin, as their policy demands."""
+
+from os import PathLike, stat_result
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+import server
+
+METHODS = ["GET", "HEAD"]
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # asks each time, and mostly hears 304
+}
+
+
+class PageFiles(StaticFiles):
+    """A folder's files, each with HEADERS."""
+
+    def file_response(
+        self,
+        full_path: str | PathLike[str],
+        stat_result: stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(HEADERS)
+        return response
+
+
+router = APIRouter(include_in_schema=False)
+files = PageFiles(directory=Path(server.__file__).parent / "dashboard")
+
+
+@router.api_route("/docs", methods=METHODS)
+async def docs(request: Request) -> Response:
+    """The API's description, for people: `/openapi.json` as a page."""
+    return await files.get_response("docs.html", request.scope)
+
+
+@router.api_route("/dashboard/{path:path}", methods=METHODS)
+async def file(path: str, request: Request) -> Response:
+    return await files.get_response(path, request.scope)
