@@ -38,10 +38,16 @@ from server.transport.intake import Bodies, ConnectionUse, Intake
 from server.transport.unsent import UnsentBudget
 from server.vllm_metrics import vllm_families
 
-ROUTERS = (
-    *(chat, completions, responses, render, messages, models, tokens),
-    *(status, metrics, admin, dashboard),
-)
+SECTIONS = {
+    "Answers, as OpenAI has them": (chat, completions, responses),
+    "Answers, as Anthropic has them": (messages,),
+    "Models": (models,),
+    "Prompts and tokens": (render, tokens),
+    "Watching the daemon": (status, metrics),
+    "The cache and what runs": (admin,),
+    "Pages": (dashboard,),
+}
+"""The routes as the API's description groups them: a section's name is their tag."""
 
 
 def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -> FastAPI:
@@ -70,8 +76,9 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         app.add_exception_handler(error, handle)
     app.add_exception_handler(405, handle_wrong_method)
     app.add_exception_handler(ClientLeft, handle_client_left)
-    for module in ROUTERS:
-        app.include_router(module.router)
+    for section, modules in SECTIONS.items():
+        for module in modules:
+            app.include_router(module.router, tags=[section])
     described = OpenApiDocument(app, settings).answer
     methods = ["GET", "HEAD"]
     app.add_api_route("/openapi.json", described, methods=methods, include_in_schema=False)

@@ -18,6 +18,7 @@ from server.dialects.errors import error_shape
 from server.schemas.chat import ChatChunk, ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.errors import ErrorResponse
+from server.schemas.examples import EXAMPLES
 from server.schemas.messages.answer import MESSAGE_EVENTS
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.schemas.prompt import PromptOrChat
@@ -71,7 +72,8 @@ def _json_text(*models: type[BaseModel]) -> Document:
 
 def json_body(model: type[BaseModel]) -> Document:
     """A route's request body, which a dependency reads where FastAPI does not see it."""
-    return {"requestBody": {"required": True, "content": _json(model)}}
+    media = {"schema": _reference(model), "example": EXAMPLES[model]}
+    return {"requestBody": {"required": True, "content": {"application/json": media}}}
 
 
 class OpenApiDocument:

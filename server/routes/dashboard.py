@@ -42,7 +42,7 @@ files = PageFiles(directory=Path(server.__file__).parent / "dashboard")
 @router.api_route("/docs", methods=METHODS)
 async def docs(request: Request) -> Response:
     """The API's description, for people: `/openapi.json` as a page."""
-    return await files.get_response("docs.html", request.scope)
+    return await files.get_response("docs/index.html", request.scope)
 
 
 @router.api_route("/dashboard/{path:path}", methods=METHODS)

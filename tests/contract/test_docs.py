@@ -1,10 +1,12 @@
 """`/docs`, the API's description for people: served whole by the daemon itself."""
 
 import re
+from urllib.parse import urljoin
 
 import httpx
 import pytest
 
+KINDS = "text/css|(text|application)/javascript|image/svg"
 POLICY = "default-src 'self'"
 
 
@@ -20,15 +22,17 @@ def test_it_is_a_page_that_may_load_nothing_from_elsewhere(page: httpx.Response)
 
 
 def test_what_it_loads_is_there(http: httpx.Client, page: httpx.Response) -> None:
-    loaded = re.findall(r'(?:src|href)="(/[^"]+)"', page.text)
-    assert {path.rpartition(".")[2] for path in loaded} == {"css", "js"}
-    for path in loaded:
+    paths = re.findall(r'(?:src|href)="(/dashboard/[^"]+)"', page.text)
+    assert {path.rpartition(".")[2] for path in paths} == {"css", "js", "svg"}
+    for path in paths:
         answer = http.get(path)
         assert answer.status_code == 200
-        assert re.match(
-            "text/(css|javascript)|application/javascript", answer.headers["content-type"]
-        )
+        assert re.match(KINDS, answer.headers["content-type"])
         assert answer.headers["x-content-type-options"] == "nosniff"
+        paths += [
+            urljoin(path, name) for name in re.findall(r'^import .* from "(.+)"', answer.text, re.M)
+        ]
+    assert len(paths) > 4
 
 
 def test_a_file_is_sent_once(http: httpx.Client, page: httpx.Response) -> None:
@@ -40,7 +44,7 @@ def test_a_file_is_sent_once(http: httpx.Client, page: httpx.Response) -> None:
     "path",
     [
         *("", "none.js", ".", "..%2fapp.py", "%2e%2e/app.py", "%2fetc/passwd", "%00", "a" * 5000),
-        *("..%5capp.py", "docs.html/docs.js"),
+        *("..%5capp.py", "docs", "docs/docs.js/docs.css"),
     ],
 )
 def test_nothing_else_of_the_disk_is_served(http: httpx.Client, path: str) -> None:

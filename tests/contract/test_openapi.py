@@ -1,5 +1,6 @@
 """The daemon's description of itself: that it is complete, and that the daemon does as it says."""
 
+import json
 import re
 import subprocess
 import sys
@@ -134,3 +135,30 @@ def test_fields_have_every_type_that_is_taken(base_url: str) -> None:
     assert kinds(completion["properties"]["stop"]) == {"string", "array", "null"}
     assert kinds(completion["properties"]["prompt"]) == {"string", "array", "null"}
     assert kinds(completion["properties"]["top_p"]) == {"number", "null"}
+
+
+def test_every_body_has_an_example_that_is_answered(base_url: str, http: httpx.Client) -> None:
+    examples = {
+        path: methods["post"]["requestBody"]["content"]["application/json"]["example"]
+        for path, methods in document(base_url)["paths"].items()
+        if "requestBody" in methods.get("post", {})
+    }
+    assert len(examples) == 10
+    for path, example in examples.items():
+        assert http.post(path, json=example).status_code == 200, path
+
+
+def test_every_route_belongs_to_a_section(base_url: str) -> None:
+    paths = document(base_url)["paths"]
+    tags = {path: {tuple(route["tags"]) for route in paths[path].values()} for path in paths}
+    assert all(len(sections) == 1 for sections in tags.values())
+    assert tags["/v1/chat/completions"] == tags["/v1/completions"] != tags["/v1/messages"]
+
+
+def test_every_reference_leads_somewhere(base_url: str) -> None:
+    """Models of one name get others, with which nothing refers to them."""
+    described = document(base_url)
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(described)))
+    assert len(names) > 50
+    assert not names - set(described["components"]["schemas"])
+    assert not [name for name in names if "__" in name]

@@ -18,9 +18,9 @@ from server.schemas.messages.answer import (
     MessageStart,
     MessageStop,
     MessageUsage,
-    OutputTokensDetails,
     Ping,
     StopReason,
+    ThoughtTokens,
 )
 
 PING = Ping(type="ping")
@@ -82,7 +82,7 @@ class MessagesExchange:
             cache_creation_input_tokens=computed if self._is_marked else 0,
             cache_read_input_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(thinking_tokens=self.meter.reasoning_tokens),
+            output_tokens_details=ThoughtTokens(thinking_tokens=self.meter.reasoning_tokens),
         )
 
     def end(self, answer: ChatAnswer) -> MessageEnd:

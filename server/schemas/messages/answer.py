@@ -9,7 +9,7 @@ StopReason = Literal[
 ]
 
 
-class OutputTokensDetails(BaseModel):
+class ThoughtTokens(BaseModel):
     thinking_tokens: int
 
 
@@ -20,7 +20,7 @@ class MessageUsage(BaseModel):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ThoughtTokens
 
 
 class TextBlock(BaseModel):

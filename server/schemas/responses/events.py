@@ -47,13 +47,13 @@ class PartEvent(NewsOfItem):
     part: OutputText | ReasoningText
 
 
-class TextDelta(NewsOfItem, Told):
+class OutputTextDelta(NewsOfItem, Told):
     type: Literal["response.output_text.delta"]
     content_index: int
     delta: str
 
 
-class TextDone(NewsOfItem, Told):
+class OutputTextDone(NewsOfItem, Told):
     type: Literal["response.output_text.done"]
     content_index: int
     text: str
@@ -113,8 +113,8 @@ class CustomInputDone(NewsOfItem):
 ItemNews: TypeAlias = (
     ItemEvent
     | PartEvent
-    | TextDelta
-    | TextDone
+    | OutputTextDelta
+    | OutputTextDone
     | ReasoningTextDelta
     | ReasoningTextDone
     | SummaryPartEvent

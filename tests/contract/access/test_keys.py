@@ -89,7 +89,15 @@ def test_a_key_is_needed(
 
 @pytest.mark.parametrize(
     "path",
-    ["/health", "/load", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard/docs.css"],
+    [
+        "/health",
+        "/load",
+        "/metrics",
+        "/version",
+        "/openapi.json",
+        "/docs",
+        "/dashboard/docs/docs.css",
+    ],
 )
 def test_what_watchers_and_routers_need_is_open(guarded: httpx.Client, path: str) -> None:
     assert guarded.get(path).status_code == 200

@@ -15,14 +15,14 @@ from server.schemas.responses.events import (
     CustomInputDone,
     ItemEvent,
     ItemNews,
+    OutputTextDelta,
+    OutputTextDone,
     PartEvent,
     ReasoningTextDelta,
     ReasoningTextDone,
     SummaryPartEvent,
     SummaryTextDelta,
     SummaryTextDone,
-    TextDelta,
-    TextDone,
 )
 from server.schemas.responses.output import (
     CustomToolCallOutput,
@@ -140,7 +140,7 @@ class OpenMessage(OpenItem):
     def grown(self, text: str, logprobs: Logprobs) -> News:
         if logprobs:
             self._logprobs.append(logprobs)
-        yield TextDelta(
+        yield OutputTextDelta(
             **self.at(),
             type="response.output_text.delta",
             content_index=0,
@@ -150,7 +150,7 @@ class OpenMessage(OpenItem):
 
     def closed(self, text: str) -> News:
         self._logprobs = [b",".join(self._logprobs)]
-        yield TextDone(
+        yield OutputTextDone(
             **self.at(),
             type="response.output_text.done",
             content_index=0,

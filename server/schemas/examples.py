@@ -1,0 +1,29 @@
+"""A body of each kind, for the daemon's description of itself. Each is answered with 200."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from server.schemas.messages.request import CountTokensRequest, MessagesRequest
+from server.schemas.prompt import PromptOrChat
+from server.schemas.responses.request import ResponsesRequest
+from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+
+_MESSAGES = [{"role": "user", "content": "What is a radix tree?"}]
+
+EXAMPLES: Mapping[type[BaseModel], Mapping[str, object]] = {
+    ChatRequest: {
+        "messages": [{"role": "system", "content": "Answer in one sentence."}, *_MESSAGES],
+        "max_tokens": 100,
+    },
+    CompletionRequest: {"prompt": "A radix tree is", "max_tokens": 32, "temperature": 0},
+    ResponsesRequest: {"input": "What is a radix tree?", "max_output_tokens": 100},
+    MessagesRequest: {"max_tokens": 100, "messages": _MESSAGES},
+    CountTokensRequest: {"messages": _MESSAGES},
+    PromptOrChat: {"messages": _MESSAGES},
+    TokenizeRequest: {"prompt": "A radix tree is"},
+    DetokenizeRequest: {"tokens": [1, 2, 3]},
+}
+"""Without `model`, which then is the one that is served."""
