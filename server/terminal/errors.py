@@ -20,6 +20,10 @@ class KeyRefused(TerminalError):
     """The server answers, but asks for another API key."""
 
 
+class NotThere(TerminalError):
+    """The server answers, but has nothing there."""
+
+
 @contextmanager
 def errors_told() -> Iterator[None]:
     """A TerminalError becomes a line on standard error and the exit status 1."""

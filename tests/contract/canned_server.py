@@ -11,12 +11,17 @@ MODELS: Mapping[str, object] = {"object": "list", "data": [{"id": "first"}, {"id
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET lists models, POST is answered with the server's body. HTTP/1.0: the end is a close."""
+    """GET answers with a page or lists models, POST with the server's body. HTTP/1.0: the end is a
+    close, for which a page in `open_pages` waits until the server ends.
+    """
 
     server: "CannedServer"
 
     def do_GET(self) -> None:
-        self._send("application/json", json.dumps(self.server.models).encode())
+        page = self.server.pages.get(self.path, json.dumps(self.server.models).encode())
+        self._send("application/json", page)
+        if self.path in self.server.open_pages:
+            self.server.is_ending.wait()
 
     def do_POST(self) -> None:
         if size := int(self.headers["Content-Length"] or 0):
@@ -38,7 +43,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class CannedServer(ThreadingHTTPServer):
-    """`requests` has the bodies that were posted, `keys` what each request was authorized with."""
+    """`requests` has the bodies that were posted, `keys` what each request was authorized with.
+    `pages` has what GET answers with, by path.
+    """
 
     def __init__(
         self, body: bytes, status: int, models: object, headers: Mapping[str, str]
@@ -50,6 +57,9 @@ class CannedServer(ThreadingHTTPServer):
         self.headers = headers
         self.keys: list[str | None] = []
         self.requests: list[dict[str, Any]] = []
+        self.pages: dict[str, bytes] = {}
+        self.open_pages: set[str] = set()
+        self.is_ending = threading.Event()
 
     @property
     def url(self) -> str:
@@ -69,5 +79,6 @@ def canned(
         try:
             yield server
         finally:
+            server.is_ending.set()
             server.shutdown()
             thread.join()

@@ -1,10 +1,8 @@
 """Puts a chat together: a server, a screen, and an orderly end whatever the signal."""
 
 import signal
-import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
 
 from server.settings import Settings
 from server.terminal.chat.conversation import Conversation
@@ -23,8 +21,8 @@ from server.terminal.client.chat import ChatClient, Parameters, connected
 from server.terminal.client.http import Endpoint
 from server.terminal.errors import TerminalError
 from server.terminal.running import running_daemon
+from server.terminal.signals import TERMINAL_ENDS, exiting_on
 
-TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
 PIPE_ENDS = TERMINAL_ENDS | {signal.SIGINT}  # Ctrl-C ends a script, not only one of its answers
 
 
@@ -47,7 +45,7 @@ def chat(
         ends = TERMINAL_ENDS
     else:
         screen, ends = pipe_screen(), PIPE_ENDS
-    with _exiting_on(ends):
+    with exiting_on(ends):
         try:
             with _client(endpoint, api_key, settings, model, parameters, screen) as client:
                 return _talk(client, screen, Conversation(system))
@@ -79,24 +77,3 @@ def _client(
                 endpoint = stack.enter_context(daemon(serve_command(model), progress))
             model = None  # the daemon may serve it by another name
         yield stack.enter_context(connected(endpoint, model, parameters))
-
-
-@contextmanager
-def _exiting_on(signals: Set[signal.Signals]) -> Iterator[None]:
-    """Turn the signals into SystemExit, so that contexts end and the daemon with them.
-
-    A signal that is ignored, as nohup does, stays so.
-    """
-    before = {number: signal.getsignal(number) for number in signals}
-    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-    for number in heeded:
-        signal.signal(number, _exit)
-    try:
-        yield
-    finally:
-        for number in heeded:
-            signal.signal(number, before[number])
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)

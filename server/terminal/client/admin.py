@@ -1,6 +1,6 @@
 """A daemon's own routes, under `/admin`."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,9 +15,11 @@ from server.schemas.admin import (
     LiveRequests,
     ProbeResponse,
 )
-from server.terminal.client.http import Endpoint, ask, connection
+from server.terminal.client.http import PATIENT, Endpoint, answer, ask, connection
+from server.terminal.client.picture import Picture
+from server.terminal.client.sse import EventStream
 from server.terminal.client.wire import one_line
-from server.terminal.errors import TerminalError
+from server.terminal.errors import NotThere, TerminalError
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -42,12 +44,42 @@ class Admin:
     def requests(self) -> list[LiveRequest]:
         return self._asked(LiveRequests, "GET", "requests").requests
 
+    def picture(self) -> Picture:
+        """The cache as it is now."""
+        with _pictures_needed():
+            return self._asked(Picture, "GET", "cache/tree")
+
+    def pictures(self) -> Generator[Picture]:
+        """The same again and again, for as long as the daemon runs and only when it has changed."""
+        stream = EventStream()
+        with (
+            _pictures_needed(),
+            answer(self.http, "GET", "cache/tree/stream", timeout=PATIENT) as response,
+        ):
+            for piece in response.iter_bytes():
+                for data in stream.feed(piece):
+                    yield _read(Picture, data)
+
     def _asked(self, model: type[Answer], method: str, path: str, body: object = None) -> Answer:
-        content = ask(self.http, method, path, body)
-        try:
-            return model.model_validate_json(content)
-        except ValidationError:
-            raise TerminalError(f"not what a Rootstock daemon says: {one_line(content)}") from None
+        return _read(model, ask(self.http, method, path, body))
+
+
+def _read(model: type[Answer], content: bytes) -> Answer:
+    try:
+        return model.model_validate_json(content)
+    except ValidationError:
+        raise TerminalError(f"not what a Rootstock daemon says: {one_line(content)}") from None
+
+
+@contextmanager
+def _pictures_needed() -> Iterator[None]:
+    try:
+        yield
+    except NotThere:
+        raise TerminalError(
+            "this server shows no picture of its cache: it is no Rootstock daemon, an older one, "
+            "or runs with --no-dashboard"
+        ) from None
 
 
 @contextmanager

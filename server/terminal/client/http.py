@@ -1,19 +1,26 @@
 """The connection to a server: where it is, with which key, and what its failures say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import httpx
 
 from server.addresses import is_loopback
 from server.terminal.client.wire import error_message
-from server.terminal.errors import KeyRefused, TerminalError, Unreachable
+from server.terminal.errors import KeyRefused, NotThere, TerminalError, Unreachable
 
 PATIENT = httpx.Timeout(None, connect=10.0)  # an answer may take its time: a long prompt, a queue
 BRIEF = httpx.Timeout(2.0)
 MAX_BODY_BYTES = 16 * 2**20  # of what is no stream: lists and errors are much shorter
-KEY_STATUSES = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
+KINDS: Mapping[int, type[TerminalError]] = MappingProxyType(
+    {
+        httpx.codes.UNAUTHORIZED: KeyRefused,
+        httpx.codes.FORBIDDEN: KeyRefused,
+        httpx.codes.NOT_FOUND: NotThere,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +68,24 @@ def ask(http: httpx.Client, method: str, path: str, body: object = None) -> byte
 
 @contextmanager
 def answer(
-    http: httpx.Client, method: str, path: str, body: object = None
+    http: httpx.Client,
+    method: str,
+    path: str,
+    body: object = None,
+    timeout: httpx.Timeout | None = None,
 ) -> Iterator[httpx.Response]:
-    """An answer with status 200, whose body is still to be read.
+    """An answer with status 200, whose body is still to be read. `timeout`: else the client's.
 
     Raises TerminalError, also from within the context, when the connection is lost.
     """
-    with _failures_told(http), http.stream(method, path, json=body) as response:
+    timeout = timeout or http.timeout
+    with (
+        _failures_told(http),
+        http.stream(method, path, json=body, timeout=timeout) as response,
+    ):
         if response.status_code != httpx.codes.OK:
             message = error_message(_body(response)) or response.reason_phrase
-            kind = KeyRefused if response.status_code in KEY_STATUSES else TerminalError
+            kind = KINDS.get(response.status_code, TerminalError)
             raise kind(f"HTTP {response.status_code} from {shown(response.url)}: {message}")
         yield response
 

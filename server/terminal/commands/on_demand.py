@@ -9,7 +9,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-NAMES = ("serve", "chat", "launch", "bench", "ps", "cache", "pull", "ls", "rm", "doctor", "key")
+NAMES = (
+    *("serve", "chat", "launch", "bench", "ps", "top", "cache"),
+    *("pull", "ls", "rm", "doctor", "key"),
+)
 
 
 class CommandsOnDemand(TyperGroup):

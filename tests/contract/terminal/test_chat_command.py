@@ -1,14 +1,9 @@
 """`rootstock chat` as a whole: in a pipe, at a terminal, and with a daemon of its own."""
 
 import os
-import pty
-import select
 import signal
-import subprocess
 import sys
 import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -22,6 +17,7 @@ from server.terminal.chat.daemon import daemon
 from server.terminal.errors import TerminalError
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.terminal.pseudo_terminal import read_until, terminal
 
 WAIT_SECONDS = 30
 PROMPT = b"\x1b[?2004h"  # turns bracketed paste on, while a line is edited
@@ -86,58 +82,13 @@ def test_the_key_may_come_from_the_environment() -> None:
         assert piped("", "--url", base_url, ROOTSTOCK_API_KEY="secret").exit_code == 1
 
 
-@contextmanager
-def terminal(state: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """The command in a terminal of its own, and the terminal's other end. Nobody there answers
-    when it is asked where the cursor is.
-    """
-    ours, theirs = pty.openpty()
-    try:
-        with subprocess.Popen(
-            [sys.executable, "-m", "server", "chat", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={
-                **os.environ,
-                "TERM": "xterm",
-                "PROMPT_TOOLKIT_NO_CPR": "1",
-                "XDG_STATE_HOME": str(state),
-            },
-        ) as process:
-            try:
-                yield process, ours
-            finally:
-                process.kill()
-    finally:
-        os.close(theirs)
-        os.close(ours)
-
-
-def read_until(terminal: int, awaited: bytes) -> bytes:
-    """What the terminal shows, up to the awaited bytes and a little more."""
-    shown = b""
-    while awaited not in shown:
-        assert select.select([terminal], [], [], WAIT_SECONDS)[0], shown
-        shown += os.read(terminal, 1024)
-    return shown
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Processes begin as in a terminal, though a shell's background job ignores Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_at_a_terminal_stops_the_answer_and_ctrl_d_leaves(
     url: str, engine: FakeEngine, tmp_path: Path
 ) -> None:
     gate = Gate()
     engine.script = Script(gate=gate, gate_after_tokens=5)
-    with terminal(tmp_path, "--url", url) as (process, screen):
+    with terminal(tmp_path, "chat", "--url", url) as (process, screen):
         read_until(screen, PROMPT)
         os.write(screen, b"hi\r")
         read_until(screen, b"Hello")
@@ -154,7 +105,7 @@ def test_sigterm_ends_a_chat_in_the_middle_of_an_answer(
 ) -> None:
     gate = Gate()
     engine.script = Script(gate=gate, gate_after_tokens=5)
-    with terminal(tmp_path, "--url", url) as (process, screen):
+    with terminal(tmp_path, "chat", "--url", url) as (process, screen):
         read_until(screen, PROMPT)
         os.write(screen, b"hi\r")
         read_until(screen, b"Hello")
@@ -165,7 +116,7 @@ def test_sigterm_ends_a_chat_in_the_middle_of_an_answer(
 
 
 def test_sigterm_at_the_prompt_leaves_the_terminal_as_it_was(url: str, tmp_path: Path) -> None:
-    with terminal(tmp_path, "--url", url) as (process, screen):
+    with terminal(tmp_path, "chat", "--url", url) as (process, screen):
         read_until(screen, PROMPT)
         os.write(screen, b"half a line")
         read_until(screen, b"line")
@@ -178,7 +129,7 @@ def test_sigterm_at_the_prompt_leaves_the_terminal_as_it_was(url: str, tmp_path:
 def test_a_paste_of_several_lines_is_one_question(
     url: str, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    with terminal(tmp_path, "--url", url) as (_, screen):
+    with terminal(tmp_path, "chat", "--url", url) as (_, screen):
         read_until(screen, PROMPT)
         os.write(screen, b"\x1b[200~one\rtwo\x1b[201~\r")
         read_until(screen, b"tokens/s")
@@ -190,12 +141,12 @@ def test_a_paste_of_several_lines_is_one_question(
 def test_what_was_typed_in_an_earlier_chat_is_found_again(
     url: str, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    with terminal(tmp_path, "--url", url) as (_, screen):
+    with terminal(tmp_path, "chat", "--url", url) as (_, screen):
         for line in (b"the first", b"another"):
             read_until(screen, PROMPT)
             os.write(screen, line + b"\r")
         read_until(screen, PROMPT)
-    with terminal(tmp_path, "--url", url) as (_, screen):
+    with terminal(tmp_path, "chat", "--url", url) as (_, screen):
         read_until(screen, PROMPT)
         os.write(screen, b"\x12fir")
         read_until(screen, b"the ")  # the rest of it is in bold
@@ -206,7 +157,7 @@ def test_what_was_typed_in_an_earlier_chat_is_found_again(
 
 
 def test_commands_are_completed(url: str, tmp_path: Path) -> None:
-    with terminal(tmp_path, "--url", url) as (_, screen):
+    with terminal(tmp_path, "chat", "--url", url) as (_, screen):
         read_until(screen, PROMPT)
         os.write(screen, b"/sy")
         read_until(screen, b"/system")  # offered, but not typed yet

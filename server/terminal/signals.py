@@ -1,0 +1,30 @@
+"""An orderly end, whatever the signal."""
+
+import signal
+import sys
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from types import FrameType
+
+TERMINAL_ENDS = frozenset({signal.SIGTERM, signal.SIGHUP})
+
+
+@contextmanager
+def exiting_on(signals: Set[signal.Signals]) -> Iterator[None]:
+    """Turn the signals into SystemExit, so that contexts end and the daemon with them.
+
+    A signal that is ignored, as nohup does, stays so.
+    """
+    before = {number: signal.getsignal(number) for number in signals}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)

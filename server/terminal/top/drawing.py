@@ -1,0 +1,140 @@
+"""A daemon's picture as rich draws it. All text of it comes from outside: never read as markup."""
+
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from server.terminal.client.picture import Arena, Picture, Request
+from server.terminal.tables import facts, listing
+from server.terminal.text import bytes_text
+from server.terminal.top.prefixes import heaviest
+from server.terminal.top.watch import Rates, Seen
+
+STATES = (("held", "█", "green"), ("cached", "▒", "cyan"), ("free", "░", "bright_black"))
+
+PREFIX_HEADS = ("prefix, by position", "tokens", "with all below", "holders", "idle", "evicted")
+REQUEST_HEADS = ("request", "state", "prompt", "cached", "computed", "output")
+LEAST_LINES = 24
+FIXED_LINES = 13  # all but the rows of both tables
+MOST_GUIDE = 24  # cells that the lines of the tree may take
+
+
+class ArenaBar:
+    """One line of the terminal's width, of held, cached and free."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        width = options.max_width / max(self._arena.blocks, 1)
+        blocks = (getattr(self._arena, state) for state, _, _ in STATES)
+        ends = [round(end * width) for end in accumulate(blocks, initial=0)]
+        for (_, mark, color), (start, end) in zip(STATES, pairwise(ends), strict=True):
+            yield Segment(mark * (end - start), Style(color=color))
+        yield Segment.line()
+
+
+def drawn(seen: Seen, url: str, n_lines: int) -> RenderableType:
+    """Everything, in about as many lines."""
+    picture = seen.picture
+    room = max(n_lines, LEAST_LINES) - FIXED_LINES
+    n_requests = min(len(picture.requests), room // 2)
+    parts = [
+        facts(_facts(seen, url)),
+        ArenaBar(picture.arena),
+        _legend(picture.arena),
+        Text(),
+        *_prefixes(seen, room - n_requests),
+    ]
+    return Group(*parts, *_requests(picture, n_requests))
+
+
+def _facts(seen: Seen, url: str) -> list[tuple[str, str]]:
+    picture, counts = seen.picture, seen.picture.counters
+    hit_share = counts.cached_tokens / max(counts.prompt_tokens, 1)
+    first_seconds = counts.first_token_seconds / max(counts.first_tokens, 1)
+    waiting = sum(request.state == "waiting" for request in picture.requests)
+    running = len(picture.requests) - waiting + picture.hidden_requests.running
+    waiting += picture.hidden_requests.waiting
+    return [
+        ("daemon", f"{picture.model} at {url}"),
+        ("requests", f"{running:,} running, {waiting:,} waiting"),
+        ("tokens/s", _rates_text(seen.rates) if seen.rates else ""),
+        ("hits", f"{hit_share:.1%} of {counts.prompt_tokens:,} prompt tokens since start"),
+        ("first token", f"after {first_seconds:.2f} s on average" if counts.first_tokens else ""),
+    ]
+
+
+def _rates_text(rates: Rates) -> str:
+    return (
+        f"{rates.generated:,.1f} generated; of prompts {rates.computed:,.0f} computed, "
+        f"{rates.cached:,.0f} from the cache"
+    )
+
+
+def _legend(arena: Arena) -> Text:
+    legend = Text()
+    for state, mark, color in STATES:
+        legend.append(mark, color).append(f" {state} {getattr(arena, state):,}   ")
+    size = bytes_text(arena.blocks * arena.block_bytes)
+    return legend.append(f"of {arena.blocks:,} blocks, {size}")
+
+
+def _prefixes(seen: Seen, n_rows: int) -> Iterator[RenderableType]:
+    found = heaviest(seen.picture, n_rows)
+    if not found.rows:
+        yield Text("The cache is empty.", "dim")
+        return
+    names = {namespace.id: namespace.name for namespace in seen.picture.namespaces}
+    rows = []
+    for prefix in found.rows:
+        node = prefix.node
+        idle = node.idle_seconds + (0 if node.holders else seen.age_seconds)
+        rows.append(
+            (
+                prefix.guide[-MOST_GUIDE:]
+                + f"{node.start:,} to {node.start + node.tokens:,}"
+                + (f"  {names.get(node.namespace, '')}" if node.parent is None else ""),
+                f"{node.tokens:,}",
+                f"{prefix.weight:,}",
+                f"{node.holders:,}" if node.holders else "-",
+                "-" if node.holders else _age(idle),
+                "" if node.next_evicted is None else f"next {node.next_evicted}",
+            )
+        )
+    yield listing(PREFIX_HEADS, rows)
+    if found.left_nodes:
+        yield Text(f"and {found.left_nodes:,} more nodes of {found.left_tokens:,} tokens", "dim")
+
+
+def _requests(picture: Picture, n_rows: int) -> Iterator[RenderableType]:
+    if not picture.requests:
+        return
+    waits_last = sorted(picture.requests, key=lambda request: request.state == "waiting")
+    yield Text()
+    yield listing(REQUEST_HEADS, [_request_row(request) for request in waits_last[:n_rows]])
+    hidden = picture.hidden_requests
+    left = len(picture.requests) - n_rows + hidden.running + hidden.waiting
+    if left:
+        yield Text(f"and {left:,} more requests", "dim")
+
+
+def _request_row(request: Request) -> tuple[str, ...]:
+    return (
+        request.id,
+        request.state,
+        f"{request.prompt_tokens:,}",
+        f"{request.cached_tokens:,}",
+        f"{request.computed_tokens:,}",
+        f"{request.output_tokens:,}",
+    )
+
+
+def _age(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

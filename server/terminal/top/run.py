@@ -1,0 +1,53 @@
+"""Draws what a daemon shows until the user leaves, or once where there is no terminal."""
+
+import sys
+from contextlib import closing
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from server.terminal.chat.screen import replace_bad_text
+from server.terminal.client.admin import Admin
+from server.terminal.errors import TerminalError
+from server.terminal.signals import TERMINAL_ENDS, exiting_on
+from server.terminal.top.drawing import drawn
+from server.terminal.top.watch import Seen, Watch
+
+REDRAWS_PER_SECOND = 4
+LINES_WITHOUT_TERMINAL = 60
+
+
+def top(daemon: Admin, url: str) -> None:
+    """Raises TerminalError, also when the daemon ends."""
+    replace_bad_text()
+    if sys.stdout.isatty():
+        with exiting_on(TERMINAL_ENDS):
+            _follow(daemon, url)
+    else:
+        Console().print(drawn(Seen(daemon.picture(), 0.0, None), url, LINES_WITHOUT_TERMINAL))
+
+
+def _follow(daemon: Admin, url: str) -> None:
+    """Ctrl-C is how one leaves."""
+    console = Console()
+    try:
+        with closing(daemon.pictures()) as pictures:
+            watch = Watch(next(pictures))
+
+            def now_drawn() -> RenderableType:
+                return drawn(watch.seen(), url, console.height)
+
+            with Live(
+                console=console,
+                screen=True,
+                get_renderable=now_drawn,
+                refresh_per_second=REDRAWS_PER_SECOND,
+                vertical_overflow="crop",
+            ):
+                for picture in pictures:
+                    watch.take(picture)
+    except KeyboardInterrupt:
+        return
+    except StopIteration:
+        pass
+    raise TerminalError("the daemon has stopped")

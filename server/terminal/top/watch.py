@@ -1,0 +1,69 @@
+"""What has been seen of a daemon so far: the last picture, and what moved in the last seconds."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.terminal.client.picture import Counters, Picture
+
+WINDOW_SECONDS = 5.0
+LEAST_SECONDS = 1.0  # before that a rate is mostly chance
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Tokens a second over the last few seconds."""
+
+    computed: float  # of prompts
+    cached: float
+    generated: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is drawn. `rates` is None where there is one picture alone."""
+
+    picture: Picture
+    age_seconds: float  # how long ago that was
+    rates: Rates | None
+
+
+_Count = tuple[float, Counters]
+"""When, by the clock, and what had been counted."""
+
+
+class Watch:
+    """Is told by one thread and asked by another: what it knows is replaced as a whole.
+
+    No picture comes while nothing moves, so rates fall in a silence.
+    """
+
+    def __init__(self, first: Picture, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: tuple[Picture, tuple[_Count, ...]] = (first, ((clock(), first.counters),))
+
+    def take(self, picture: Picture) -> None:
+        now = self._clock()
+        _, counts = self._known
+        self._known = (picture, (*_since(now - WINDOW_SECONDS, counts), (now, picture.counters)))
+
+    def seen(self) -> Seen:
+        now = self._clock()
+        picture, counts = self._known
+        (since, first), *_ = _since(now - WINDOW_SECONDS, counts)
+        seconds = min(max(now - since, LEAST_SECONDS), WINDOW_SECONDS)
+        return Seen(picture, now - counts[-1][0], _rates(first, picture.counters, seconds))
+
+
+def _since(seconds: float, counts: tuple[_Count, ...]) -> tuple[_Count, ...]:
+    """From the last count at that time or before: it still stood then."""
+    n_older = sum(at <= seconds for at, _ in counts)
+    return counts[max(0, n_older - 1) :]
+
+
+def _rates(first: Counters, last: Counters, seconds: float) -> Rates:
+    """A daemon that was started anew has counted from 0: there are no rates below that."""
+    prompt = max(0, last.prompt_tokens - first.prompt_tokens)
+    cached = min(prompt, max(0, last.cached_tokens - first.cached_tokens))
+    generated = max(0, last.generated_tokens - first.generated_tokens)
+    return Rates((prompt - cached) / seconds, cached / seconds, generated / seconds)

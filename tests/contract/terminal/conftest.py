@@ -1,0 +1,14 @@
+"""For commands that are run at a terminal."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes begin as in a terminal, though a shell's background job ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -1,0 +1,175 @@
+"""`rootstock top` against a server that shows pictures of a cache."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from server.cli import app
+from server.settings import Settings
+from tests.contract.canned_server import CannedServer, canned
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine
+from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, terminal
+
+TREE = "/admin/cache/tree"
+STREAM = f"{TREE}/stream"
+ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"  # the terminal's second screen
+SHOWS_CURSOR = b"\x1b[?25h"
+
+
+def node(number: int, parent: int | None, start: int, tokens: int, **fields: Any) -> dict[str, Any]:
+    return {
+        **{"id": number, "parent": parent, "start": start, "tokens": tokens, "namespace": "0"},
+        **{"blocks": -(-tokens // 16), "tail": tokens % 16, "holders": 0, "idle_seconds": 4.2},
+        **{"states": [], "holes": [], "next_evicted": None, "hidden": None, **fields},
+    }
+
+
+def worked(computed_tokens: int, output_tokens: int) -> dict[str, int]:
+    return {"computed_tokens": computed_tokens, "output_tokens": output_tokens}
+
+
+def picture(**fields: Any) -> dict[str, Any]:
+    """Three prompts on a shared one, and another; two requests."""
+    asked = {"node": 2, "namespace": "0", "prompt_tokens": 1500, "cached_tokens": 1000}
+    return {
+        **{"version": 1, "time": 1.8e9, "model": "tiny", "block_tokens": 16, "groups": []},
+        "arena": {"blocks": 4096, "free": 1024, "cached": 2048, "held": 1024, "block_bytes": 65536},
+        "nodes": [
+            node(1, None, 0, 1000, holders=1, idle_seconds=0),
+            node(2, 1, 1000, 500, holders=1, idle_seconds=0),
+            node(3, 1, 1000, 300, idle_seconds=150.0),
+            node(4, 1, 1000, 20, next_evicted=1),
+            node(5, None, 0, 64, namespace="1"),
+        ],
+        "hidden": {"nodes": 2, "tokens": 7, "blocks": 2},
+        "namespaces": [
+            {"id": "0", "name": "default", "nodes": 4, "tokens": 1820},
+            {"id": "1", "name": "salted 01234567\x1b[2J", "nodes": 3, "tokens": 71},
+        ],
+        "requests": [
+            {"id": "chatcmpl-2", "state": "waiting", **asked, **worked(0, 0)},
+            {"id": "chatcmpl-1", "state": "running", **asked, **worked(1500, 12)},
+        ],
+        "counters": {
+            **{"prompt_tokens": 4000, "cached_tokens": 3000, "generated_tokens": 90},
+            **{"evictions": 3, "requests": 6, "first_tokens": 4, "first_token_seconds": 1.0},
+        },
+        **fields,
+    }
+
+
+def events(*pictures: dict[str, Any]) -> bytes:
+    return b"".join(b": alive\n\ndata: %b\n\n" % json.dumps(one).encode() for one in pictures)
+
+
+@pytest.fixture
+def server() -> Iterator[CannedServer]:
+    with canned() as server:
+        server.pages[TREE] = json.dumps(picture()).encode()
+        yield server
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["top", *arguments], env={"COLUMNS": "100"})
+
+
+def test_without_a_terminal_there_is_one_picture(server: CannedServer) -> None:
+    result = run("--url", server.url, "--api-key", "sesame")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    assert lines[:6] == [
+        f"daemon       tiny at {server.url}",
+        "requests     1 running, 1 waiting",
+        "hits         75.0% of 4,000 prompt tokens since start",
+        "first token  after 0.25 s on average",
+        "█" * 25 + "▒" * 50 + "░" * 25,
+        "█ held 1,024   ▒ cached 2,048   ░ free 1,024   of 4,096 blocks, 256.00 MiB",
+    ]
+    assert [line.split("  ")[0] for line in lines[8:13]] == [
+        *("0 to 1,000", "├ 1,000 to 1,500", "├ 1,000 to 1,300", "└ 1,000 to 1,020", "0 to 64")
+    ]
+    assert [line.split()[-5:] for line in lines[8:10]] == [
+        ["default", "1,000", "1,820", "1", "-"],
+        ["1,500", "500", "500", "1", "-"],
+    ]
+    assert lines[10].split()[-4:] == ["300", "-", "2", "min"]
+    assert lines[11].split()[-4:] == ["4", "s", "next", "1"]
+    assert lines[13] == "and 2 more nodes of 7 tokens"
+    assert [line.split() for line in lines[16:]] == [
+        ["chatcmpl-1", "running", "1,500", "1,000", "1,500", "12"],
+        ["chatcmpl-2", "waiting", "1,500", "1,000", "0", "0"],
+    ]
+    assert "\x1b" not in result.stdout
+    assert server.keys == ["Bearer sesame"]
+
+
+def test_an_empty_cache(server: CannedServer) -> None:
+    hidden = {"nodes": 0, "tokens": 0, "blocks": 0}
+    empty = picture(nodes=[], requests=[], hidden=hidden)
+    server.pages[TREE] = json.dumps(empty).encode()
+    assert run("--url", server.url).stdout.rstrip().endswith("The cache is empty.")
+
+
+def test_nobody_at_the_url() -> None:
+    with canned() as gone:
+        url = gone.url
+    result = run("--url", url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: cannot connect to {url.removesuffix('/v1')}/admin: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_server_without_pictures() -> None:
+    with canned({"error": {"message": "There is no such URL."}}, status=404) as server:
+        result = run("--url", server.url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "error: this server shows no picture of its cache: it is no Rootstock daemon, "
+        "an older one, or runs with --no-dashboard\n"
+    )
+
+
+def test_a_key_that_is_refused() -> None:
+    with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
+        result = run("--url", f"{base_url}/v1", "--api-key", "other")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: HTTP 401 from {base_url}{TREE}: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_is_no_picture(server: CannedServer) -> None:
+    server.pages[TREE] = b'{"object": "list"}'
+    result = run("--url", server.url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == 'error: not what a Rootstock daemon says: {"object": "list"}\n'
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_at_a_terminal_it_follows_until_ctrl_c(server: CannedServer, tmp_path: Path) -> None:
+    later = picture(requests=[], counters=picture()["counters"] | {"generated_tokens": 1000})
+    server.pages[STREAM] = events(picture(), later)
+    server.open_pages.add(STREAM)
+    with terminal(tmp_path, "top", "--url", server.url) as (process, screen):
+        shown = read_until(screen, ENTERS)
+        shown += read_until(screen, b"0 running, 0 waiting")
+        process.send_signal(signal.SIGINT)
+        left = read_until(screen, LEAVES)
+        assert process.wait(WAIT_SECONDS) == 0
+    assert "█".encode() in shown
+    assert b"Traceback" not in left
+    assert b"Aborted" not in left
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("body", [events(picture()), b""], ids=["after a picture", "at once"])
+def test_a_daemon_that_stops_is_a_line(server: CannedServer, tmp_path: Path, body: bytes) -> None:
+    server.pages[STREAM] = body
+    with terminal(tmp_path, "top", "--url", server.url) as (process, screen):
+        read_until(screen, b"error: the daemon has stopped")
+        assert process.wait(WAIT_SECONDS) == 1
