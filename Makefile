@@ -16,7 +16,7 @@ MKL := $(VENV)/.mkl
 endif
 
 .PHONY: help serve chat doctor install-service test check format settings wheel simulate conformance \
-	clients bench router demo-model clean
+	clients bench router grafana demo-model clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
@@ -66,6 +66,9 @@ bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## this daemon beside mlx_lm.ser
 
 router: $(VENV)/.dev .peers/vllm_router/.installed  ## two daemons behind vllm-router; docs/replicas.md
 	$(BIN)/python -m load_tests router $(ARGS)
+
+grafana: $(VENV)/.dev  ## every panel and alert of configs/ has data in a real Prometheus; skipped where there is none
+	$(BIN)/python -m load_tests grafana $(ARGS)
 
 demo-model: $(VENV)/.dev  ## train the demonstration model and score it: under two hours on two cores
 	$(BIN)/python -m tools.train_demo_model train $(ARGS)

@@ -1,5 +1,5 @@
 """`python -m load_tests`: load a server, compare some, put a router before two, play an agent,
-hold many streams.
+hold many streams, fill Grafana's panels.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from load_tests.agents.command import agents
 from load_tests.client import TargetError, discover
 from load_tests.conditions import Conditions, observe
+from load_tests.grafana.command import grafana
 from load_tests.replicas.command import router
 from load_tests.scenarios.kinds import load_scenario, scenario_names
 from load_tests.scenarios.load import Summary, run_table
@@ -27,6 +28,7 @@ app.command()(results)
 app.command()(router)
 app.command()(agents)
 app.command()(streams)
+app.command()(grafana)
 
 Scenarios = Annotated[
     list[str] | None, typer.Option("--scenario", help="A name; may be repeated. All by default.")

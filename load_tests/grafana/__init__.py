@@ -1,0 +1,1 @@
+"""Grafana's dashboard and Prometheus' alerts of configs/, tried with a real Prometheus."""
