@@ -1,6 +1,7 @@
 """The server's only door to the engine."""
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from engine.types import (
@@ -13,6 +14,7 @@ from engine.types import (
     RequestInfo,
     Tokenizer,
 )
+from engine.watching.picture import CachePicture, NodeTokens
 
 
 class EngineError(Exception):
@@ -61,6 +63,22 @@ class Telemetry(Protocol):
     def finished(self, seconds: float) -> None: ...
 
 
+class CacheWatch(Protocol):
+    """Sees the cache change. For one task at a time; raises EngineStopped."""
+
+    async def look(self) -> int:
+        """The version of what there is now. Waits for the end of the running step."""
+        ...
+
+    async def picture(self) -> CachePicture:
+        """What the last look has seen. Takes the engine's thread no time."""
+        ...
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        """A node's tokens, at most so many of them; None where it is no more."""
+        ...
+
+
 class Engine(Protocol):
     """What a running engine answers. Every coroutine may be awaited on any one event loop."""
 
@@ -85,7 +103,13 @@ class Engine(Protocol):
         """What was last published, at once: also while a step runs, and when the loop is dead."""
         ...
 
-    async def clear_cache(self) -> Cleared: ...
+    async def clear_cache(self, namespace_id: str | None = None) -> Cleared:
+        """Of one namespace, as pictures name it, or all. There may be nothing of that name."""
+        ...
+
+    def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
+        """Only while somebody watches is anything noted; one watch at a time."""
+        ...
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         """What a request with this prompt would find cached now. Changes nothing."""

@@ -24,7 +24,7 @@ from engine.timing import Timing
 from engine.types import EngineConfig
 from engine.validation import Limits
 from kvstore.block_pool import BlockPool
-from kvstore.prefix_index import NoIndex
+from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 
@@ -54,7 +54,9 @@ def assemble(
     """Everything around a loaded backend. Belongs to the thread that loaded it."""
     pool = BlockPool(backend.sizes.n_blocks)
     groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
-    index = RadixTree(pool, config.block_size) if config.prefix_cache else NoIndex()
+    index: PrefixIndex = NoIndex()
+    if config.prefix_cache:
+        index = RadixTree(pool, config.block_size, time.monotonic)
     store = KVStore(pool, index, config.block_size, groups)
     limits = Limits(
         vocab_size=backend.card.vocab_size,

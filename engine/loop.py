@@ -17,6 +17,7 @@ from engine.submission import Submission
 from engine.timing import Timing
 from engine.types import Cleared, LoopStats, OutputEvent
 from engine.waiting import NoRoom
+from kvstore.types import Namespace
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +71,9 @@ class EngineLoop:
         for request_id in {s.request.id for s in self.live()}:
             self.abort(request_id)
 
-    def clear(self) -> Cleared:
-        """Forget all that no running request holds."""
-        cleared = clear(self.scheduler.store, self._sizes)
+    def clear(self, namespace: Namespace | None = None) -> Cleared:
+        """Forget all that no running request holds, of one namespace or of all."""
+        cleared = clear(self.scheduler.store, self._sizes, namespace)
         self._publish()
         return cleared
 

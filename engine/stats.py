@@ -8,12 +8,13 @@ from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
 from engine.types import CacheStats, Cleared, LoopStats, RequestInfo
 from kvstore.store import KVStore
+from kvstore.types import Namespace
 
 
-def clear(store: KVStore, sizes: StorageBytes) -> Cleared:
-    """Forget all that no running request holds."""
+def clear(store: KVStore, sizes: StorageBytes, namespace: Namespace | None) -> Cleared:
+    """Forget all that no running request holds, of one namespace or of all."""
     taken_bytes = _slot_bytes(store, sizes)
-    blocks = store.clear()
+    blocks = store.clear(namespace)
     return Cleared(blocks, blocks * sizes.block + taken_bytes - _slot_bytes(store, sizes))
 
 

@@ -6,12 +6,13 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TypeAlias, TypeVar
 
-from engine.api import EngineStopped, InvalidRequest
+from engine.api import CacheWatch, EngineStopped, InvalidRequest
 from engine.constraints.compiler import GrammarCompiler
 from engine.inbox import Inbox
 from engine.ledger import Ledger
@@ -31,6 +32,9 @@ from engine.types import (
     Usage,
 )
 from engine.validation import Limits
+from engine.watching.glimpse import Glimpses
+from engine.watching.painter import Painter, find_namespace
+from engine.watching.watch import LiveWatch, watching
 from kvstore.digest import block_digests
 from kvstore.tokens import Tokens
 
@@ -118,6 +122,7 @@ class ThreadedEngine:
         self._subscribers = _Subscribers()
         self._ledger = Ledger()
         self._draining = False
+        self._versions = count(1)  # of pictures
         self._parts: EngineParts
         self._thread: threading.Thread
 
@@ -171,8 +176,22 @@ class ThreadedEngine:
     def stats(self) -> EngineStats:
         return EngineStats(self._ledger.counts(), self._loop.stats)
 
-    async def clear_cache(self) -> Cleared:
-        return await self._ask(self._loop.clear)
+    async def clear_cache(self, namespace_id: str | None = None) -> Cleared:
+        if namespace_id is None:
+            return await self._ask(self._loop.clear)
+        index = self._loop.scheduler.store.index
+        indexed = await self._ask(lambda: index.namespaces)
+        namespace = await asyncio.to_thread(find_namespace, namespace_id, indexed)
+        if namespace is None:
+            return Cleared(blocks=0, bytes=0)
+        return await self._ask(partial(self._loop.clear, namespace))
+
+    def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
+        card = self._parts.card
+        glimpses = Glimpses(self._loop.scheduler, self._loop.timing)
+        painter = Painter(card.block_size, card.block_size * card.kv_bytes_per_token)
+        watch = LiveWatch(self._ask, glimpses, painter, self._versions, self._n_received)
+        return watching(self._ask, glimpses, watch)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         scheduler = self._loop.scheduler
@@ -185,6 +204,9 @@ class ThreadedEngine:
 
     async def requests(self) -> tuple[RequestInfo, ...]:
         return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.timing))
+
+    def _n_received(self) -> int:
+        return self._ledger.counts().received
 
     def is_alive(self) -> bool:
         started = self._loop.step_started_seconds

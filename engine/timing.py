@@ -26,6 +26,8 @@ class Timing:
         self._lives: dict[tuple[str, int], _Life] = {}
         self._unscheduled: set[tuple[str, int]] = set()
         self._pace = QueuePace()
+        self.first_tokens = 0
+        self.first_token_seconds = 0.0  # from arrival, of all of them together
 
     def now(self) -> float:
         return self._clock()
@@ -77,6 +79,8 @@ class Timing:
 
     def _token(self, life: _Life, now: float) -> None:
         if life.last_token is None:
+            self.first_tokens += 1
+            self.first_token_seconds += now - life.arrived
             self._telemetry.first_token(now - life.arrived)
         else:
             self._telemetry.token_gap(now - life.last_token)

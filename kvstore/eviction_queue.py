@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kvstore.radix_node import Node
 
+TRIES = 64
+
 
 class EvictionQueue:
     """Leaves, the least recently used first. Whatever may be evicted must be `offer`ed.
@@ -18,7 +20,7 @@ class EvictionQueue:
     def __init__(self, may_go: Callable[[Node], bool]) -> None:
         """`may_go`: whether a node that is in the tree can be evicted now."""
         self._may_go = may_go
-        self._heap: list[tuple[int, int, Node]] = []  # (last_used, serial, leaf)
+        self._heap: list[tuple[float, int, Node]] = []  # (last_used, serial, leaf)
         self._n_left = 0
 
     def __len__(self) -> int:
@@ -40,19 +42,24 @@ class EvictionQueue:
     def first(self) -> Node | None:
         """The least recently used of those that can be evicted. It keeps its entry."""
         while self._heap:
-            last_used, _, node = self._heap[0]
-            if not node.blocks:
-                heapq.heappop(self._heap)
-                self._n_left -= 1
-            elif not self._may_go(node):
-                heapq.heappop(self._heap)
-                node.queued = False
-                self._shed()
-            elif last_used < node.last_used:
-                heapq.heapreplace(self._heap, (node.last_used, node.serial, node))
-            else:
+            if (node := self._settled()) is not None:
                 return node
         return None
+
+    def next(self, n: int) -> list[Node]:
+        """Up to `n` of those that can be evicted, in order. They keep their entries.
+
+        Brings up to date no more than TRIES entries, and returns fewer where more are out of date.
+        """
+        found = list[tuple[float, int, Node]]()
+        for _ in range(n + TRIES):
+            if len(found) == n or not self._heap:
+                break
+            if self._settled() is not None:
+                found.append(heapq.heappop(self._heap))
+        for entry in found:
+            heapq.heappush(self._heap, entry)
+        return [node for _, _, node in found]
 
     def problems(self, nodes: Iterable[Node]) -> Iterator[str]:
         """What does not add up, given all nodes of the tree."""
@@ -65,6 +72,22 @@ class EvictionQueue:
         n_left = sum(not node.blocks for node in queued)
         if n_left != self._n_left or 2 * n_left > len(self._heap):
             yield f"{n_left} of {len(self._heap)} queued have left the tree, {self._n_left} counted"
+
+    def _settled(self) -> Node | None:
+        """The node on top if its entry is right; else the entry has been put right, or is gone."""
+        last_used, _, node = self._heap[0]
+        if not node.blocks:
+            heapq.heappop(self._heap)
+            self._n_left -= 1
+        elif not self._may_go(node):
+            heapq.heappop(self._heap)
+            node.queued = False
+            self._shed()
+        elif last_used < node.last_used:
+            heapq.heapreplace(self._heap, (node.last_used, node.serial, node))
+        else:
+            return node
+        return None
 
     def _shed(self) -> None:
         if 2 * self._n_left > len(self._heap):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from kvstore.announcements import Announcements, Checkpoint, NoAnnouncements, Probe
+from kvstore.observer import Observers
 from kvstore.radix_node import Match, Node
 from kvstore.types import BlockId, Namespace
 
@@ -13,6 +14,18 @@ class PrefixIndex(Protocol):
 
     @property
     def n_nodes(self) -> int: ...
+
+    @property
+    def observers(self) -> Observers: ...
+
+    @property
+    def namespaces(self) -> Sequence[Namespace]: ...
+
+    def nodes(self) -> Iterator[Node]: ...
+
+    def node_of(self, block: BlockId) -> Node | None: ...
+
+    def next_evicted(self, n: int) -> Sequence[Node]: ...
 
     def match(self, namespace: Namespace, packed: bytes) -> Match: ...
 
@@ -47,6 +60,19 @@ class NoIndex:
     """Shares nothing between requests: what `--no-prefix-cache` puts in the tree's place."""
 
     n_nodes = 0
+    namespaces: Sequence[Namespace] = ()
+
+    def __init__(self) -> None:
+        self.observers = Observers()  # who wait for what never happens
+
+    def nodes(self) -> Iterator[Node]:
+        return iter(())
+
+    def node_of(self, block: BlockId) -> Node | None:
+        return None
+
+    def next_evicted(self, n: int) -> Sequence[Node]:
+        return ()
 
     def match(self, namespace: Namespace, packed: bytes) -> Match:
         return Match(0, (), ())

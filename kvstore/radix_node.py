@@ -1,21 +1,31 @@
 """What a radix tree consists of, and what it finds."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
 from kvstore.block_table import blocks_for
+from kvstore.tokens import TOKEN_BYTES, unpacked
 from kvstore.types import BlockId, Namespace
 
 
 class Node:
     """One edge of the tree. `packed` are its tokens, `blocks` their blocks, in order."""
 
-    __slots__ = ("blocks", "children", "last_used", "packed", "parent", "queued", "serial")
+    __slots__ = (
+        *("blocks", "children", "last_used", "namespace", "packed", "parent", "queued", "serial"),
+    )
 
     def __init__(
-        self, serial: int, parent: "Node | None", packed: bytes | bytearray, last_used: int
+        self,
+        serial: int,
+        namespace: Namespace,
+        parent: "Node | None",
+        packed: bytes | bytearray,
+        last_used: float,
     ) -> None:
         self.serial = serial
+        self.namespace = namespace
         self.parent = parent
         self.packed = bytearray(packed)
         self.blocks: list[BlockId] = []
@@ -23,15 +33,27 @@ class Node:
         self.last_used = last_used
         self.queued = False  # has its one entry in the eviction queue
 
+    def token_ids(self, most: int) -> tuple[int, ...]:
+        """The first of its tokens, no more than `most`."""
+        return tuple(unpacked(bytes(self.packed[: most * TOKEN_BYTES])))
+
 
 class Root(Node):
     """Where the prefixes of one namespace begin. Has no edge."""
 
-    __slots__ = ("namespace",)
+    __slots__ = ()
 
     def __init__(self, serial: int, namespace: Namespace) -> None:
-        super().__init__(serial, None, b"", 0)
-        self.namespace = namespace
+        super().__init__(serial, namespace, None, b"", 0)
+
+
+def each_below(pending: list[Node]) -> Iterator[Node]:
+    """These nodes and all below them, as they are when they come up; parents first."""
+    while pending:
+        node = pending.pop()
+        if node.blocks:  # else it has left the tree since
+            pending += node.children
+            yield node
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,15 @@ neighbour of the place where that run would stand.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 from kvstore.announcements import Announcements, Checkpoint, PrefixAnnouncements, Probe
 from kvstore.block_pool import BlockPool
 from kvstore.block_table import blocks_for
 from kvstore.eviction_queue import EvictionQueue
-from kvstore.radix_node import Match, Node, Root
+from kvstore.observer import Observers
+from kvstore.radix_node import Match, Node, Root, each_below
 from kvstore.tokens import TOKEN_BYTES, common_tokens
 from kvstore.types import BlockId, Namespace
 
@@ -27,10 +28,13 @@ from kvstore.types import BlockId, Namespace
 class RadixTree:
     """Indexes blocks of `pool` by the tokens of `block_size` tokens that they hold.
 
-    The tree keeps a reference to each block that it indexes, and evicts from the leaves.
+    The tree keeps a reference to each block that it indexes, and evicts from the leaves. It tells
+    its `observers` of each change. `clock` never goes back: what was used last is what it says.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, clock: Callable[[], float] | None = None
+    ) -> None:
         self._pool = pool
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
@@ -38,8 +42,10 @@ class RadixTree:
         self._node_of: dict[BlockId, Node] = {}
         self._queue = EvictionQueue(self._is_evictable)
         self._serials = count()
-        self._clock = 0
+        self._clock = clock or count(1).__next__
+        self._now = 0.0  # of the operation that runs
         self._n_nodes = 0
+        self.observers = Observers()
 
     @property
     def n_nodes(self) -> int:
@@ -85,13 +91,15 @@ class RadixTree:
 
         An edge that was matched in part is split, so that the rest of it keeps its own age.
         """
-        self._clock += 1
+        self._now = self._clock()
         matched_blocks = len(match.blocks)
         for node in match.path:
             if matched_blocks < len(node.blocks):
                 self._split(node, matched_blocks)
-            node.last_used = self._clock
+            node.last_used = self._now
             matched_blocks -= len(node.blocks)
+        if match.path:
+            self.observers.used(match.path[-1])
 
     def insert(
         self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
@@ -102,7 +110,7 @@ class RadixTree:
         a run from the first block on, to be used in place of the caller's own. A tail that an
         indexed block covers is not indexed; a tail that the new blocks cover is forgotten.
         """
-        self._clock += 1
+        self._now = self._clock()
         return self._insert(self._root(namespace), packed, blocks)
 
     def insert_behind(
@@ -112,9 +120,9 @@ class RadixTree:
 
         Costs what is new, however deep the block stands.
         """
-        self._clock += 1
+        self._now = self._clock()
         node = self._node_of[block]
-        node.last_used = self._clock
+        node.last_used = self._now
         if node.blocks[-1] == block:
             return self._insert(node, packed, blocks) if packed else ()
         above = node.blocks.index(block) + 1
@@ -154,6 +162,8 @@ class RadixTree:
                 node = pending.pop()
                 pending += node.children
                 self._forget(node)
+            if root:
+                self.observers.cleared(name)
         return self._pool.n_free - free_before
 
     def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
@@ -165,6 +175,27 @@ class RadixTree:
                 path = prefix + node.packed
                 yield namespace, path, node
                 pending += [(path, child) for child in node.children]
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node as it is when it comes up, parents first, while the tree may change.
+
+        Together with what observers are told meanwhile that is the tree: a node whose parent has
+        not come up yet will come up, and no other.
+        """
+        return each_below([child for root in self._roots.values() for child in root.children])
+
+    def node_of(self, block: BlockId) -> Node | None:
+        """The node that has the block, if it is indexed."""
+        return self._node_of.get(block)
+
+    def next_evicted(self, n: int) -> Sequence[Node]:
+        """Up to `n` leaves in the order of their eviction; see EvictionQueue.next."""
+        return self._queue.next(n)
+
+    @property
+    def namespaces(self) -> Sequence[Namespace]:
+        """Those that have something indexed."""
+        return tuple(self._roots)
 
     def problems(self) -> Iterator[str]:
         """What does not add up besides the nodes: the queue of those that can be evicted."""
@@ -218,7 +249,7 @@ class RadixTree:
             equal += child.blocks[:whole]
             if whole < len(child.blocks) and not is_covered:
                 self._split(child, whole)
-            child.last_used = self._clock
+            child.last_used = self._now
             if is_covered:
                 break
             node = child
@@ -238,14 +269,16 @@ class RadixTree:
             node = self._add_child(node, packed)
         else:
             node.packed += packed
-        node.last_used = self._clock
+        node.last_used = self._now
+        first = len(node.blocks)
         node.blocks += blocks
         for block in blocks:
             self._pool.keep(block)
             self._node_of[block] = node
+        self.observers.stored(node, first)
 
     def _add_child(self, parent: Node, packed: bytes) -> Node:
-        child = Node(next(self._serials), parent, packed, self._clock)
+        child = Node(next(self._serials), parent.namespace, parent, packed, self._now)
         at = bisect_left(parent.children, self._first_block(child), key=self._first_block)
         parent.children.insert(at, child)
         self._n_nodes += 1
@@ -254,7 +287,8 @@ class RadixTree:
     def _split(self, node: Node, n_blocks: int) -> None:
         """Cut the edge behind its first `n_blocks` blocks; `node` stays the upper part."""
         cut = n_blocks * self._block_bytes
-        lower = Node(next(self._serials), node, node.packed[cut:], node.last_used)
+        tokens = node.packed[cut:]
+        lower = Node(next(self._serials), node.namespace, node, tokens, node.last_used)
         lower.blocks, lower.children = node.blocks[n_blocks:], node.children
         for child in lower.children:
             child.parent = lower
@@ -264,6 +298,7 @@ class RadixTree:
         del node.packed[cut:]
         self._n_nodes += 1
         self._queue.offer(lower)
+        self.observers.split(node, lower)
 
     def _is_evictable(self, node: Node) -> bool:
         return not node.children and self._pool.holders(node.blocks[-1]) == 0
@@ -278,6 +313,7 @@ class RadixTree:
             del leaf.packed[len(leaf.blocks) * self._block_bytes :]
             del self._node_of[block]
             self._pool.forget(block)
+            self.observers.removed(leaf, 1)
         return block
 
     def _prune(self, leaf: Node) -> None:
@@ -295,7 +331,9 @@ class RadixTree:
         parent.last_used = max(parent.last_used, leaf.last_used)  # who used the one used the other
         at = bisect_left(parent.children, self._first_block(leaf), key=self._first_block)
         del parent.children[at]
+        n_blocks = len(leaf.blocks)
         self._forget(leaf)
+        self.observers.removed(leaf, n_blocks)
         return parent
 
     def _forget(self, node: Node) -> None:

@@ -39,6 +39,11 @@ class Tokens:
         return Tokens(self._ids)
 
 
+def unpacked(packed: bytes) -> list[int]:
+    """The token ids of a packed run."""
+    return array("I", packed).tolist()
+
+
 def common_tokens(left: bytes, right: bytes) -> int:
     """Length in tokens of the longest common prefix of two packed runs, by bisection."""
     low, high = 0, min(len(left), len(right)) // TOKEN_BYTES

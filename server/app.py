@@ -21,6 +21,8 @@ from server.middleware import Errors, RequestLog
 from server.openapi import OpenApiDocument
 from server.routes import (
     admin,
+    cache,
+    cache_tree,
     chat,
     completions,
     dashboard,
@@ -44,9 +46,10 @@ SECTIONS = {
     "Models": (models,),
     "Prompts and tokens": (render, tokens),
     "Watching the daemon": (status, metrics),
-    "The cache and what runs": (admin,),
+    "The cache and what runs": (admin, cache),
     "Pages": (dashboard,),
 }
+DASHBOARD = {"The cache as it moves": (cache_tree,)}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
@@ -76,7 +79,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         app.add_exception_handler(error, handle)
     app.add_exception_handler(405, handle_wrong_method)
     app.add_exception_handler(ClientLeft, handle_client_left)
-    for section, modules in SECTIONS.items():
+    for section, modules in (SECTIONS | (DASHBOARD if settings.dashboard else {})).items():
         for module in modules:
             app.include_router(module.router, tags=[section])
     described = OpenApiDocument(app, settings).answer

@@ -57,6 +57,11 @@ def stream_of_events(events: Sequence[type[BaseModel]]) -> Responses:
     return _stream({"event": {"type": "string"}, "data": _json_text(*events)})
 
 
+def stream_of_data(model: type[BaseModel]) -> Responses:
+    """Nothing but a stream, without an end."""
+    return _stream({"data": _json_text(model)})
+
+
 def _stream(event: Document) -> Responses:
     schema = {"type": "object", "required": list(event), "properties": event}
     return {200: {"content": {"text/event-stream": {"itemSchema": schema}}}}

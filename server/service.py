@@ -9,6 +9,7 @@ from anyio.abc import TaskGroup
 from fastapi import Depends, Request
 
 from engine.api import Engine
+from server.cache_feed import CacheFeed
 from server.dialects.responses.kept.background import BackgroundResponses
 from server.dialects.responses.kept.store import ResponseStore
 from server.errors import ApiError, invalid
@@ -28,6 +29,7 @@ class Service:
     bodies: BodyReader
     responses: ResponseStore
     background: BackgroundResponses
+    feed: CacheFeed
     created: int  # seconds since the epoch
 
     def resolve(self, name: str) -> ServedModel:
@@ -61,13 +63,15 @@ def create_service(
     engine: Engine, settings: Settings, metrics: Metrics, unsent: UnsentBudget, tasks: TaskGroup
 ) -> Service:
     """`tasks` are those that outlive the request that begins them."""
+    models = served_models(engine, settings)
     return Service(
-        models=served_models(engine, settings),
+        models=models,
         settings=settings,
         metrics=metrics,
         bodies=BodyReader(),
         responses=ResponseStore(settings.max_stored_responses, settings.max_stored_bytes),
         background=BackgroundResponses(tasks, unsent, settings.max_background_responses),
+        feed=CacheFeed(engine, next(iter(models)), tasks),
         created=int(time.time()),
     )
 

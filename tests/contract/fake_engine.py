@@ -4,13 +4,13 @@ import asyncio
 import queue
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
-from engine.api import EngineStopped
+from engine.api import CacheWatch, EngineStopped
 from engine.ledger import Ledger
 from engine.types import (
     NO_REPLAYS,
@@ -27,6 +27,18 @@ from engine.types import (
     RequestInfo,
     TokenLogprob,
     Usage,
+)
+from engine.watching.picture import (
+    ArenaBlocks,
+    CachePicture,
+    GroupSlots,
+    Hidden,
+    HiddenRequests,
+    NodeTokens,
+    PictureCounters,
+    PictureNamespace,
+    PictureNode,
+    PictureRequest,
 )
 
 END_OF_TEXT = 256
@@ -81,6 +93,46 @@ class ByteTokenizer:
         return list((text + turn).encode())
 
 
+PICTURE = CachePicture(
+    version=1,
+    time=1763770000.25,
+    block_tokens=32,
+    arena=ArenaBlocks(128, 100, 20, 8, 32_768),
+    groups=(GroupSlots("window", 64, 16, 3), GroupSlots("recurrent", None, 8, 1)),
+    nodes=(
+        PictureNode(1, None, "0", 0, 64, 2, 0, 1, 0.0, (), ((0, 32),), None, None),
+        PictureNode(2, 1, "0", 64, 40, 2, 8, 0, 4.2, (96, 104), (), 1, Hidden(1, 32, 1)),
+    ),
+    hidden=Hidden(),
+    namespaces=(PictureNamespace("0", "default", 3, 136),),
+    requests=(PictureRequest("r", 1, "0", "running", 70, 64, 70, 2),),
+    hidden_requests=HiddenRequests(0, 3),
+    counters=PictureCounters(200, 120, 30, 6, 9, 8, 1.5),
+)
+
+
+class FakeWatch:
+    """Implements engine.api.CacheWatch: shows what its engine has been given to show."""
+
+    def __init__(self, engine: "FakeEngine") -> None:
+        self._engine = engine
+
+    async def look(self) -> int:
+        self._engine._check_alive()
+        self._engine.looks += 1
+        return self._engine.picture.version
+
+    async def picture(self) -> CachePicture:
+        return self._engine.picture
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        self._engine._check_alive()
+        token_ids = self._engine.node_tokens.get(node_id)
+        if token_ids is None:
+            return None
+        return NodeTokens(node_id, len(token_ids), token_ids[:most_tokens])
+
+
 class Gate:
     """Closed until a test opens it; waited for on the server's event loop."""
 
@@ -122,6 +174,10 @@ class FakeEngine:
     drained: "queue.Queue[float]" = field(default_factory=queue.Queue)
     card: ModelCard = CARD
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    picture: CachePicture = PICTURE  # what is seen of the cache
+    node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
+    looks: int = 0
+    watches: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: Gate = field(default_factory=Gate)
     _seen: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
@@ -175,10 +231,20 @@ class FakeEngine:
         )
         return EngineStats(self._ledger.counts(), loop)
 
-    async def clear_cache(self) -> Cleared:
+    async def clear_cache(self, namespace_id: str | None = None) -> Cleared:
         self._check_alive()
+        if namespace_id not in {None, "0"}:
+            return Cleared(blocks=0, bytes=0)
         self._seen.clear()
         return Cleared(blocks=20, bytes=655_360)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncGenerator[CacheWatch]:
+        self.watches += 1
+        try:
+            yield FakeWatch(self)
+        finally:
+            self.watches -= 1
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         self._check_alive()
@@ -208,7 +274,7 @@ class FakeEngine:
                 tasks.start_soon(_first, waited_for, tasks)
 
     def _check_alive(self) -> None:
-        if self.script.dead:
+        if self.script.dead or self._stopped.is_open:
             raise EngineStopped("the engine has stopped")
 
     def _cached_tokens(self, prompt: tuple[int, ...], cache_salt: str) -> int:

@@ -368,5 +368,5 @@ class TestTogether:
         serve(store, run_of(1, 10))
         window, saved = (group.stats().cached for group in store.groups)
         assert window > 0 < saved
-        cleared = clear(store, StorageBytes(block=32, slots=(100, 1000), arenas=0))
+        cleared = clear(store, StorageBytes(block=32, slots=(100, 1000), arenas=0), None)
         assert cleared == Cleared(3, 3 * 32 + window * 100 + saved * 1000)

@@ -173,7 +173,7 @@ def test_the_fault_is_found(fault: Callable[[KVStore, Lease], None], message: st
 def test_a_node_that_was_not_counted_is_found() -> None:
     store, _ = make_busy_store()
     node = branch(store)
-    node.children = [Node(99, node, Tokens(STEM).packed(0, 4), 0)]
+    node.children = [Node(99, node.namespace, node, Tokens(STEM).packed(0, 4), 0)]
     node.children[0].blocks = [BlockId(15)]
     with pytest.raises(InvariantError, match="5 nodes, recounted 6"):
         invariants.check(store)

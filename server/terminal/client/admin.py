@@ -8,13 +8,8 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from server.schemas.admin import (
-    CacheStatsResponse,
-    ClearResponse,
-    LiveRequest,
-    LiveRequests,
-    ProbeResponse,
-)
+from server.schemas.admin import LiveRequest, LiveRequests
+from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse
 from server.terminal.client.http import PATIENT, Endpoint, answer, ask, connection
 from server.terminal.client.picture import Picture
 from server.terminal.client.sse import EventStream

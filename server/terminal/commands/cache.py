@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from server.schemas.admin import CacheStatsResponse
+from server.schemas.cache import CacheStatsResponse
 from server.terminal.client.admin import Admin, administered
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import errors_told

@@ -1,6 +1,7 @@
 """`rootstock ps`."""
 
-from server.schemas.admin import CacheStatsResponse, LiveRequest
+from server.schemas.admin import LiveRequest
+from server.schemas.cache import CacheStatsResponse
 from server.terminal.client.admin import administered
 from server.terminal.client.models import served_models
 from server.terminal.commands.on_demand import command_app

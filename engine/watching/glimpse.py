@@ -1,0 +1,150 @@
+"""What the engine thread tells a watcher between two steps.
+
+It costs what has changed since the last time, the live sequences, and at the speed of a copy what
+windows and states are carried; never the tree.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from engine.scheduler import Scheduler
+from engine.sequence import LiveSequence
+from engine.timing import Timing
+from engine.watching.picture import GroupSlots
+from kvstore.groups.group import Group
+from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.window import WindowGroup
+from kvstore.lease import Lease
+from kvstore.mirror.changes import Change
+from kvstore.mirror.journal import TreeJournal
+from kvstore.prefix_index import PrefixIndex
+from kvstore.types import BlockId, Namespace
+
+SHOWN_REQUESTS = 128
+NEXT_EVICTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A sequence, and where in the tree it stands: the node with the last of its blocks there."""
+
+    id: str
+    namespace: Namespace
+    is_running: bool
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    node: int | None
+    has_all: bool  # of the node, its last block included
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All but the tree, as it is at one moment."""
+
+    live: tuple[Live, ...]  # who runs, and the first of those that wait
+    waiting: int
+    blocks: tuple[int, int, int, int]  # in all, free, cached, held
+    groups: tuple[GroupSlots, ...]
+    windows: tuple[frozenset[BlockId], ...]  # of each, the blocks that carry theirs
+    states: Mapping[BlockId, tuple[int, ...]]  # of each block, the tokens at which it has one
+    next_evicted: tuple[int, ...]
+    counters: tuple[int, int, int, int, int, float]  # as PictureCounters has them, but `requests`
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """`is_whole`: all that there is of the tree has been told by now."""
+
+    seconds: float  # of the tree's clock
+    changes: Sequence[Change]
+    is_whole: bool
+    moment: Moment
+
+
+class Glimpses:
+    """Takes them on the engine thread, from the first until `close`."""
+
+    def __init__(self, scheduler: Scheduler, timing: Timing) -> None:
+        self._scheduler = scheduler
+        self._timing = timing
+        self._index = scheduler.store.index
+        self._journal = TreeJournal(self._index)
+
+    def take(self) -> Glimpse:
+        changes, is_whole = self._journal.take()
+        return Glimpse(self._timing.now(), changes, is_whole, self._moment())
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def token_ids(self, serial: int, block: BlockId, most_tokens: int) -> tuple[int, ...] | None:
+        """The first of a node's, or None if the block is not in that node any more."""
+        node = self._index.node_of(block)
+        if node is None or node.serial != serial:
+            return None
+        return node.token_ids(most_tokens)
+
+    def _moment(self) -> Moment:
+        scheduler, store = self._scheduler, self._scheduler.store
+        waiting = islice(scheduler.waiting, SHOWN_REQUESTS)
+        pool, groups = store.pool, store.groups
+        return Moment(
+            live=tuple(_live(each, self._index) for each in (*scheduler.running, *waiting)),
+            waiting=scheduler.n_waiting,
+            blocks=(pool.n_blocks, pool.n_free, pool.n_cached, pool.n_held),
+            groups=tuple(_slots(group) for group in groups),
+            windows=tuple(g.slots.blocks() for g in groups if isinstance(g, WindowGroup)),
+            states=_states(groups),
+            next_evicted=tuple(node.serial for node in self._index.next_evicted(NEXT_EVICTED)),
+            counters=self._counters(),
+        )
+
+    def _counters(self) -> tuple[int, int, int, int, int, float]:
+        counters, cached = self._scheduler.counters, self._scheduler.admission_counters
+        return (
+            counters.computed_prompt_tokens + cached.cached_prompt_tokens,
+            cached.cached_prompt_tokens,
+            counters.generated_tokens,
+            self._scheduler.store.counters.evictions,
+            self._timing.first_tokens,
+            self._timing.first_token_seconds,
+        )
+
+
+def _live(sequence: LiveSequence, index: PrefixIndex) -> Live:
+    block = None if sequence.lease is None else _last_indexed(sequence.lease)
+    node = None if block is None else index.node_of(block)
+    request = sequence.request
+    return Live(
+        id=request.id if sequence.index == 0 else f"{request.id}#{sequence.index}",
+        namespace=sequence.namespace,
+        is_running=sequence.lease is not None,
+        prompt_tokens=sequence.prompt_tokens,
+        cached_tokens=sequence.cached_tokens,
+        computed_tokens=sequence.computed_tokens,
+        output_tokens=sequence.output_tokens,
+        node=None if node is None else node.serial,
+        has_all=node is not None and node.blocks[-1] == block,
+    )
+
+
+def _last_indexed(lease: Lease) -> BlockId | None:
+    return lease.table[lease.indexed_blocks - 1] if lease.indexed_blocks else None
+
+
+def _slots(group: Group) -> GroupSlots:
+    stats = group.stats()
+    window = group.window if isinstance(group, WindowGroup) else None
+    kind = "recurrent" if window is None else "window"
+    return GroupSlots(kind, window, stats.total, stats.total - stats.free)
+
+
+def _states(groups: Sequence[Group]) -> Mapping[BlockId, tuple[int, ...]]:
+    """There is one kind of recurrent layers at most."""
+    for group in groups:
+        if isinstance(group, RecurrentGroup):
+            return {b: tuple(group.slots.carried_by(b)) for b in group.slots.blocks()}
+    return {}

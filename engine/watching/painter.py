@@ -1,0 +1,263 @@
+"""Makes pictures of a mirror: what is held and the heaviest subtrees first, the rest summed up."""
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Live, Moment
+from engine.watching.picture import (
+    ArenaBlocks,
+    CachePicture,
+    Hidden,
+    HiddenRequests,
+    PictureCounters,
+    PictureNamespace,
+    PictureNode,
+    PictureRequest,
+)
+from kvstore.digest import root_digest
+from kvstore.mirror.mirror import MirrorNode, TreeMirror
+from kvstore.types import BlockId, Namespace
+
+MAX_NODES = 2000
+MAX_MARKS = 32
+"""Of each kind on one node: saved states, holes. The last ones, where the next will resume."""
+
+PICTURE_BYTES = 148_000
+"""What a picture may come to as JSON, by these sizes of its parts, which are the most they take."""
+NODE_BYTES = 215
+REQUEST_BYTES = 260
+NAMESPACE_BYTES = 100
+STATE_BYTES = 9
+HOLE_BYTES = 19
+
+DEFAULT_NAMESPACE = "0"
+
+
+class Painter:
+    """Takes glimpses in and makes pictures. For one thread at a time."""
+
+    def __init__(self, block_size: int, block_bytes: int) -> None:
+        self._block_size = block_size
+        self._block_bytes = block_bytes
+        self._mirror = TreeMirror()
+        self._last: Glimpse | None = None
+
+    def take_in(self, glimpse: Glimpse) -> bool:
+        """Whether anything has changed."""
+        last, self._last = self._last, glimpse
+        self._mirror.apply(glimpse.changes)
+        for live in glimpse.moment.live:
+            if live.node is not None:
+                self._mirror.use(live.node, glimpse.seconds)
+        return bool(glimpse.changes) or last is None or last.moment != glimpse.moment
+
+    def first_block(self, node_id: int) -> tuple[int, BlockId] | None:
+        """How many tokens a node has, and which block it begins with."""
+        node = self._mirror.nodes.get(node_id)
+        return None if node is None else (node.tokens, node.blocks[0])
+
+    def paint(self, version: int, requests: int) -> CachePicture:
+        """`requests`: sequences asked for since start. A glimpse has been taken in before."""
+        glimpse = self._last
+        assert glimpse is not None, "nothing has been seen yet"
+        moment = glimpse.moment
+        holders = self._holders(moment.live)
+        shown = self._shown(holders, len(moment.live[:SHOWN_REQUESTS]), moment)
+        hidden = _hidden(shown)
+        places = {serial: place for place, serial in enumerate(moment.next_evicted, start=1)}
+        roots = {node.namespace for node in shown}
+        return CachePicture(
+            version=version,
+            time=time.time(),
+            block_tokens=self._block_size,
+            arena=ArenaBlocks(*moment.blocks, self._block_bytes),
+            groups=moment.groups,
+            nodes=tuple(
+                self._node(node, glimpse, holders, hidden[node.serial], places.get(node.serial))
+                for node in shown
+            ),
+            hidden=_sum(self._mirror.roots.values(), shown),
+            namespaces=tuple(
+                _namespace(self._mirror.roots[name]) for name in sorted(roots, key=namespace_id)
+            ),
+            requests=tuple(_request(live, self._mirror) for live in moment.live[:SHOWN_REQUESTS]),
+            hidden_requests=_hidden_requests(moment),
+            counters=_counters(moment, requests),
+        )
+
+    def _holders(self, live: Iterable[Live]) -> Counter[int]:
+        """Of each node, how many sequences hold its last block."""
+        holders = Counter[int]()
+        for sequence in live:
+            node = self._mirror.nodes.get(-1 if sequence.node is None else sequence.node)
+            if node is not None:
+                path = node.path()
+                if not sequence.has_all:
+                    next(path)
+                holders.update(each.serial for each in path)
+        return holders
+
+    def _shown(
+        self, holders: Counter[int], n_requests: int, moment: Moment
+    ) -> Sequence[MirrorNode]:
+        """As many as there is room for, each behind its parent."""
+        room = PICTURE_BYTES - n_requests * REQUEST_BYTES
+        shown, namespaces = list[MirrorNode](), set[Namespace]()
+        rest = [
+            entry
+            for root in self._mirror.roots.values()
+            for entry in _entries(root.children.values(), holders)
+        ]
+        heapq.heapify(rest)
+        while rest and len(shown) < MAX_NODES:
+            *_, node = heapq.heappop(rest)
+            room -= NODE_BYTES
+            if node.namespace not in namespaces:
+                namespaces.add(node.namespace)
+                room -= NAMESPACE_BYTES
+            room -= STATE_BYTES * len(self._states(node, moment))
+            room -= HOLE_BYTES * len(self._holes(node, moment))
+            if room < 0:
+                break
+            shown.append(node)
+            for entry in _entries(node.children.values(), holders):
+                heapq.heappush(rest, entry)
+        return shown
+
+    def _node(
+        self,
+        node: MirrorNode,
+        glimpse: Glimpse,
+        holders: Counter[int],
+        hidden: Hidden,
+        place: int | None,
+    ) -> PictureNode:
+        parent = node.parent
+        return PictureNode(
+            id=node.serial,
+            parent=None if parent is None or parent.parent is None else parent.serial,
+            namespace=namespace_id(node.namespace),
+            start=node.start,
+            tokens=node.tokens,
+            blocks=len(node.blocks),
+            tail=node.tokens % self._block_size,
+            holders=holders[node.serial],
+            idle_seconds=round(max(glimpse.seconds - node.last_used, 0.0), 1),
+            states=self._states(node, glimpse.moment),
+            holes=self._holes(node, glimpse.moment),
+            next_evicted=place,
+            hidden=hidden if hidden.nodes else None,
+        )
+
+    def _states(self, node: MirrorNode, moment: Moment) -> tuple[int, ...]:
+        if moment.states.keys().isdisjoint(node.blocks):
+            return ()
+        found = [
+            node.start + index * self._block_size + n_tokens
+            for index, block in enumerate(node.blocks)
+            for n_tokens in moment.states.get(block, ())
+        ]
+        return tuple(sorted(found)[-MAX_MARKS:])
+
+    def _holes(self, node: MirrorNode, moment: Moment) -> tuple[tuple[int, int], ...]:
+        """Tokens whose blocks at least one window has nothing of."""
+        if all(window.issuperset(node.blocks) for window in moment.windows):
+            return ()
+        runs = list[tuple[int, int]]()
+        for index, block in enumerate(node.blocks):
+            if all(block in window for window in moment.windows):
+                continue
+            first = index * self._block_size
+            end = min(first + self._block_size, node.tokens)
+            if runs and runs[-1][1] == first:
+                first = runs.pop()[0]
+            runs.append((first, end))
+        return tuple((node.start + first, node.start + end) for first, end in runs[-MAX_MARKS:])
+
+
+def namespace_id(namespace: Namespace) -> str:
+    """A name that says nothing of the salt, and is the same for as long as the model is."""
+    if not namespace.cache_salt:
+        return DEFAULT_NAMESPACE
+    return root_digest(namespace).hex()[:12]
+
+
+def find_namespace(name: str, namespaces: Iterable[Namespace]) -> Namespace | None:
+    return next((each for each in namespaces if namespace_id(each) == name), None)
+
+
+def _namespace(root: MirrorNode) -> PictureNamespace:
+    name = namespace_id(root.namespace)
+    title = "default" if name == DEFAULT_NAMESPACE else f"salted {name[:8]}"
+    return PictureNamespace(name, title, root.weight.nodes, root.weight.tokens)
+
+
+def _entries(
+    nodes: Iterable[MirrorNode], holders: Counter[int]
+) -> Iterator[tuple[bool, int, int, MirrorNode]]:
+    for node in nodes:
+        yield not holders[node.serial], -node.weight.tokens, node.serial, node
+
+
+def _hidden(shown: Sequence[MirrorNode]) -> dict[int, Hidden]:
+    """Of each node that is shown, what is left out below it."""
+    left = {
+        node.serial: [
+            node.weight.nodes - 1,
+            node.weight.tokens - node.tokens,
+            node.weight.blocks - len(node.blocks),
+        ]
+        for node in shown
+    }
+    for node in shown:
+        parent = node.parent
+        if parent is not None and (counts := left.get(parent.serial)) is not None:
+            counts[0] -= node.weight.nodes
+            counts[1] -= node.weight.tokens
+            counts[2] -= node.weight.blocks
+    return {serial: Hidden(*counts) for serial, counts in left.items()}
+
+
+def _sum(roots: Iterable[MirrorNode], shown: Sequence[MirrorNode]) -> Hidden:
+    """What is left out below roots."""
+    all_of = [root.weight for root in roots]
+    tops = [node.weight for node in shown if node.parent is not None and node.parent.parent is None]
+    return Hidden(
+        sum(w.nodes for w in all_of) - sum(w.nodes for w in tops),
+        sum(w.tokens for w in all_of) - sum(w.tokens for w in tops),
+        sum(w.blocks for w in all_of) - sum(w.blocks for w in tops),
+    )
+
+
+def _request(live: Live, mirror: TreeMirror) -> PictureRequest:
+    return PictureRequest(
+        id=live.id,
+        node=live.node if live.node in mirror.nodes else None,
+        namespace=namespace_id(live.namespace),
+        state="running" if live.is_running else "waiting",
+        prompt_tokens=live.prompt_tokens,
+        cached_tokens=live.cached_tokens,
+        computed_tokens=live.computed_tokens,
+        output_tokens=live.output_tokens,
+    )
+
+
+def _hidden_requests(moment: Moment) -> HiddenRequests:
+    shown, left_out = moment.live[:SHOWN_REQUESTS], moment.live[SHOWN_REQUESTS:]
+    waiting = sum(not live.is_running for live in shown)
+    return HiddenRequests(sum(live.is_running for live in left_out), moment.waiting - waiting)
+
+
+def _counters(moment: Moment, requests: int) -> PictureCounters:
+    prompt, cached, generated, evictions, first_tokens, first_token_seconds = moment.counters
+    return PictureCounters(
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        generated_tokens=generated,
+        evictions=evictions,
+        requests=requests,
+        first_tokens=first_tokens,
+        first_token_seconds=round(first_token_seconds, 4),
+    )

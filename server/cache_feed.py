@@ -1,0 +1,138 @@
+"""Pictures of the cache for all who watch: one task makes them, while there is anybody."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from anyio import Event, Lock, current_time, sleep, to_thread
+from anyio.abc import TaskGroup
+
+from engine.api import CacheWatch, Engine, EngineError
+from engine.watching.picture import CachePicture, NodeTokens
+from server.schemas.cache_tree import CacheTree
+
+INTERVAL_SECONDS = 0.25
+LINGER_SECONDS = 3.0
+"""How long the watch goes on with nobody there: who asks again and again begins only once."""
+
+log = logging.getLogger("rootstock.watch")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A picture as JSON, made at a time of the event loop's clock."""
+
+    version: int
+    made_seconds: float
+    body: bytes
+
+    @property
+    def event(self) -> bytes:
+        return b"data: %b\n\n" % self.body
+
+
+class CacheFeed:
+    """Shows everybody the same pictures. Nothing of it is left when nobody watches any more."""
+
+    def __init__(self, engine: Engine, model: str, tasks: TaskGroup) -> None:
+        self._engine = engine
+        self._model = model
+        self._tasks = tasks
+        self._n_watchers = 0
+        self._left_seconds = 0.0  # when the last of them left
+        self._wanted_seconds = 0.0  # a picture that is older will not do
+        self._is_running = False
+        self._failure: Exception | None = None
+        self._watch: CacheWatch | None = None
+        self._using = Lock()  # the watch
+        self._frame: Frame | None = None
+        self._news = Event()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Pictures are made for as long as the block runs."""
+        self._n_watchers += 1
+        try:
+            if not self._is_running:
+                self._is_running, self._failure = True, None
+                self._tasks.start_soon(self._run)
+            yield
+        finally:
+            self._n_watchers -= 1
+            self._left_seconds = current_time()
+
+    async def picture(self) -> bytes:
+        """As of now: the next that is made. Raises what the engine raises."""
+        async with self.watching():
+            asked_seconds = self._wanted_seconds = current_time()
+            while self._frame is None or self._frame.made_seconds < asked_seconds:
+                await self._changed()
+            return self._frame.body
+
+    async def next_after(self, version: int) -> Frame:
+        """The latest picture, once there is another than that. Raises what the engine raises."""
+        while self._frame is None or self._frame.version == version:
+            await self._changed()
+        return self._frame
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        """See CacheWatch."""
+        async with self.watching():
+            while self._watch is None:
+                await self._changed()
+            async with self._using:
+                return await self._watch.node(node_id, most_tokens)
+
+    async def _changed(self) -> None:
+        if self._failure is None:
+            await self._news.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _tell(self) -> None:
+        news, self._news = self._news, Event()
+        news.set()
+
+    async def _run(self) -> None:
+        try:
+            while self._n_watchers:  # somebody may come while the watch before is ended
+                await self._follow()
+        except EngineError as error:
+            self._failure = error
+        except Exception as error:
+            log.exception("the watch of the cache has failed")
+            self._failure = error
+        finally:
+            self._is_running = False
+            self._tell()
+
+    async def _follow(self) -> None:
+        """Make pictures until nobody has watched for a while."""
+        try:
+            async with self._engine.watch() as self._watch:
+                self._tell()
+                while self._n_watchers or current_time() < self._left_seconds + LINGER_SECONDS:
+                    began_seconds = current_time()
+                    await self._look()
+                    await sleep(began_seconds + INTERVAL_SECONDS - current_time())
+        finally:
+            self._watch = self._frame = None
+
+    async def _look(self) -> None:
+        """Make another picture if there is something new to be seen, or one is wanted anyway."""
+        assert self._watch is not None, "nobody looks without a watch"
+        async with self._using:
+            made_seconds = current_time()
+            version = await self._watch.look()
+            frame = self._frame
+            is_wanted = frame is None or frame.made_seconds < self._wanted_seconds
+            if self._n_watchers and (frame is None or frame.version != version or is_wanted):
+                picture = await self._watch.picture()
+                body = await to_thread.run_sync(_json, picture, self._model)
+                self._frame = Frame(version, made_seconds, body)
+                self._tell()
+
+
+def _json(picture: CachePicture, model: str) -> bytes:
+    return CacheTree.of(picture, model).model_dump_json().encode()

@@ -1,0 +1,105 @@
+"""`/admin/cache/tree` and what is seen in it. Left out with `--no-dashboard`."""
+
+from contextlib import suppress
+from typing import Annotated
+
+from anyio import move_on_after, to_thread
+from fastapi import APIRouter, Path
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.api import EngineStopped
+from server.cache_feed import CacheFeed, Frame
+from server.dialects.delivery import STREAM_HEADERS, json_response
+from server.errors import ApiError, ClientLeft
+from server.generation.events import client_waiting
+from server.openapi import errors, stream_of_data
+from server.schemas.cache_tree import CacheTree, NodeText
+from server.service import ServiceDependency
+
+router = APIRouter(prefix="/admin/cache")
+
+TEXT_TOKENS = 4096
+"""How much of a node is shown as text."""
+
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class EventStream(Response):
+    media_type = "text/event-stream"
+
+
+NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
+
+
+@router.head("/tree", include_in_schema=False)
+@router.get("/tree", response_model=CacheTree, responses=errors(503))
+async def cache_tree(service: ServiceDependency) -> Response:
+    """The cache as it is now. Bounded, however large that is; made four times a second at most."""
+    return json_response(await service.feed.picture())
+
+
+@router.get(
+    "/tree/stream",
+    response_class=EventStream,
+    responses={**stream_of_data(CacheTree), **errors(503)},
+)
+async def cache_tree_stream(service: ServiceDependency) -> Response:
+    """The same, again and again: at most four times a second, and only when something has moved.
+
+    Who reads slowly gets the latest one, and not all of them.
+    """
+    return CacheTreeStream(service.feed, service.settings.keepalive_seconds)
+
+
+@router.head("/nodes/{id}", include_in_schema=False)
+@router.get("/nodes/{id}", responses=errors(400, 404, 503))
+async def cache_node(id: NodeId, service: ServiceDependency) -> NodeText:
+    """A node of the tree. Its text is shown only with `--dashboard-text`."""
+    shows_text = service.settings.dashboard_text
+    node = await service.feed.node(id, TEXT_TOKENS if shows_text else 0)
+    if node is None:
+        raise ApiError(404, f"There is no node {id} in the cache (any more).", code="no_such_node")
+    text = None
+    if shows_text:
+        text = await to_thread.run_sync(service.engine.tokenizer.decode, node.token_ids)
+    return NodeText(id=id, tokens=node.tokens, text=text)
+
+
+class CacheTreeStream(EventStream):
+    """The status line waits for the first picture, so that a refusal has a status of its own."""
+
+    def __init__(self, feed: CacheFeed, keepalive_seconds: float) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(STREAM_HEADERS)
+        self._feed = feed
+        self._keepalive_seconds = keepalive_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with client_waiting(receive), self._feed.watching():
+                await self._stream(send)
+        except ClientLeft:
+            pass  # RequestLog has seen it leave
+
+    async def _stream(self, send: Send) -> None:
+        frame: Frame | None = await self._feed.next_after(version := 0)
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with suppress(EngineStopped):  # there is nothing more to see
+            while True:
+                if frame is not None:
+                    version = frame.version
+                await send(_part(frame.event if frame else KEEP_ALIVE))
+                frame = await self._next_after(version)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next_after(self, version: int) -> Frame | None:
+        """None after a silence."""
+        with move_on_after(self._keepalive_seconds):
+            return await self._feed.next_after(version)
+        return None
+
+
+def _part(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}

@@ -1,0 +1,139 @@
+"""Pictures of the cache, and a look at one node of them."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.watching.picture import CachePicture
+
+
+class _Seen(BaseModel):
+    """Made of the engine's values, which need no second look."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class TreeArena(_Seen):
+    """A block is free, cached (only the tree holds it) or held (in at least one table)."""
+
+    blocks: int
+    free: int
+    cached: int
+    held: int
+    block_bytes: int
+
+
+class TreeGroup(_Seen):
+    """What layers keep that do not keep every token: a window's blocks, or states."""
+
+    kind: Literal["window", "recurrent"]
+    tokens: int | None = Field(description="How many a window is long.")
+    slots: int
+    used: int
+
+
+class HiddenNodes(_Seen):
+    """What a picture leaves out, summed up."""
+
+    nodes: int
+    tokens: int
+    blocks: int
+
+
+class TreeNode(_Seen):
+    """A run of tokens that is stored once, whoever uses it."""
+
+    id: int = Field(description="The same for as long as the node exists, and of no other after.")
+    parent: int | None
+    namespace: str
+    start: int = Field(description="The position of its first token.")
+    tokens: int
+    blocks: int
+    tail: int = Field(description="Tokens in its last block where that is not full, else 0.")
+    holders: int = Field(description="Live sequences whose path goes through its last block.")
+    idle_seconds: float = Field(
+        description="Since it was last matched, written or held, or something below it was."
+    )
+    states: list[int] = Field(
+        description="Positions at which a saved recurrent state stands, the last 32."
+    )
+    holes: list[tuple[int, int]] = Field(
+        description="Positions [from, to) that a window no longer has, the last 32 runs."
+    )
+    next_evicted: int | None = Field(
+        description="Its place among the next that would be evicted; 1 is the first."
+    )
+    hidden: HiddenNodes | None = Field(description="What is below it and left out.")
+
+
+class TreeNamespace(_Seen):
+    """Prompts share nothing with those of another. The salt itself is not told."""
+
+    id: str
+    name: str
+    nodes: int
+    tokens: int
+
+
+class TreeRequest(_Seen):
+    """A live sequence."""
+
+    id: str = Field(description="The request's; behind # the index of one of several choices.")
+    node: int | None = Field(description="The node with the last of its blocks in the tree.")
+    namespace: str
+    state: Literal["waiting", "running"]
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+
+
+class HiddenRequests(_Seen):
+    """Live sequences that a picture leaves out."""
+
+    running: int
+    waiting: int
+
+
+class TreeCounters(_Seen):
+    """Since start; they only grow."""
+
+    prompt_tokens: int = Field(description="Computed, or adopted from the cache.")
+    cached_tokens: int = Field(description="Adopted from the cache.")
+    generated_tokens: int
+    evictions: int
+    requests: int = Field(description="Sequences asked for.")
+    first_tokens: int
+    first_token_seconds: float = Field(
+        description="From a request's arrival to its first token, of all of them together."
+    )
+
+
+class CacheTree(_Seen):
+    """The cache at one moment, bounded: what is held and the heaviest subtrees come first."""
+
+    version: int = Field(description="Grows when the tree, a request or a counter has changed.")
+    time: float = Field(description="Seconds since the epoch.")
+    model: str
+    block_tokens: int
+    arena: TreeArena
+    groups: list[TreeGroup]
+    nodes: list[TreeNode] = Field(description="Parents come before their children.")
+    hidden: HiddenNodes = Field(description="What is left out of the first nodes of namespaces.")
+    namespaces: list[TreeNamespace]
+    requests: list[TreeRequest]
+    hidden_requests: HiddenRequests
+    counters: TreeCounters
+
+    @classmethod
+    def of(cls, picture: CachePicture, model: str) -> Self:
+        seen = {name: getattr(picture, name) for name in picture.__slots__}
+        return cls.model_validate({**seen, "model": model})
+
+
+class NodeText(BaseModel):
+    """One node: as text only where `dashboard_text` is set, and no more than its first tokens."""
+
+    id: int
+    tokens: int
+    text: str | None
