@@ -70,8 +70,8 @@ class CacheWatch(Protocol):
         """The version of what there is now. Waits for the end of the running step."""
         ...
 
-    async def picture(self) -> CachePicture:
-        """What the last look has seen. Takes the engine's thread no time."""
+    def picture(self) -> CachePicture:
+        """What the last look has seen. Takes milliseconds of the thread that calls it."""
         ...
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:

@@ -4,15 +4,19 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import thread_time
 
-from anyio import Event, Lock, current_time, sleep, to_thread
+from anyio import Event, Lock, current_time, sleep_until, to_thread
 from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, Engine, EngineError
-from engine.watching.picture import CachePicture, NodeTokens
+from engine.watching.picture import NodeTokens
 from server.schemas.cache_tree import CacheTree
 
 INTERVAL_SECONDS = 0.25
+SHARE = 0.02
+"""Of a processor that pictures may take: those of a large tree are made less often."""
+
 LINGER_SECONDS = 3.0
 """How long the watch goes on with nobody there: who asks again and again begins only once."""
 
@@ -42,6 +46,7 @@ class CacheFeed:
         self._n_watchers = 0
         self._left_seconds = 0.0  # when the last of them left
         self._wanted_seconds = 0.0  # a picture that is older will not do
+        self._interval_seconds = INTERVAL_SECONDS
         self._is_running = False
         self._failure: Exception | None = None
         self._watch: CacheWatch | None = None
@@ -115,7 +120,7 @@ class CacheFeed:
                 while self._n_watchers or current_time() < self._left_seconds + LINGER_SECONDS:
                     began_seconds = current_time()
                     await self._look()
-                    await sleep(began_seconds + INTERVAL_SECONDS - current_time())
+                    await sleep_until(began_seconds + self._interval_seconds)
         finally:
             self._watch = self._frame = None
 
@@ -128,11 +133,14 @@ class CacheFeed:
             frame = self._frame
             is_wanted = frame is None or frame.made_seconds < self._wanted_seconds
             if self._n_watchers and (frame is None or frame.version != version or is_wanted):
-                picture = await self._watch.picture()
-                body = await to_thread.run_sync(_json, picture, self._model)
+                body, cost_seconds = await to_thread.run_sync(_body, self._watch, self._model)
+                self._interval_seconds = max(INTERVAL_SECONDS, cost_seconds / SHARE)
                 self._frame = Frame(version, made_seconds, body)
                 self._tell()
 
 
-def _json(picture: CachePicture, model: str) -> bytes:
-    return CacheTree.of(picture, model).model_dump_json().encode()
+def _body(watch: CacheWatch, model: str) -> tuple[bytes, float]:
+    """A picture as JSON, and the seconds of a processor that it took."""
+    began_seconds = thread_time()
+    body = CacheTree.of(watch.picture(), model).model_dump_json().encode()
+    return body, thread_time() - began_seconds

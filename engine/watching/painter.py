@@ -152,7 +152,7 @@ class Painter:
         )
 
     def _states(self, node: MirrorNode, moment: Moment) -> tuple[int, ...]:
-        if moment.states.keys().isdisjoint(node.blocks):
+        if not moment.states or moment.states.keys().isdisjoint(node.blocks):
             return ()
         found = [
             node.start + index * self._block_size + n_tokens
@@ -163,7 +163,7 @@ class Painter:
 
     def _holes(self, node: MirrorNode, moment: Moment) -> tuple[tuple[int, int], ...]:
         """Tokens whose blocks at least one window has nothing of."""
-        if all(window.issuperset(node.blocks) for window in moment.windows):
+        if not moment.windows or all(window.issuperset(node.blocks) for window in moment.windows):
             return ()
         runs = list[tuple[int, int]]()
         for index, block in enumerate(node.blocks):

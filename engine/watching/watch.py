@@ -42,9 +42,8 @@ class LiveWatch:
                 self._version = next(self._versions)
         return self._version
 
-    async def picture(self) -> CachePicture:
-        paint = partial(self._painter.paint, self._version, self._requests())
-        return await asyncio.to_thread(paint)
+    def picture(self) -> CachePicture:
+        return self._painter.paint(self._version, self._requests())
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         await self.look()

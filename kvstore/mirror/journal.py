@@ -27,8 +27,15 @@ MOST_CHANGES = 50_000
 class TreeJournal:
     """A TreeObserver from `open` to `close`. Belongs to the engine thread."""
 
-    def __init__(self, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        copied_nodes: int = COPIED_NODES,
+        most_changes: int = MOST_CHANGES,
+    ) -> None:
         self._index = index
+        self._copied_nodes = copied_nodes
+        self._most_changes = most_changes
         self._changes: list[Change] = []
         self._copy: Iterator[Node] = iter(())
         self._is_listening = False
@@ -52,12 +59,12 @@ class TreeJournal:
     def take(self) -> tuple[list[Change], bool]:
         """What has changed since this was last asked, and whether that is all there is by now.
 
-        Costs what has changed, and COPIED_NODES nodes of a tree that is being told.
+        Costs what has changed, and `copied_nodes` of a tree that is being told.
         """
         if not self._is_listening:
             self.open()
-        copied = [_stored(node, 0) for node in islice(self._copy, COPIED_NODES)]
-        self._is_copied = self._is_copied or len(copied) < COPIED_NODES
+        copied = [_stored(node, 0) for node in islice(self._copy, self._copied_nodes)]
+        self._is_copied = self._is_copied or len(copied) < self._copied_nodes
         self._changes += copied
         changes, self._changes = self._changes, []
         return changes, self._is_copied
@@ -78,7 +85,7 @@ class TreeJournal:
         self._note(ClearedNamespace(namespace))
 
     def _note(self, change: Change) -> None:
-        if len(self._changes) == MOST_CHANGES:
+        if len(self._changes) >= self._most_changes:
             self.close()
         else:
             self._changes.append(change)

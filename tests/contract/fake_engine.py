@@ -122,7 +122,7 @@ class FakeWatch:
         self._engine.looks += 1
         return self._engine.picture.version
 
-    async def picture(self) -> CachePicture:
+    def picture(self) -> CachePicture:
         return self._engine.picture
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:

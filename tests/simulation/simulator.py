@@ -43,6 +43,7 @@ from kvstore.store import KVStore
 from tests.simulation.fairness import FairQueue
 from tests.simulation.fake_runner import FakeRunner, InjectedError
 from tests.simulation.model import Expected, expected, text_of
+from tests.simulation.replay import Replay
 
 EOS = 0
 GRAMMARS = GrammarCompiler(lambda: LLTokenizer(""), frozenset({EOS}))  # for budgets alone
@@ -133,6 +134,9 @@ class Simulation:
         self._client_weights = self.random.choice([[1], [1, 1, 1], [20, 1, 1, 1]])
         self._clear_rate = self.random.choice([0.0, 0.01])
         self._build()
+        self.replays = [
+            Replay(self.store.index, Random(random_seed)) for random_seed in (seed, ~seed)
+        ]
         self._prefixes = [self._tokens(1, 5 * self.block_size) for _ in range(4)]
 
     def _build(self) -> None:
@@ -214,6 +218,8 @@ class Simulation:
             self.steps += 1
             assert self.loop.stats == loop_stats(self.scheduler, NO_BYTES), "published too early"
         invariants.check(self.store)
+        for replay in self.replays:
+            replay.step()
         if not self.scheduler.has_work:
             invariants.check_idle(self.store)
 
@@ -226,6 +232,8 @@ class Simulation:
             turns_left -= 1
             assert turns_left > 0, "the sequences that are left make no progress"
         assert not self.receivers, "somebody never got the terminal events"
+        for replay in self.replays:
+            replay.finish()
         self.store.clear()
         assert self.pool.n_free == self.pool.n_blocks
 
