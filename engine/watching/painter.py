@@ -26,9 +26,9 @@ MAX_MARKS = 32
 
 PICTURE_BYTES = 148_000
 """What a picture may come to as JSON, by these sizes of its parts, which are the most they take."""
-NODE_BYTES = 215
+NODE_BYTES = 235
 REQUEST_BYTES = 260
-NAMESPACE_BYTES = 100
+NAMESPACE_BYTES = 110
 STATE_BYTES = 9
 HOLE_BYTES = 19
 
