@@ -1,15 +1,16 @@
 """Pictures of the cache for all who watch: one task makes them, while there is anybody."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import thread_time
 
 from anyio import Event, Lock, current_time, sleep_until, to_thread
 from anyio.abc import TaskGroup
 
-from engine.api import CacheWatch, Engine, EngineError
+from engine.api import CacheWatch, Engine, EngineStopped
 from engine.watching.picture import NodeTokens
 from server.schemas.cache_tree import CacheTree
 
@@ -48,7 +49,7 @@ class CacheFeed:
         self._wanted_seconds = 0.0  # a picture that is older will not do
         self._interval_seconds = INTERVAL_SECONDS
         self._is_running = False
-        self._failure: Exception | None = None
+        self._failure: Callable[[], Exception] | None = None
         self._watch: CacheWatch | None = None
         self._using = Lock()  # the watch
         self._frame: Frame | None = None
@@ -67,33 +68,32 @@ class CacheFeed:
             self._n_watchers -= 1
             self._left_seconds = current_time()
 
-    async def picture(self) -> bytes:
-        """As of now: the next that is made. Raises what the engine raises."""
-        async with self.watching():
-            asked_seconds = self._wanted_seconds = current_time()
-            while self._frame is None or self._frame.made_seconds < asked_seconds:
-                await self._changed()
-            return self._frame.body
+    async def picture(self) -> Frame:
+        """As of now: the next that is made. In `watching`; raises what the engine raises."""
+        asked_seconds = self._wanted_seconds = current_time()
+        while self._frame is None or self._frame.made_seconds < asked_seconds:
+            await self._changed()
+        return self._frame
 
     async def next_after(self, version: int) -> Frame:
-        """The latest picture, once there is another than that. Raises what the engine raises."""
+        """The latest picture, once there is another than that. Likewise."""
         while self._frame is None or self._frame.version == version:
             await self._changed()
         return self._frame
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
-        """See CacheWatch."""
-        async with self.watching():
-            while self._watch is None:
-                await self._changed()
+        """See CacheWatch. Likewise."""
+        while True:
             async with self._using:
-                return await self._watch.node(node_id, most_tokens)
+                if self._watch is not None:
+                    return await self._watch.node(node_id, most_tokens)
+            await self._changed()
 
     async def _changed(self) -> None:
         if self._failure is None:
             await self._news.wait()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure()
 
     def _tell(self) -> None:
         news, self._news = self._news, Event()
@@ -103,11 +103,13 @@ class CacheFeed:
         try:
             while self._n_watchers:  # somebody may come while the watch before is ended
                 await self._follow()
-        except EngineError as error:
-            self._failure = error
-        except Exception as error:
+        except EngineStopped as error:
+            self._failure = partial(
+                EngineStopped, str(error)
+            )  # one for each: they grow when raised
+        except Exception:
             log.exception("the watch of the cache has failed")
-            self._failure = error
+            self._failure = partial(RuntimeError, "the watch of the cache has failed")
         finally:
             self._is_running = False
             self._tell()

@@ -36,7 +36,8 @@ NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
 @router.get("/tree", response_model=CacheTree, responses=errors(503))
 async def cache_tree(service: ServiceDependency) -> Response:
     """The cache as it is now. Bounded, however large that is; made four times a second at most."""
-    return json_response(await service.feed.picture())
+    async with service.feed.watching():
+        return json_response((await service.feed.picture()).body)
 
 
 @router.get(
@@ -57,7 +58,8 @@ async def cache_tree_stream(service: ServiceDependency) -> Response:
 async def cache_node(id: NodeId, service: ServiceDependency) -> NodeText:
     """A node of the tree. Its text is shown only with `--dashboard-text`."""
     shows_text = service.settings.dashboard_text
-    node = await service.feed.node(id, TEXT_TOKENS if shows_text else 0)
+    async with service.feed.watching():
+        node = await service.feed.node(id, TEXT_TOKENS if shows_text else 0)
     if node is None:
         raise ApiError(404, f"There is no node {id} in the cache (any more).", code="no_such_node")
     text = None
@@ -84,8 +86,9 @@ class CacheTreeStream(EventStream):
             pass  # RequestLog has seen it leave
 
     async def _stream(self, send: Send) -> None:
-        frame: Frame | None = await self._feed.next_after(version := 0)
+        frame: Frame | None = await self._feed.picture()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        version = 0
         with suppress(EngineStopped):  # there is nothing more to see
             while True:
                 if frame is not None:

@@ -242,9 +242,12 @@ class FakeEngine:
     async def watch(self) -> AsyncGenerator[CacheWatch]:
         self.watches += 1
         try:
-            yield FakeWatch(self)
+            yield self.made_watch()
         finally:
             self.watches -= 1
+
+    def made_watch(self) -> CacheWatch:
+        return FakeWatch(self)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         self._check_alive()
