@@ -17,7 +17,7 @@ from kvstore.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import Namespace
 
-COPIED_NODES = 1000
+COPIED_NODES = 500
 """The most that one `take` tells of a tree that it begins with: a millisecond or two."""
 
 MOST_CHANGES = 50_000

@@ -1,0 +1,132 @@
+"""What it costs to watch a large tree. No model, no tensors.
+
+    python -m load_tests.bench.pictures [--nodes 10000]
+
+The first glimpses copy the tree bit by bit; those after tell what has changed, here one prompt
+served between two of them. Both are the engine thread's time. Pictures, and their JSON, are made on
+another thread. All are processor seconds of their thread, in milliseconds.
+"""
+
+import random
+import statistics
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from engine.output import OutputFactory
+from engine.scheduler import Scheduler
+from engine.timing import Timing
+from engine.validation import Limits
+from engine.watching.glimpse import Glimpse, Glimpses
+from engine.watching.painter import Painter
+from kvstore.block_pool import BlockPool
+from kvstore.lease import Refusal
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+from load_tests.bench.steps import silent
+from load_tests.report import Table
+from server.metrics import EngineTelemetry
+from server.schemas.cache_tree import CacheTree
+
+BLOCK_TOKENS = 16
+MOST_BLOCKS = 10  # of what a prompt adds
+NAMESPACE = Namespace(model="benchmark")
+VOCABULARY = 150_000
+
+
+class Branches:
+    """Prompts that leave earlier ones somewhere, so that the tree is deep and fragmented."""
+
+    def __init__(self, nodes: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._prompts: list[list[int]] = [[]]
+        pool = BlockPool((nodes + 100) * MOST_BLOCKS)
+        self.store = KVStore(pool, RadixTree(pool, BLOCK_TOKENS, time.monotonic), BLOCK_TOKENS)
+        while self.store.index.n_nodes < nodes:
+            self.serve()
+
+    def serve(self) -> None:
+        base = self._random.choice(self._prompts[-500:])
+        cut = self._random.randint(0, len(base) // BLOCK_TOKENS) * BLOCK_TOKENS
+        length = self._random.randint(BLOCK_TOKENS, MOST_BLOCKS * BLOCK_TOKENS)
+        prompt = base[:cut] + self._random.choices(range(VOCABULARY), k=length)
+        self._prompts.append(prompt)
+        lease = self.store.admit(NAMESPACE, Tokens(prompt))
+        if isinstance(lease, Refusal):
+            raise RuntimeError(f"the pool is too small for the benchmark: {lease}")
+        self.store.extend(lease, len(prompt) - lease.planned_tokens)
+        self.store.publish(lease, len(prompt))
+        self.store.donate(lease)
+
+
+class Watch:
+    """The two ends of it, each timed."""
+
+    def __init__(self, store: KVStore) -> None:
+        limits = Limits(VOCABULARY, 10**6, 10**9, 32, 1024, 512)
+        outputs = OutputFactory(frozenset(), silent)
+        scheduler = Scheduler(store, outputs, limits, draw_seed=lambda: 0)
+        self._glimpses = Glimpses(scheduler, Timing(time.monotonic, EngineTelemetry()))
+        self._painter = Painter(BLOCK_TOKENS, block_bytes=0)
+
+    def look(self) -> tuple[Glimpse, float]:
+        began = time.thread_time()
+        glimpse = self._glimpses.take()
+        return glimpse, time.thread_time() - began
+
+    def take_in(self, glimpse: Glimpse) -> None:
+        self._painter.take_in(glimpse)
+
+    def paint(self) -> tuple[int, int, float]:
+        """Nodes and bytes of a picture, and the seconds that it took."""
+        began = time.thread_time()
+        tree = CacheTree.of(self._painter.paint(1, 1), "benchmark")
+        body = tree.model_dump_json().encode()
+        return len(tree.nodes), len(body), time.thread_time() - began
+
+
+def measure(nodes: int, repeats: int) -> Table:
+    branches = Branches(nodes, seed=1)
+    watch = Watch(branches.store)
+    copying, telling, painting = list[float](), list[float](), list[float]()
+    is_whole = False
+    while not is_whole:
+        glimpse, seconds = watch.look()
+        is_whole = glimpse.is_whole
+        copying.append(seconds)
+        watch.take_in(glimpse)
+    for _ in range(repeats):
+        branches.serve()
+        glimpse, seconds = watch.look()
+        telling.append(seconds)
+        watch.take_in(glimpse)
+        shown, n_bytes, seconds = watch.paint()
+        painting.append(seconds)
+    rows = (
+        ("nodes, of which shown", f"{branches.store.index.n_nodes:,}, {shown:,}"),
+        ("JSON, bytes", f"{n_bytes:,}"),
+        ("first glimpses: how many, longest ms", f"{len(copying)}, {1e3 * max(copying):.2f}"),
+        ("a glimpse, median and longest ms", _milliseconds(telling)),
+        ("a picture as JSON, median and longest ms", _milliseconds(painting)),
+    )
+    return Table(("", "of another thread, but for glimpses"), rows)
+
+
+def _milliseconds(seconds: list[float]) -> str:
+    return f"{1e3 * statistics.median(seconds):.2f}, {1e3 * max(seconds):.2f}"
+
+
+def main(
+    nodes: Annotated[int, typer.Option(min=1, help="Of the tree.")] = 10_000,
+    repeats: Annotated[int, typer.Option(min=1)] = 50,
+) -> None:
+    """Fill a tree, watch it, and time both ends."""
+    Console(width=100).print(measure(nodes, repeats).rich())
+
+
+if __name__ == "__main__":
+    typer.run(main)
