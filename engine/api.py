@@ -16,6 +16,19 @@ from engine.types import (
 )
 from engine.watching.picture import CachePicture, NodeTokens
 
+__all__ = [
+    "CachePicture",
+    "CacheWatch",
+    "Engine",
+    "EngineError",
+    "EngineStopped",
+    "InvalidRequest",
+    "NodeTokens",
+    "PromptTooLong",
+    "QueueFull",
+    "Telemetry",
+]
+
 
 class EngineError(Exception):
     """Base of everything the engine tells a caller."""

@@ -10,8 +10,7 @@ from time import thread_time
 from anyio import Event, Lock, current_time, sleep_until, to_thread
 from anyio.abc import TaskGroup
 
-from engine.api import CacheWatch, Engine, EngineStopped
-from engine.watching.picture import NodeTokens
+from engine.api import CacheWatch, Engine, EngineStopped, NodeTokens
 from server.schemas.cache_tree import CacheTree
 
 INTERVAL_SECONDS = 0.25

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.watching.picture import CachePicture
+from engine.api import CachePicture
 
 
 class _Seen(BaseModel):

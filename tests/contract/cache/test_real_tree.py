@@ -136,6 +136,6 @@ def test_what_other_layers_keep_is_marked(http: httpx.Client) -> None:
         assert 0 < group["used"] <= group["slots"]
     marks = {mark for node in seen["nodes"] for mark in node["states"]}
     if any(group["kind"] == "recurrent" for group in seen["groups"]):
-        assert {51, 52} <= marks
+        assert 51 in marks  # where the same prompt will resume
     else:
         assert not marks
