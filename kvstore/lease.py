@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvstore.actions import CopyBlock, Order, Room, TablePatch
 from kvstore.block_table import BlockTable
-from kvstore.groups.group import Hold
+from kvstore.groups.group import NEVER, Hold
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
@@ -52,11 +52,14 @@ class Lease:
                 between += hold.save(split)
             after += hold.save(end_tokens)
             self.ready_tokens = min(self.ready_tokens, hold.ready_tokens(end_tokens))
-        if between or after:
-            self.due_tokens = min(self.due_tokens, end_tokens)
+        self.note_due(self.due_tokens)
         self.planned_tokens = end_tokens
         self.is_patched = True
         return Room(tuple(before), tuple(between), tuple(after))
+
+    def note_due(self, n_tokens: int) -> None:
+        """There is nothing to publish before so many are written, or a group has saved."""
+        self.due_tokens = min(n_tokens, *(hold.due_tokens() for hold in self.holds), NEVER)
 
     def take_patches(self) -> Iterator[TablePatch]:
         """What has changed in its tables since this was last asked; at first all that is there."""

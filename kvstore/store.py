@@ -192,8 +192,8 @@ class KVStore:
             return
         if (whole := n_tokens // self._block_size) > published:
             self._insert(lease, whole * self._block_size)
-        lease.due_tokens = (whole + 1) * self._block_size
         saved = [hold.advance(lease.table, n_tokens) for hold in lease.holds]
+        lease.note_due((whole + 1) * self._block_size)
         if any(saved):
             self._leave_to_index(lease)
 

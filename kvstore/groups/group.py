@@ -62,6 +62,10 @@ class Hold(Protocol):
         """A step will have written so many tokens: what is to be saved right behind them."""
         ...
 
+    def due_tokens(self) -> int:
+        """How many are written when what is to be saved next has been, as far as is planned."""
+        ...
+
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
         """The lease has written so many tokens. Whether something was saved there.
 

@@ -55,6 +55,9 @@ class StateHold:
         self._saving.append((planned_tokens, target))
         return (CopyState(self.slot, target),)
 
+    def due_tokens(self) -> int:
+        return self._saving[0][0] if self._saving else NEVER
+
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
         n_saving = len(self._saving)
         while self._saving and self._saving[0][0] <= written_tokens:

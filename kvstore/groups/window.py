@@ -59,6 +59,9 @@ class WindowHold:
         """Blocks carry their windows from their beginning."""
         return ()
 
+    def due_tokens(self) -> int:
+        return NEVER
+
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
         needed = self.group.first_needed(written_tokens)
         while self.first < needed and self.slots:

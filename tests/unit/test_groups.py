@@ -238,6 +238,26 @@ class TestRecurrent:
         assert serve(store, run_of(0, 15)) == 0
         assert serve(store, run_of(0, 15)) == 14
 
+    @pytest.mark.parametrize("n_tokens", range(2, 60))
+    def test_what_is_saved_while_the_step_before_is_in_flight_is_found(self, n_tokens: int) -> None:
+        store, prompt = make_store(states()), run_of(0, n_tokens)
+        lease = admit(store, prompt)
+        ends = []
+        while lease.planned_tokens < n_tokens:
+            n_left = n_tokens - lease.planned_tokens
+            n_step = store.stride(lease, min(n_left, STEP), split=n_tokens - 1)
+            store.extend(lease, n_step, split=n_tokens - 1)
+            ends.append(lease.planned_tokens)
+            if len(ends) > 1:
+                store.publish(lease, ends[-2])
+        store.publish(lease, n_tokens)
+        lease.tokens.append(999)
+        store.extend(lease, 1)
+        store.publish(lease, n_tokens + 1)
+        store.donate(lease)
+        invariants.check_idle(store)
+        assert store.probe(NS, Tokens(prompt)) == n_tokens - 1
+
     def test_the_next_turn_goes_on_where_the_last_ended(self) -> None:
         store = make_store(states())
         serve(store, run_of(0, 15), answer=[100, 101, 102])
