@@ -16,7 +16,7 @@ MKL := $(VENV)/.mkl
 endif
 
 .PHONY: help serve chat doctor install-service test check format settings wheel simulate conformance \
-	clients bench router grafana demo-model clean
+	browser screenshots clients bench router grafana demo-model clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
@@ -57,6 +57,12 @@ simulate: $(VENV)/.dev  ## a million simulated steps, every count recounted afte
 
 conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: docs/architectures.md
 	$(BIN)/python -m tests.conformance $(ARGS)
+
+browser: $(VENV)/.dev  ## the page in a Chromium that is installed here: every test of it
+	$(BIN)/python -m tests.browser $(ARGS)
+
+screenshots: $(VENV)/.dev  ## docs/images/, of the page under a load with shared prompts
+	$(BIN)/python -m tests.browser.screenshots
 
 clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## other projects' clients use the daemon; docs/clients.md
 	$(BIN)/python -m tests.clients $(ARGS)

@@ -29,6 +29,7 @@ from server.routes import (
     messages,
     metrics,
     models,
+    page,
     render,
     responses,
     status,
@@ -49,7 +50,7 @@ SECTIONS = {
     "The cache and what runs": (admin, cache),
     "Pages": (dashboard,),
 }
-DASHBOARD = {"The cache as it moves": (cache_tree,)}
+DASHBOARD = {"The cache as it moves": (cache_tree, page)}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 

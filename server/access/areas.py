@@ -2,7 +2,7 @@
 
 from server.access.keys import Role
 
-OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/openapi.json", "/version", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/openapi.json", "/version", "/", "/docs"})
 """For whoever watches over the daemon, and the pages, which ask for a key themselves. All other
 paths, known or not, need one.
 """

@@ -109,7 +109,7 @@ def test_health_follows_the_engine(http: httpx.Client, engine: FakeEngine) -> No
         *("/health", "/load", "/metrics", "/openapi.json", "/version"),
         *("/v1/models", "/v1/models/test/bytes"),
         *("/admin/cache/stats", "/admin/requests"),
-        *("/docs", "/dashboard/docs/index.html"),
+        *("/", "/docs", "/dashboard/docs/index.html"),
     ],
 )
 def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:

@@ -95,6 +95,7 @@ def test_a_key_is_needed(
         "/metrics",
         "/version",
         "/openapi.json",
+        "/",
         "/docs",
         "/dashboard/docs/docs.css",
     ],

@@ -1,0 +1,52 @@
+// One request to the chat API, streamed, and how long its parts took.
+
+import { ask } from "../net/api.js";
+import { events } from "../net/events.js";
+
+/**
+ * Writes `answers.length` answers into the messages as their text arrives, and calls `onChange`
+ * after each piece. All are one request with `n`: a browser opens six connections to a host at
+ * most, so as many requests of their own would wait for each other.
+ * Returns figures: tokens, and times in seconds. Throws what ask() throws, or the stream's error.
+ */
+export async function send({ messages, answers, signal, onChange }) {
+  const sent = performance.now();
+  const response = await ask("v1/chat/completions", {
+    signal,
+    json: { messages, n: answers.length, stream: true, stream_options: { include_usage: true } },
+  });
+  let first = null;
+  let usage = null;
+  for await (const data of events(response)) {
+    if (data === "[DONE]") continue; // to the end, or the browser would call it broken off
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    usage = chunk.usage ?? usage;
+    for (const choice of chunk.choices) {
+      if (note(answers[choice.index], choice)) first ??= performance.now();
+    }
+    onChange();
+  }
+  return figures(usage, sent, first ?? performance.now(), performance.now());
+}
+
+/** Whether the choice brought text. */
+function note(answer, { delta, finish_reason }) {
+  const [text, reasoning] = [delta.content ?? "", delta.reasoning_content ?? ""];
+  answer.text += text;
+  answer.reasoning += reasoning;
+  answer.finish = finish_reason ?? answer.finish;
+  return text !== "" || reasoning !== "";
+}
+
+function figures(usage, sent, first, ended) {
+  const written = usage?.completion_tokens ?? 0;
+  const writing = (ended - first) / 1000;
+  return {
+    prompt: usage?.prompt_tokens ?? 0,
+    cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+    written,
+    firstToken: (first - sent) / 1000,
+    perSecond: writing > 0 ? written / writing : 0,
+  };
+}

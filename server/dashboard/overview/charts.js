@@ -1,0 +1,118 @@
+// The last minutes as small series of one kind: uPlot draws them, this file says how.
+
+import { percent, rate, seconds, short } from "../parts/format.js";
+import { Component, html } from "../parts/html.js";
+import { SECONDS_SHOWN } from "../state/history.js";
+
+const HEIGHT = 92;
+const LEAST_SECONDS = 60;
+const CHARTS = [
+  { title: "Throughput", unit: "tokens written a second", lines: ["written"], say: rate, least: 10 },
+  { title: "Prompts", unit: "tokens a second; what was not cached (dashed)",
+    lines: ["prompt", "computed"], say: short, least: 10 },
+  { title: "Hit share", unit: "of prompt tokens found in the cache", lines: ["hitShare"],
+    say: percent, least: 1 },
+  { title: "First token", unit: "mean time from request to first token", lines: ["firstToken"],
+    say: seconds, least: 0.1 },
+  { title: "Queue", unit: "requests running, and waiting (dashed)", lines: ["running", "waiting"],
+    say: rate, least: 4 },
+  { title: "Evictions", unit: "blocks a second taken from the cache", lines: ["evictions"],
+    say: rate, least: 4 },
+];
+
+export function Charts({ history, time }) {
+  return html`
+    <div class="charts">
+      ${CHARTS.map((chart) => html`
+        <${Chart} key=${chart.title} chart=${chart} columns=${history.columns} time=${time} />`)}
+    </div>`;
+}
+
+class Chart extends Component {
+  componentDidMount() {
+    this.dark = matchMedia("(prefers-color-scheme: dark)");
+    this.redraw = () => this.draw();
+    this.dark.addEventListener("change", this.redraw);
+    this.observer = new ResizeObserver(this.redraw);
+    this.observer.observe(this.element);
+  }
+
+  componentDidUpdate() {
+    this.plot?.setData(this.data());
+  }
+
+  componentWillUnmount() {
+    this.dark.removeEventListener("change", this.redraw);
+    this.observer.disconnect();
+    this.plot?.destroy();
+  }
+
+  render({ chart, columns }) {
+    const values = columns[chart.lines[0]];
+    const last = values.findLast((value) => value !== null);
+    return html`
+      <figure>
+        <figcaption><b>${chart.title}</b> <span class="now">${last == null ? "–" : chart.say(last)}
+          </span><small>${chart.unit}</small></figcaption>
+        <div class="plot" role="img" ref=${(element) => (this.element = element)}
+             aria-label="${chart.title} in the last minutes, ${chart.unit}"></div>
+      </figure>`;
+  }
+
+  data() {
+    const { chart, columns } = this.props;
+    return [columns.time, ...chart.lines.map((name) => columns[name])];
+  }
+
+  draw() {
+    this.plot?.destroy();
+    const width = Math.floor(this.element.clientWidth);
+    if (width > 0) this.plot = new uPlot(this.options(width), this.data(), this.element);
+  }
+
+  /** From the first point on, as long as that is not too short or too long. */
+  span() {
+    const { columns, time } = this.props;
+    const seconds = time - (columns.time[0] ?? time);
+    return [time - Math.min(SECONDS_SHOWN, Math.max(LEAST_SECONDS, seconds)), time];
+  }
+
+  options(width) {
+    const styles = getComputedStyle(this.element);
+    const colour = (name) => styles.getPropertyValue(name).trim();
+    const axis = {
+      stroke: colour("--muted"), font: `11px ${styles.fontFamily}`, ticks: { show: false },
+    };
+    const { chart } = this.props;
+    const dots = (plot, index) => isLonely(plot.data[index]);
+    return {
+      width,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { show: false },
+      padding: [6, 4, 0, 0],
+      scales: {
+        x: { range: () => this.span() },
+        y: { range: (plot, least, most) => [0, Math.max(chart.least, most ?? 0) * 1.05] },
+      },
+      axes: [
+        { ...axis, grid: { show: false }, size: 20, space: 70 },
+        { ...axis, grid: { stroke: colour("--line"), width: 1 }, size: 44, space: 28,
+          values: (plot, ticks) => ticks.map(chart.say) },
+      ],
+      series: [{}, ...chart.lines.map((name, index) => ({
+        stroke: colour("--accent"),
+        width: 1.5,
+        dash: index ? [3, 3] : undefined,
+        fill: index ? undefined : colour("--accent-faint"),
+        points: { show: dots, size: 4, fill: colour("--accent") },
+      }))],
+    };
+  }
+}
+
+/** Whether values stand between gaps, where a line alone would show nothing. */
+function isLonely(values) {
+  return values.some((value, index) => value !== null &&
+    (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null);
+}

@@ -1,0 +1,24 @@
+// What the colours and marks mean. Marks that this model cannot have are left out.
+
+import { html } from "../parts/html.js";
+
+const ALWAYS = [
+  ["held", "in use by a request now"],
+  ["cached", "kept for later, fainter with age"],
+  ["done", "being computed or written"],
+  ["next", "next to be evicted"],
+];
+const OF_GROUPS = {
+  recurrent: ["state", "saved state of recurrent layers"],
+  window: ["hole", "left behind by sliding windows"],
+};
+
+export function Legend({ groups }) {
+  const kinds = new Set(groups.map((group) => group.kind));
+  const entries = [...ALWAYS, ...[...kinds].map((kind) => OF_GROUPS[kind]).filter(Boolean)];
+  return html`
+    <ul class="legend">
+      ${entries.map(([mark, meaning]) => html`
+        <li key=${mark}><span class="swatch ${mark}"></span>${meaning}</li>`)}
+    </ul>`;
+}

@@ -1,0 +1,148 @@
+// What stands in the picture: a bar is a run of tokens, a lane a request at the end of its path.
+
+import { count, short, whole } from "../parts/format.js";
+import { html } from "../parts/html.js";
+
+const GAP = 2; // pixels between neighbours
+const LETTER = 6.6; // about as wide as one, in pixels
+const TEXT_HEIGHT = 13;
+const MARKED = 3; // so many of those that go next
+const BADGE = 18; // room for the number of who goes next
+const HEAD = 7; // a lane's least width, so that it is seen when nearly all is stored
+const OLDEST_SECONDS = 1800; // from here on a bar is as faint as it gets
+const [STRONGEST, FAINTEST] = [0.5, 0.12]; // opacity of what is cached
+
+export function Bar({ bar, looks, onSelect }) {
+  const { node } = bar;
+  const box = boxOf(bar.from, bar.to, bar.row, bar.rows, looks);
+  const isHeld = node.holders > 0;
+  const classes = [
+    "bar", isHeld ? "held" : "cached", isMarked(node) && "next",
+    looks.lit.has(node.id) && "lit", looks.selected === node.id && "selected",
+  ];
+  return html`
+    <g class=${classes.filter(Boolean).join(" ")} role="button" aria-label=${spoken(node)}
+       tabindex=${looks.focused === node.id ? 0 : -1} aria-pressed=${looks.selected === node.id}
+       data-node=${node.id} data-tokens=${node.tokens} data-holders=${node.holders}
+       onClick=${() => onSelect(node.id)}>
+      <rect class="body" ...${box} rx=${radius(box)}
+            fill-opacity=${isHeld ? 1 : fading(looks.ages(node))} />
+      ${node.holes.map(([from, to]) => html`
+        <rect class="hole" ...${boxOf(from, to, bar.row, bar.rows, looks)} fill="url(#hole)" />`)}
+      ${node.states.map((token) => html`
+        <path class="state" d=${diamond(looks.x(token) - GAP, box.y + box.height)} />`)}
+      <${Label} text=${labelOf(node, box)} box=${box} />
+      ${isMarked(node) && html`<${Badge} number=${node.next_evicted} box=${box} />`}
+    </g>`;
+}
+
+export function Lane({ lane, looks }) {
+  const { request } = lane;
+  const box = boxOf(lane.from, lane.to, lane.row, 1, looks);
+  const done = Math.max(HEAD, looks.x(lane.computed) - looks.x(lane.from) - GAP);
+  const rest = { ...box, x: box.x + 0.5, y: box.y + 0.5, width: Math.max(done, box.width) - 1 };
+  const isRunning = request.state === "running";
+  return html`
+    <g class="lane ${request.state}" data-request=${request.id}>
+      <title>${laneTitle(request)}</title>
+      <rect class="ahead" ...${{ ...rest, height: Math.max(0, box.height - 1) }} rx=${radius(box)} />
+      ${isRunning && html`<rect class="done" ...${box} width=${done} rx=${radius(box)} />`}
+      <${Label} text=${laneLabel(request, box, done)} box=${{ ...box, width: done }} />
+    </g>`;
+}
+
+/** Descendants that the snapshot sums up. They have no width of their own. */
+export function Rest({ rest, looks }) {
+  const box = boxOf(rest.from, rest.from, rest.row, 1, looks);
+  return html`
+    <g class="rest">
+      <title>${count(rest.nodes, "more run")} of ${count(rest.tokens, "token")} in all</title>
+      <text x=${box.x + 4} y=${middle(box)}>+${short(rest.nodes)}</text>
+    </g>`;
+}
+
+/** Stripes for what a window no longer has. */
+export function Patterns() {
+  return html`
+    <svg class="patterns" width="0" height="0" aria-hidden="true">
+      <pattern id="hole" width="6" height="6" patternUnits="userSpaceOnUse"
+               patternTransform="rotate(45)">
+        <rect class="stripe" width="3" height="6" />
+      </pattern>
+    </svg>`;
+}
+
+function Label({ text, box }) {
+  if (!text || box.height < TEXT_HEIGHT) return null;
+  return html`<text x=${box.x + 8} y=${middle(box)}>${text}</text>`;
+}
+
+function Badge({ number, box }) {
+  if (box.height < TEXT_HEIGHT || box.width < BADGE * 2) return null;
+  const at = box.x + box.width - BADGE / 2 - 3;
+  return html`
+    <g class="badge">
+      <circle cx=${at} cy=${middle(box)} r="8" />
+      <text x=${at} y=${middle(box)} text-anchor="middle">${number}</text>
+    </g>`;
+}
+
+function isMarked(node) {
+  return node.next_evicted !== null && node.next_evicted <= MARKED;
+}
+
+function boxOf(from, to, row, rows, { x, row: rowHeight }) {
+  const gap = rowHeight > 10 ? GAP : 1;
+  return {
+    x: x(from),
+    y: row * rowHeight,
+    width: Math.max(1, x(to) - x(from) - GAP),
+    height: Math.max(1, rows * rowHeight - gap),
+  };
+}
+
+function middle(box) {
+  return box.y + box.height / 2;
+}
+
+function radius(box) {
+  return Math.min(4, box.height / 3, box.width / 3);
+}
+
+function diamond(x, bottom) {
+  return `M ${x} ${bottom} l -4 -4 l 4 -4 l 4 4 Z`;
+}
+
+function fading(seconds) {
+  const faded = Math.min(1, Math.log1p(seconds) / Math.log1p(OLDEST_SECONDS));
+  return (STRONGEST - faded * (STRONGEST - FAINTEST)).toFixed(2);
+}
+
+/** The longest that fits. */
+function fitting(texts, width) {
+  return texts.find((text) => text.length * LETTER + 14 <= width) ?? "";
+}
+
+function labelOf(node, box) {
+  const room = box.width - (isMarked(node) ? BADGE : 0);
+  const tokens = count(node.tokens, "token");
+  const users = node.holders > 0 ? [`${tokens}, in use by ${node.holders}`] : [];
+  return fitting([...users, tokens, whole(node.tokens), short(node.tokens)], room);
+}
+
+function laneLabel(request, box, done) {
+  if (request.state !== "running") return fitting(["waiting"], box.width);
+  return request.output_tokens ? fitting([`+${request.output_tokens}`], done) : "";
+}
+
+function laneTitle(request) {
+  const { state, prompt_tokens, cached_tokens, output_tokens } = request;
+  return `${state}: ${count(prompt_tokens, "token")} of prompt, ${whole(cached_tokens)} of them ` +
+    `from the cache, ${whole(output_tokens)} written`;
+}
+
+function spoken(node) {
+  const use = node.holders ? `in use by ${count(node.holders, "request")}` : "cached";
+  const next = node.next_evicted ? `, place ${node.next_evicted} to be evicted` : "";
+  return `${count(node.tokens, "token")} from token ${whole(node.start)} on, ${use}${next}`;
+}

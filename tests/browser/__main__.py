@@ -1,0 +1,24 @@
+"""`make browser`: the tests of the page, which fail where there is no Chromium, and how soon the
+picture follows the cache."""
+
+import sys
+
+import pytest
+
+from tests.browser.chromium import MISSING, executable
+from tests.browser.promptness import report
+
+MOST_SECONDS = 0.5
+
+
+def main() -> int | str:
+    if executable() is None:
+        return MISSING
+    if status := pytest.main(["tests/browser", *sys.argv[1:]]):
+        return int(status)
+    seconds = report()
+    return 0 if seconds <= MOST_SECONDS else f"the picture is more than {MOST_SECONDS} s behind"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

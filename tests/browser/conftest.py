@@ -1,0 +1,100 @@
+"""A browser, daemons for it to visit, and pages that must not complain."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
+
+from server.settings import Settings
+from tests.browser.chromium import MISSING, chromium, executable
+from tests.browser.demo import DESKTOP, demo_daemon
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine
+
+PATIENCE_MS = 60_000  # on a busy machine; what is fast is fast
+
+Visit = Callable[..., Page]
+"""Opens the page at a URL. `expected` is a pattern of what the browser may complain of."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if executable() is None:
+        for item in items:
+            if item.path.is_relative_to(__file__.rpartition("/")[0]):
+                item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[httpx.Client]:
+    with demo_daemon() as client:
+        yield client
+
+
+@pytest.fixture
+def daemon(demo: httpx.Client) -> httpx.Client:
+    """A client of the embedded model's daemon, its cache empty."""
+    demo.post("/admin/cache/clear").raise_for_status()
+    return demo
+
+
+@pytest.fixture
+def demo_url(demo: httpx.Client) -> str:
+    return str(demo.base_url).rstrip("/")
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def scripted_url(engine: FakeEngine) -> Iterator[str]:
+    """A daemon that says what the test wants."""
+    with running(engine, Settings(port=0)) as url:
+        yield url
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    """Pages that ask nobody else for anything, break no policy, and put no error on the console."""
+    contexts, problems = [], []
+
+    def opened(url: str, expected: str = "(?!)", **options: Any) -> Page:
+        options = {"viewport": DESKTOP, "reduced_motion": "reduce", **options}
+        context = browser.new_context(**options)
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+
+        def complain(text: str) -> None:
+            if not re.search(expected, text):
+                problems.append(text)
+
+        def heard(message: ConsoleMessage) -> None:
+            if message.type in {"error", "warning"}:
+                complain(f"console: {message.text}")
+
+        def asked(request: Request) -> None:
+            if not request.url.startswith(f"{url}/"):
+                complain(f"elsewhere: {request.url}")
+
+        page = context.new_page()
+        page.on("console", heard)
+        page.on("pageerror", lambda error: complain(f"exception: {error}"))
+        page.on("request", asked)
+        page.goto(f"{url}/")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not problems

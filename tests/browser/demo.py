@@ -1,0 +1,44 @@
+"""The embedded model's daemon, and something to ask it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from playwright.sync_api import ViewportSize
+
+from engine.launch import launch
+from engine.types import EngineConfig
+from server.metrics import EngineTelemetry
+from server.settings import Settings
+from tests.contract.daemon import running
+
+DESKTOP: ViewportSize = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+KV_CACHE_BYTES = 32 << 20
+SYSTEM = "You answer questions about Rootstock. " * 8
+QUESTIONS = ("Who are you?", "How does the cache work?", "What licence?")
+CLIENT_SECONDS = 60
+
+
+@contextmanager
+def demo_daemon(kv_cache_bytes: int = KV_CACHE_BYTES) -> Iterator[httpx.Client]:
+    """A client of a daemon of its own."""
+    telemetry = EngineTelemetry()
+    config = EngineConfig(model="", kv_cache_bytes=kv_cache_bytes)
+    engine = launch(config, telemetry, lambda line: None)
+    with (
+        running(engine, Settings(port=0), telemetry) as url,
+        httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,
+    ):
+        yield client
+
+
+def say(client: httpx.Client, text: str, system: str = "") -> Any:
+    """One short answer, and what it took."""
+    messages = [{"role": "user", "content": text}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    body = {"messages": messages, "max_tokens": 4, "temperature": 0}
+    answer = client.post("/v1/chat/completions", json=body).raise_for_status()
+    return answer.json()["usage"]

@@ -1,0 +1,105 @@
+"""`make screenshots`: the page while several users talk with shared prompts."""
+
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import httpx
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.chromium import MISSING, chromium, executable
+from tests.browser.demo import PHONE, demo_daemon
+
+INTO = Path(__file__).parents[2] / "docs" / "images"
+MOST_BYTES = 200_000
+DESKTOP = {"width": 1360, "height": 1100}
+SHOTS: dict[str, dict[str, Any]] = {
+    "dashboard-light.png": {"viewport": DESKTOP, "color_scheme": "light"},
+    "dashboard-dark.png": {"viewport": DESKTOP, "color_scheme": "dark"},
+    "dashboard-phone.png": {"viewport": PHONE, "color_scheme": "light", "device_scale_factor": 1.5},
+}
+PROMPTS = (
+    "You answer questions about Rootstock, shortly and in plain words. " * 12,
+    "You remember what you are told, and repeat it when you are asked. " * 5,
+)
+QUESTIONS = (
+    *("What is Rootstock?", "How does the cache work?", "How do I clear the cache?"),
+    *("Repeat: Laura painted 42 wooden boats in Lisbon.", "How do I serve a real model?"),
+)
+USERS = 6
+LONGEST_ANSWER = 190
+LOAD_SECONDS = 25
+PATIENCE_MS = 60_000
+
+
+def main() -> int | str:
+    if executable() is None:
+        return MISSING
+    expect.set_options(timeout=PATIENCE_MS)
+    INTO.mkdir(parents=True, exist_ok=True)
+    with demo_daemon() as client, chromium() as browser, load(client):
+        pages = {name: opened(browser, client, options) for name, options in SHOTS.items()}
+        time.sleep(LOAD_SECONDS)
+        for name, page in pages.items():
+            take(page, INTO / name)
+    return 0
+
+
+def opened(browser: Browser, client: httpx.Client, options: dict[str, Any]) -> Page:
+    page = browser.new_page(**options)
+    page.goto(str(client.base_url))
+    return page
+
+
+def take(page: Page, path: Path) -> None:
+    """With an answer in the playground, and while somebody is being served."""
+    if page.viewport_size == DESKTOP:
+        page.get_by_role("button", name="How does the cache work?").click()
+        answers = page.locator(".message.assistant[data-state='done']")
+        expect(answers).to_have_count(1)
+        page.get_by_label("Your message").fill("How do I clear the cache?")
+        page.get_by_role("button", name="at once").click()
+        expect(answers).to_have_count(2)
+    expect(page.locator(".lane.running").first).to_be_visible()
+    page.screenshot(path=path)
+    size = path.stat().st_size
+    print(f"{path.name}: {size:,} bytes")
+    assert size < MOST_BYTES
+
+
+@contextmanager
+def load(client: httpx.Client) -> Iterator[None]:
+    """Users who ask again as soon as they have an answer, each behind one of the prompts."""
+    over = Event()
+
+    def talk(user: int) -> None:
+        system = PROMPTS[int(user % 3 == 2)]
+        for turn in range(1_000):
+            if over.is_set():
+                return
+            question = QUESTIONS[(user + turn) % len(QUESTIONS)]
+            messages = [
+                {"role": "system", "content": system},
+                {"role": "user", "content": question},
+            ]
+            tokens = LONGEST_ANSWER * (1 + (user + turn) % 3) // 3
+            body = {"messages": messages, "max_tokens": tokens, "ignore_eos": True}
+            client.post("/v1/chat/completions", json=body).raise_for_status()
+
+    with ThreadPoolExecutor(USERS) as users:
+        talks = [users.submit(talk, user) for user in range(USERS)]
+        try:
+            yield
+        finally:
+            over.set()
+        for talked in talks:
+            talked.result()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

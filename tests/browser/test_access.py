@@ -1,0 +1,87 @@
+"""Keys, restarts, and whom the page serves."""
+
+import socket
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+from pydantic import SecretStr
+
+from server.settings import Settings
+from tests.browser.conftest import Visit
+from tests.browser.demo import DESKTOP, PHONE, say
+from tests.contract.daemon import running
+from tests.contract.fake_engine import FakeEngine
+
+KEY = "open-sesame"
+GRAVE = {"serious", "critical"}
+
+
+def test_it_asks_for_the_key_and_sends_it_in_a_header_alone(visit: Visit) -> None:
+    with running(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY))) as url:
+        page = visit(url, expected="401")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.get_by_label("API key").fill("wrong")
+        page.get_by_role("button", name="Open").click()
+        expect(page.get_by_role("alert")).to_contain_text("A valid API key is needed")
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Open").click()
+        expect(page.get_by_role("status")).to_have_text("live")
+        page.reload()
+        expect(page.get_by_role("status")).to_have_text("live")
+        assert asked
+        assert not [address for address in asked if KEY in address]
+        assert not page.context.cookies()
+        assert page.evaluate("localStorage.length") == 0
+
+
+def test_it_comes_back_when_the_daemon_does(visit: Visit) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with running(FakeEngine(), Settings(port=port)) as url:
+        page = visit(url, expected="ERR_|Failed to load")
+        expect(page.get_by_role("status")).to_have_text("live")
+    expect(page.get_by_role("status")).to_contain_text("trying again")
+    with running(FakeEngine(), Settings(port=port)):
+        expect(page.get_by_role("status")).to_have_text("live")
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_grave(
+    visit: Visit, demo_url: str, daemon: httpx.Client, viewport: Any, scheme: str
+) -> None:
+    page = visit(demo_url, viewport=viewport, color_scheme=scheme)
+    expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
+    assert not grave(page)
+    usage = say(daemon, "Who are you?")
+    page.get_by_label("Your message").fill("Who are you?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator(".figures")).to_be_visible()
+    page.locator(".bar").first.click()
+    page.get_by_text("The same as tables").click()
+    expect(page.get_by_role("table").first).to_be_visible()
+    assert usage["prompt_tokens"]
+    assert not grave(page)
+
+
+def test_a_phone_scrolls_in_one_direction(
+    visit: Visit, demo_url: str, daemon: httpx.Client
+) -> None:
+    say(daemon, "Who are you?")
+    page = visit(demo_url, viewport=PHONE)
+    expect(page.locator(".bar")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def grave(page: Page) -> list[str]:
+    """What axe finds that keeps somebody from using the page."""
+    violations = Axe().run(page).response["violations"]
+    return [
+        f"{found['id']}: {[node['target'] for node in found['nodes']]}"
+        for found in violations
+        if found["impact"] in GRAVE
+    ]

@@ -1,0 +1,119 @@
+"""The picture shows what the cache of a real daemon holds."""
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Visit
+from tests.browser.demo import QUESTIONS, SYSTEM, say
+from tests.browser.picture import GAP, bars
+
+APART_MS = 500  # ages are told in tenths of seconds
+
+
+@pytest.fixture
+def page(visit: Visit, demo_url: str, daemon: httpx.Client) -> Page:
+    page = visit(demo_url)
+    expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
+    return page
+
+
+def test_three_requests_with_one_system_prompt_are_one_bar_with_three_behind_it(
+    page: Page, daemon: httpx.Client
+) -> None:
+    for question in QUESTIONS:
+        say(daemon, question, SYSTEM)
+    expect(page.locator(".bar")).to_have_count(4)
+    shared, *others = sorted(bars(page), key=lambda bar: bar.x)
+    assert all(bar.is_behind(shared) for bar in others)
+
+
+def test_bars_are_as_wide_as_their_tokens_are_many(page: Page, daemon: httpx.Client) -> None:
+    for question in QUESTIONS:
+        say(daemon, question, SYSTEM)
+    expect(page.locator(".bar")).to_have_count(4)
+    shown = bars(page)
+    assert len({bar.tokens for bar in shown}) > 1
+    widths = [(bar.width + GAP) / bar.tokens for bar in shown]
+    assert max(widths) - min(widths) < 0.01 * max(widths)
+
+
+def test_it_has_every_token_that_was_computed_and_kept(page: Page, daemon: httpx.Client) -> None:
+    usage = say(daemon, QUESTIONS[0])
+    expect(page.locator(".bar")).to_have_count(1)
+    (bar,) = bars(page)
+    assert bar.tokens == usage["prompt_tokens"] + usage["completion_tokens"] - 1
+    assert bar.holders == 0
+
+
+def test_after_a_clear_it_is_empty(page: Page, daemon: httpx.Client) -> None:
+    say(daemon, QUESTIONS[0])
+    expect(page.locator(".bar")).to_have_count(1)
+    page.get_by_role("button", name="Clear the cache").click()
+    expect(page.locator(".bar")).to_have_count(1)  # it asks first
+    page.get_by_role("button", name="Really clear the cache?").click()
+    expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
+    assert daemon.get("/admin/cache/stats").json()["blocks_cached"] == 0
+
+
+def test_a_resend_lights_up_what_it_adopts_and_nothing_else(
+    page: Page, daemon: httpx.Client
+) -> None:
+    for text in QUESTIONS:
+        say(daemon, text, SYSTEM)
+    expect(page.locator(".bar")).to_have_count(4)
+    expect(page.locator(".bar.held")).to_have_count(0)
+    expect(page.locator(".bar.lit")).to_have_count(0)
+    page.wait_for_timeout(APART_MS)
+    cached = say(daemon, QUESTIONS[0], SYSTEM)["prompt_tokens_details"]["cached_tokens"]
+    expect(page.locator(".bar.lit")).to_have_count(2)
+    shared, question = sorted((bar for bar in bars(page) if bar.is_lit), key=lambda bar: bar.x)
+    assert shared.x == 0
+    assert question.is_behind(shared)
+    assert shared.tokens < cached <= shared.tokens + question.tokens
+    expect(page.locator(".bar.lit")).to_have_count(0)
+
+
+def test_one_namespace_is_cleared_alone(page: Page, daemon: httpx.Client) -> None:
+    for salt in ("", "mine"):
+        messages = [{"role": "user", "content": QUESTIONS[0]}]
+        body = {"messages": messages, "max_tokens": 4, "cache_salt": salt}
+        daemon.post("/v1/chat/completions", json=body).raise_for_status()
+    salted = page.locator(".namespace").filter(has_text="salted")
+    expect(salted).to_have_count(1)
+    salted.get_by_role("button", name="Clear this namespace").click()
+    salted.get_by_role("button", name="Really clear").click()
+    expect(page.locator(".bar")).to_have_count(1)
+    expect(salted).to_have_count(0)
+
+
+def test_a_click_tells_of_a_bar_and_the_keyboard_does_too(page: Page, daemon: httpx.Client) -> None:
+    for question in QUESTIONS:
+        say(daemon, question, SYSTEM)
+    expect(page.locator(".bar")).to_have_count(4)
+    shared = min(bars(page), key=lambda bar: bar.x)
+    details = page.get_by_role("region", name="The selected run of tokens")
+    page.locator(f".bar[data-tokens='{shared.tokens}']").click()
+    expect(details).to_contain_text(f"Tokens 0 to {shared.tokens}")
+    expect(details).to_contain_text("--dashboard-text")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(details).to_contain_text(f"Tokens {shared.tokens} to")
+    page.get_by_role("button", name="Close the details").click()
+    expect(details).to_have_count(0)
+
+
+def test_the_tables_say_the_same(page: Page, daemon: httpx.Client) -> None:
+    usage = say(daemon, QUESTIONS[0])
+    expect(page.locator(".bar")).to_have_count(1)
+    page.get_by_text("The same as tables").click()
+    row = page.get_by_role("row").filter(has_text="the beginning")
+    kept = usage["prompt_tokens"] + usage["completion_tokens"] - 1
+    expect(row.get_by_role("cell").nth(4)).to_have_text(str(kept))
+
+
+def test_the_numbers_count(page: Page, daemon: httpx.Client) -> None:
+    say(daemon, QUESTIONS[0])
+    say(daemon, QUESTIONS[0])
+    expect(page.locator(".numbers")).to_contain_text("%")
+    expect(page.locator(".memory li").filter(has_text="cached")).not_to_contain_text("cached 0 ")
