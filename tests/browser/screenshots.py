@@ -10,14 +10,14 @@ from threading import Event
 from typing import Any
 
 import httpx
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.chromium import MISSING, chromium, executable
 from tests.browser.demo import PHONE, demo_daemon
 
 INTO = Path(__file__).parents[2] / "docs" / "images"
 MOST_BYTES = 200_000
-DESKTOP = {"width": 1360, "height": 1100}
+DESKTOP = {"width": 1360, "height": 1080}
 SHOTS: dict[str, dict[str, Any]] = {
     "dashboard-light.png": {"viewport": DESKTOP, "color_scheme": "light"},
     "dashboard-dark.png": {"viewport": DESKTOP, "color_scheme": "dark"},
@@ -43,21 +43,17 @@ def main() -> int | str:
     expect.set_options(timeout=PATIENCE_MS)
     INTO.mkdir(parents=True, exist_ok=True)
     with demo_daemon() as client, chromium() as browser, load(client):
-        pages = {name: opened(browser, client, options) for name, options in SHOTS.items()}
-        time.sleep(LOAD_SECONDS)
-        for name, page in pages.items():
+        for name, options in SHOTS.items():
+            page = browser.new_page(**options)
+            page.goto(str(client.base_url))
+            time.sleep(LOAD_SECONDS)
             take(page, INTO / name)
+            page.close()
     return 0
 
 
-def opened(browser: Browser, client: httpx.Client, options: dict[str, Any]) -> Page:
-    page = browser.new_page(**options)
-    page.goto(str(client.base_url))
-    return page
-
-
 def take(page: Page, path: Path) -> None:
-    """With an answer in the playground, and while somebody is being served."""
+    """With answers in the playground, and while somebody is being served."""
     if page.viewport_size == DESKTOP:
         page.get_by_role("button", name="How does the cache work?").click()
         answers = page.locator(".message.assistant[data-state='done']")
@@ -66,6 +62,7 @@ def take(page: Page, path: Path) -> None:
         page.get_by_role("button", name="at once").click()
         expect(answers).to_have_count(2)
     expect(page.locator(".lane.running").first).to_be_visible()
+    expect(page.locator(".numbers b").first).not_to_have_text("0")
     page.screenshot(path=path)
     size = path.stat().st_size
     print(f"{path.name}: {size:,} bytes")
