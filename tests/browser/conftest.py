@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=MISSING))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright's loop must not run beside those of other tests
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE_MS)
     with chromium() as browser:
