@@ -27,6 +27,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
+from kvstore.types import Namespace
 
 __all__ = ["ModelError", "assemble", "describe_machine", "find_checkpoint", "launch"]
 
@@ -73,7 +74,7 @@ def assemble(
         outputs,
         limits,
         draw_seed=partial(secrets.randbits, 63),
-        model=backend.card.fingerprint,
+        unsalted=Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
     )
     timing = Timing(time.monotonic, telemetry)
     card = backend.card

@@ -46,7 +46,7 @@ class Pipeline:
 
     @property
     def is_empty(self) -> bool:
-        return not self._in_flight.computes
+        return not self._in_flight.is_due
 
     def advance(self, plan: StepPlan) -> list[OutputEvent]:
         """Submit a step and collect the one before, whose news this returns.
@@ -63,7 +63,7 @@ class Pipeline:
         result = self._collect(before)
         if isinstance(result, Failure):
             return news + self._fail(before, result) + self._fail(plan, result)
-        news += self._commit(before, result, began) if before.computes else []
+        news += self._commit(before, result, began) if before.is_due else []
         if (failure := self._sample(plan)) is not None:
             return news + self._fail(plan, failure)
         self._in_flight = plan
@@ -77,13 +77,13 @@ class Pipeline:
         return self._scheduler.commit(plan, result)
 
     def _submit(self, plan: StepPlan) -> Failure | None:
-        return _attempt(lambda: self._runner.submit(plan)) if plan.computes else None
+        return _attempt(lambda: self._runner.submit(plan)) if plan.is_due else None
 
     def _collect(self, plan: StepPlan) -> StepResult | Failure:
-        return _attempt(self._runner.collect) if plan.computes else NO_RESULT
+        return _attempt(self._runner.collect) if plan.is_due else NO_RESULT
 
     def _sample(self, plan: StepPlan) -> Failure | None:
-        return _attempt(lambda: self._runner.sample(self._mask(plan))) if plan.computes else None
+        return _attempt(lambda: self._runner.sample(self._mask(plan))) if plan.is_due else None
 
     def _mask(self, plan: StepPlan) -> StepMasks:
         """The masks of those that a guide leads, as of their last tokens."""

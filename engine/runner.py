@@ -22,7 +22,8 @@ class ModelRunner(Protocol):
     def submit(self, plan: StepPlan) -> None:
         """Change the batch, and have the forwards computed. Returns while they are.
 
-        A decode's token may still be on its way: the device has it before the host does.
+        A decode's token may still be on its way: the device has it before the host does. What the
+        plan fills in and reads may have to wait for the step in flight.
         """
         ...
 
@@ -31,5 +32,5 @@ class ModelRunner(Protocol):
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest step that has not been collected."""
+        """Wait for the oldest step that has not been collected, and for what it reads."""
         ...

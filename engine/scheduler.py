@@ -9,7 +9,7 @@ long prompt is computed in chunks beside the others' decodes.
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from engine import events, policy
@@ -26,7 +26,7 @@ from engine.types import FinishReason, OutputEvent
 from engine.validation import Limits
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
-from kvstore.types import Namespace
+from kvstore.types import DEFAULT_NAMESPACE, Namespace
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """Continuous batching over one KVStore. `model` names the model in every namespace."""
+    """Continuous batching over one KVStore. Requests without a salt share one namespace."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class Scheduler:
         outputs: OutputFactory,
         limits: Limits,
         draw_seed: Callable[[], int],
-        model: str = "",
+        unsalted: Namespace = DEFAULT_NAMESPACE,
     ) -> None:
         self._store = store
         self._admission = Admission(store, limits)
         self._outputs = outputs
         self._limits = limits
         self._draw_seed = draw_seed
-        self._model = model
+        self._unsalted = unsalted
         self._costs = StepCosts()
         self._ids = count()
         self._running: list[LiveSequence] = []
@@ -103,7 +103,7 @@ class Scheduler:
         return news
 
     def namespace(self, cache_salt: str) -> Namespace:
-        return Namespace(model=self._model, cache_salt=cache_salt)
+        return replace(self._unsalted, cache_salt=cache_salt)
 
     def add(self, submission: Submission) -> None:
         """Queue the request's n sequences.

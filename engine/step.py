@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.costs import StepWork
 from engine.types import SamplingParams, TokenLogprob
-from kvstore.actions import Order, TablePatch
+from kvstore.actions import Order, Parts, ReadBlock, TablePatch
 
 NO_WORK = StepWork()
 
@@ -74,11 +74,13 @@ class StepPlan:
     decodes: tuple[SequenceId, ...] = ()
     after: tuple[Order, ...] = ()  # carried out behind all that is written
     work: StepWork = NO_WORK  # by which its time was predicted
+    reads: tuple[ReadBlock, ...] = ()  # carried out last
 
     @property
-    def computes(self) -> bool:
-        """Whether there is anything to compute; what changes in the batch alone can wait."""
-        return bool(self.chunks or self.decodes)
+    def is_due(self) -> bool:
+        """Whether there is anything to do with it; what changes in the batch alone can wait."""
+        orders = self.before or self.between or self.after
+        return bool(self.chunks or self.decodes or orders or self.reads)
 
     def rows(self) -> Iterator[tuple[SequenceId, int]]:
         """Who computes, and how many tokens."""
@@ -122,8 +124,9 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the runner computed, by sequence."""
+    """What the runner computed, by sequence, and what it was to read."""
 
     sampled: Mapping[SequenceId, SampledToken]  # for each row that samples
     scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
     failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone
+    read: tuple[Parts, ...] = ()  # one for each of the plan's reads

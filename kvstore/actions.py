@@ -1,10 +1,12 @@
 """Orders that the store gives to the arena: what must happen to tensors before a step's forward.
 
+What is filled in was read before, perhaps by another process: see `kvstore.packing` for the bytes.
 Orders are carried out one after another in the order in which they were given: a block that an
 earlier order read from may be the target of a later one.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvstore.types import BlockId, SlotId
 
@@ -51,6 +53,50 @@ class RollBackState:
 
 
 @dataclass(frozen=True, slots=True)
+class FillBlock:
+    """Overwrite a whole block, in every layer, with what a `ReadBlock` gave for its block."""
+
+    block: BlockId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FillWindow:
+    """The same for a block of the `group`-th group, a window."""
+
+    group: int
+    slot: SlotId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FillState:
+    """Let a slot hold the state that was read."""
+
+    slot: SlotId
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    """Bring up as bytes the first `n_tokens` of a block and of each window's block for the same
+    tokens, and a state. None, in `windows` or as `state`: nothing of that.
+    """
+
+    block: BlockId
+    n_tokens: int
+    windows: tuple[SlotId | None, ...] = ()  # one for each window, in the order of their groups
+    state: SlotId | None = None
+
+
+Parts: TypeAlias = tuple[bytes | None, ...]
+"""What a `ReadBlock` gives: its block, each window's block, the state; None where not asked for.
+
+Behind `n_tokens` all is zero.
+"""
+
+
+@dataclass(frozen=True, slots=True)
 class TablePatch:
     """Entries [first, first + len(ids)) of a sequence's table are now `ids`.
 
@@ -62,7 +108,16 @@ class TablePatch:
     ids: tuple[int, ...]
 
 
-Order = CopyBlock | CopyWindowBlock | ResetState | CopyState | RollBackState
+Order = (
+    CopyBlock
+    | CopyWindowBlock
+    | ResetState
+    | CopyState
+    | RollBackState
+    | FillBlock
+    | FillWindow
+    | FillState
+)
 
 
 @dataclass(frozen=True, slots=True)

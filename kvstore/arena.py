@@ -105,10 +105,17 @@ class LayerArena:
         self._keys = _put(self._keys, places, mx.zeros((1, 1), self._keys.dtype))
         self._values = _put(self._values, places, mx.zeros((1, 1), self._values.dtype))
 
-    def put_blocks(self, ids: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Overwrite whole blocks with what `blocks` returned."""
-        self._keys = self._put_blocks(self._keys, ids, keys)
-        self._values = self._put_blocks(self._values, ids, values)
+    def put_blocks(self, first: int, keys: mx.array, values: mx.array) -> None:
+        """Overwrite whole blocks, as many as there are in what `blocks` returned, from `first` on.
+
+        A slice is moved by memcpy; a scatter to any blocks goes from number to number.
+        """
+        vectors = self.shape.kv_heads * self.block_size
+        put = slice(first * vectors, (first + len(keys)) * vectors)
+        if keys.size:
+            self._keys[put] = keys.reshape(-1, self.shape.key_dim)
+        if values.size:
+            self._values[put] = values.reshape(-1, self.shape.value_dim)
 
     def arrays(self) -> tuple[mx.array, mx.array]:
         return self._keys, self._values
@@ -146,14 +153,6 @@ class LayerArena:
         n_blocks = pool.shape[0] // (self.shape.kv_heads * self.block_size)
         return pool.reshape(n_blocks, self.shape.kv_heads, self.block_size, pool.shape[1])
 
-    def _put_blocks(self, pool: mx.array, ids: mx.array, contents: mx.array) -> mx.array:
-        """The pool with other contents, in place once the caller rebinds it."""
-        if contents.size == 0:  # MLX divides by zero where there is nothing to scatter
-            return pool
-        by_block = self._by_block(pool)
-        by_block[ids] = contents
-        return by_block.reshape(pool.shape)
-
 
 def _vectors(new: mx.array) -> mx.array:
     """`[rows, kv_heads, length, dim]` in the order of `Arena.places`, `[places, dim]`."""
@@ -167,6 +166,10 @@ def _put(pool: mx.array, places: mx.array, vectors: mx.array) -> mx.array:
         return pool
     # Twice as fast on the CPU as an assignment by block and slot.
     return mx.put_along_axis(pool, places, vectors, axis=0)
+
+
+def _where(keep: mx.array, array: mx.array) -> mx.array:
+    return mx.where(keep, array, mx.zeros_like(array))
 
 
 class Arena:
@@ -199,10 +202,28 @@ class Arena:
         """
         batches = independent_copies(orders)
         for order in (order for batch in batches for order in batch):
-            self._check_block(order.source)
-            self._check_block(order.target)
+            self.check(order.source)
+            self.check(order.target)
         for batch in batches:
             self._copy_together(batch)
+
+    def contents(
+        self, blocks: list[BlockId], n_tokens: list[int]
+    ) -> list[tuple[mx.array, mx.array]]:
+        """Copies of the first tokens of blocks, zeros behind them: K and V of each layer in turn.
+
+        Both are `[blocks, kv_heads, block_size, dim]`. They refer to the arena's arrays until they
+        have been evaluated. Raises ArenaError for an unknown block.
+        """
+        for block in blocks:
+            self.check(block)
+        ids = mx.array(blocks, mx.uint32)
+        found = [layer.blocks(ids) for layer in self.layers]
+        if min(n_tokens, default=self.block_size) == self.block_size:
+            return found
+        keep = (mx.array(n_tokens)[:, None] > mx.arange(self.block_size))[:, None, :, None]
+        # What lies behind is another's, and may be NaN.
+        return [(_where(keep, keys), _where(keep, values)) for keys, values in found]
 
     def arrays(self) -> list[mx.array]:
         """The arrays as they are now, to be evaluated at once and not kept."""
@@ -227,22 +248,18 @@ class Arena:
         return places.astype(mx.int64)  # Metal's kernel multiplies it by the dimension in its type
 
     def _copy_together(self, orders: Sequence[CopyBlock]) -> None:
-        sources = mx.array([order.source for order in orders])
-        targets = mx.array([order.target for order in orders])
-        copied = mx.array([order.n_tokens for order in orders])[:, None] > mx.arange(
-            self.block_size
+        contents = self.contents(
+            [order.source for order in orders], [order.n_tokens for order in orders]
         )
-        keep = copied[:, None, :, None]  # what lies behind is another's, and may be NaN
-        contents = [
-            [mx.where(keep, array, mx.zeros_like(array)) for array in layer.blocks(sources)]
-            for layer in self.layers
-        ]
         # A read that is still under way holds the pool, and the write would copy all of it.
         mx.eval(contents)
         for layer, (keys, values) in zip(self.layers, contents, strict=True):
-            layer.put_blocks(targets, keys, values)
+            for index, order in enumerate(orders):
+                own = slice(index, index + 1)
+                layer.put_blocks(order.target, keys[own], values[own])
 
-    def _check_block(self, block: BlockId) -> None:
+    def check(self, block: BlockId) -> None:
+        """Raises ArenaError for a block that the arena has not."""
         if not 0 <= block < self.n_blocks:
             raise ArenaError(f"block {block} is not one of the arena's {self.n_blocks}")
 

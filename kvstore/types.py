@@ -18,3 +18,6 @@ class Namespace:
     adapter: str = ""
     kv_format: str = ""
     cache_salt: str = ""
+
+
+DEFAULT_NAMESPACE = Namespace()

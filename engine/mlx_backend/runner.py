@@ -10,6 +10,7 @@ from engine.mlx_backend.batch import Batch, Seat
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import padded_tokens
+from engine.mlx_backend.model.reading import NO_READING, Reading
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.runner import RunnerLost
 from engine.step import Chunk, SampledToken, SequenceId, StepMasks, StepPlan, StepResult
@@ -31,6 +32,7 @@ class _Flight:
     logits: list[mx.array] = field(default_factory=list)
     scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
     ends: list[mx.array] = field(default_factory=list)
+    reading: Reading = NO_READING
     drawn: Drawn | None = None
 
 
@@ -53,6 +55,7 @@ class MlxRunner:
         """See `ModelRunner.submit`."""
         self._batch.change(plan)
         try:
+            self._wait_for_reads()
             self._flights.append(self._begin(plan))
         except Exception:
             self._settle()
@@ -88,6 +91,11 @@ class MlxRunner:
         except Exception as error:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
 
+    def _wait_for_reads(self) -> None:
+        """What the step in flight reads refers to the arenas, and a write would copy them."""
+        if any(flight.reading.arrays() for flight in self._flights):
+            mx.synchronize()
+
     def _begin(self, plan: StepPlan) -> _Flight:
         """Launch all forwards."""
         flight = _Flight()
@@ -103,6 +111,7 @@ class MlxRunner:
         self._storage.carry_out(plan.after)
         if saved := self._storage.states.unevaluated():
             self._begin_computing(flight, saved)
+        self._read(flight, plan)
         return flight
 
     def _place(self, chunks: Sequence[Chunk]) -> None:
@@ -152,6 +161,14 @@ class MlxRunner:
                 arrays = arrays + scored[-1].arrays()
             self._begin_computing(flight, arrays)
 
+    def _read(self, flight: _Flight, plan: StepPlan) -> None:
+        """Behind the forwards at once, on GPUs as well: nothing is written, so nothing copied."""
+        if not plan.reads:
+            return
+        flight.reading = self._storage.read(plan.reads)
+        mx.async_eval(flight.reading.arrays())
+        flight.ends += flight.reading.arrays()
+
     def _begin_computing(self, flight: _Flight, arrays: list[mx.array]) -> None:
         self._launch(arrays)
         flight.ends += arrays
@@ -191,4 +208,4 @@ def _result(flight: _Flight) -> StepResult:
         else:
             seat.sampling.accept(token.token_id)
             sampled[seat.sequence_id] = token
-    return StepResult(sampled, scored, failed)
+    return StepResult(sampled, scored, failed, flight.reading.parts())

@@ -71,7 +71,7 @@ def filled_arena(n_blocks: int) -> Arena:
     arena = Arena([SHAPE] * N_LAYERS, n_blocks, BLOCK_SIZE)
     for layer in arena.layers:
         ids = mx.arange(n_blocks)
-        layer.put_blocks(ids, *(random(*array.shape) for array in layer.blocks(ids)))
+        layer.put_blocks(0, *(random(*array.shape) for array in layer.blocks(ids)))
         mx.eval(layer.arrays())
     return arena
 

@@ -21,7 +21,12 @@ from kvstore.actions import (
     CopyBlock,
     CopyState,
     CopyWindowBlock,
+    FillBlock,
+    FillState,
+    FillWindow,
     Order,
+    Parts,
+    ReadBlock,
     ResetState,
     RollBackState,
     TablePatch,
@@ -61,6 +66,7 @@ class Flight:
     sampled: dict[SequenceId, SampledToken] = field(default_factory=dict)
     scored: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failed: dict[SequenceId, str] = field(default_factory=dict)
+    read: tuple[Parts, ...] = ()
 
 
 class FakeRunner:
@@ -95,7 +101,7 @@ class FakeRunner:
         self.computed_tokens: Counter[SequenceId] = Counter()
 
     def submit(self, plan: StepPlan) -> None:
-        assert plan.computes, "a step that computes nothing"
+        assert plan.is_due, "a step that does nothing"
         self._change_batch(plan)
         self._fault()
         for order in plan.before:
@@ -112,6 +118,7 @@ class FakeRunner:
             flight.kv[sequence_id] = self._forward(sequence_id, (seat.last_token,))[-1]
         for order in plan.after:
             self._carry_out(order)
+        flight.read = tuple(map(self._read, plan.reads))
         self._flights.append(flight)
         assert len(self._flights) <= 2, "more than one step in flight"
 
@@ -146,7 +153,7 @@ class FakeRunner:
             self.computed_tokens[sequence_id] += n_tokens
             if self._row_fault(sequence_id):
                 flight.failed[sequence_id] = "injected"
-        return StepResult(flight.sampled, flight.scored, flight.failed)
+        return StepResult(flight.sampled, flight.scored, flight.failed, flight.read)
 
     def _change_batch(self, plan: StepPlan) -> None:
         for sequence_id in plan.leave:
@@ -194,6 +201,30 @@ class FakeRunner:
                 self._states[written] = self._states_before.pop(written)
             case CopyState(saved, restored):
                 self._states[restored] = self._states[saved]
+            case FillBlock(filled, data):
+                assert self._pool.count(filled) == 1, f"block {filled} is filled and shared"
+                kv = _numbers(data)
+                for slot, both in enumerate(zip(kv[::2], kv[1::2], strict=True)):
+                    self._slots[filled, slot] = both
+            case FillWindow(group, own, data):
+                for slot, value in enumerate(_numbers(data)):
+                    self._windows[group, own, slot] = value
+            case FillState(state, data):
+                [self._states[state]] = _numbers(data)
+
+    def _read(self, read: ReadBlock) -> Parts:
+        """As a real runner's, the parts are of one size, with zeros behind the tokens."""
+        kv = [n for i in range(read.n_tokens) for n in self._slots[read.block, i]]
+        windows = (
+            slot if slot is None else self._packed_window(group, slot, read.n_tokens)
+            for group, slot in enumerate(read.windows)
+        )
+        state = None if read.state is None else _packed([self._states[read.state]], 1)
+        return _packed(kv, 2 * self._block_size), *windows, state
+
+    def _packed_window(self, group: int, slot: SlotId, n_tokens: int) -> bytes:
+        kv = [self._windows[group, slot, i] for i in range(n_tokens)]
+        return _packed(kv, self._block_size)
 
     def _forward(self, sequence_id: SequenceId, tokens: Sequence[int]) -> list[int]:
         """KV of the row's next tokens, each from the one before as the blocks have it."""
@@ -248,3 +279,12 @@ class FakeRunner:
             kv = own
             past.append(kv)
         return past
+
+
+def _packed(numbers: Sequence[int], size: int) -> bytes:
+    return np.array([*numbers, *[0] * (size - len(numbers))], dtype=np.uint64).tobytes()
+
+
+def _numbers(data: bytes) -> list[int]:
+    numbers: list[int] = np.frombuffer(data, dtype=np.uint64).tolist()
+    return numbers

@@ -103,7 +103,7 @@ class Harness:
     def step(self) -> StepPlan:
         plan = self.scheduler.plan()
         self.plans.append(plan)
-        if plan.computes:
+        if plan.is_due:
             self.take(self._compute(plan))
         invariants.check(self.store)
         return plan

@@ -1,0 +1,140 @@
+"""What the arenas hold as bytes, and bytes as what they hold: what outlives the process.
+
+The bytes of a block are those of its layers in turn, K then V, each `[kv_heads, block_size, dim]`;
+those of a state are those of its arrays in turn. All are in C order, with nothing between them, and
+in the machine's byte order. `FORMAT` changes whenever any of this does.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from math import prod
+from typing import TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from kvstore.arena import Arena, ArenaError, LayerShape
+from kvstore.state_arena import StateArena, StateShape
+from kvstore.types import BlockId, SlotId
+
+FORMAT = "kv1"
+
+Form: TypeAlias = Sequence[tuple[tuple[int, ...], mx.Dtype]]
+"""Shape and dtype of each array that something is made of."""
+
+
+class Packed:
+    """Equal things on their way to bytes, laid out and perhaps not yet computed.
+
+    Each of `arrays` is `[things, ...]`.
+    """
+
+    def __init__(self, arrays: Iterable[mx.array], n_things: int) -> None:
+        self._n_things = n_things
+        self._pieces = [
+            mx.contiguous(array.reshape(n_things, -1)).view(mx.uint8)
+            for array in arrays
+            if array.size
+        ]
+
+    def arrays(self) -> list[mx.array]:
+        """What must have been computed before `read`."""
+        return self._pieces
+
+    def read(self) -> list[bytes]:
+        """The bytes of each."""
+        pieces = [np.asarray(piece) for piece in self._pieces]
+        return [b"".join([piece[index] for piece in pieces]) for index in range(self._n_things)]
+
+
+def pack_blocks(arena: Arena, blocks: list[BlockId], n_tokens: list[int]) -> Packed:
+    """The first tokens of blocks; behind them, to the end of each block, all is zero.
+
+    Refers to the arena's arrays until it has been computed: a write before that copies them.
+    Raises ArenaError for an unknown block.
+    """
+    contents = arena.contents(blocks, n_tokens) if blocks else []
+    return Packed((array for pair in contents for array in pair), len(blocks))
+
+
+def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
+    """Overwrite whole blocks. Waits until the device is idle, and then until it is done.
+
+    Raises ArenaError for an unknown block or another size, before anything is written.
+    """
+    if not contents:
+        return
+    form = _block_form(arena)
+    for block, data in contents.items():
+        arena.check(block)
+        _check_size(data, form)
+    mx.synchronize()  # what is in flight may refer to the arena's arrays, and they would be copied
+    for block, data in contents.items():
+        arrays = iter(_unpack(data, form))
+        for layer in arena.layers:
+            layer.put_blocks(block, next(arrays)[None], next(arrays)[None])
+    mx.eval(arena.arrays())  # now: evaluated and still on their way they would be copied, too
+
+
+def pack_states(states: StateArena, slots: Sequence[SlotId]) -> Packed:
+    """The states that slots hold now."""
+    return Packed(states.read(slots) if slots else [], len(slots))
+
+
+def fill_state(states: StateArena, slot: SlotId, data: bytes) -> None:
+    """Let a slot hold a state. Raises ArenaError for another size."""
+    form = [(shape.shape, shape.dtype) for shape in states.shapes]
+    _check_size(data, form)
+    states.write([slot], [array[None] for array in _unpack(data, form)])
+
+
+def describe_layers(layers: Iterable[LayerShape]) -> str:
+    """Equal neighbours once: `24*8x128float16+128float16` is 24 layers of 8 KV heads of K and V."""
+    return ",".join(
+        f"{len(list(run))}*{layer.kv_heads}x{layer.key_dim}{_name(layer.key_dtype)}"
+        f"+{layer.value_dim}{_name(layer.value_dtype)}"
+        for layer, run in groupby(layers)
+    )
+
+
+def describe_states(shapes: Iterable[StateShape]) -> str:
+    """Equal neighbours once: `2*16x64float32` is two arrays of a state."""
+    return ",".join(
+        f"{len(list(run))}*{'x'.join(map(str, shape.shape))}{_name(shape.dtype)}"
+        for shape, run in groupby(shapes)
+    )
+
+
+def _block_form(arena: Arena) -> Form:
+    form = []
+    for shape in (layer.shape for layer in arena.layers):
+        room = (shape.kv_heads, arena.block_size)
+        form.append(((*room, shape.key_dim), shape.key_dtype))
+        form.append(((*room, shape.value_dim), shape.value_dtype))
+    return form
+
+
+def _unpack(data: bytes, form: Form) -> list[mx.array]:
+    """An array of its own for each, lest one begin at an odd address."""
+    arrays = []
+    offset = 0
+    for shape, dtype in form:
+        n_bytes = _bytes(shape, dtype)
+        piece = np.frombuffer(data, np.uint8, n_bytes, offset) if n_bytes else np.zeros(0, np.uint8)
+        arrays.append(mx.array(piece).view(dtype).reshape(shape))
+        offset += n_bytes
+    return arrays
+
+
+def _check_size(data: bytes, form: Form) -> None:
+    expected = sum(_bytes(shape, dtype) for shape, dtype in form)
+    if len(data) != expected:
+        raise ArenaError(f"{len(data)} bytes to fill in where there are {expected}")
+
+
+def _bytes(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
+    return prod(shape) * dtype.size
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")

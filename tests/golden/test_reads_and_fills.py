@@ -1,0 +1,160 @@
+"""What one engine's storage gives as bytes is as good in another's as if that had computed it."""
+
+import pickle
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.launch import launch_ahead
+from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.sampling.sampler import Sampler
+from engine.step import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan
+from engine.types import SamplingParams
+from kvstore.actions import FillBlock, FillState, FillWindow, Order, Parts, ReadBlock, TablePatch
+from kvstore.block_table import blocks_for
+from kvstore.groups.recurrent import StateHold
+from kvstore.groups.window import WindowHold
+from kvstore.types import BlockId, SlotId
+from tests.checkpoints import VOCAB_SIZE
+from tests.golden.conftest import ATTENTION
+from tests.golden.driving import BLOCK_SIZE, Driver, Subject, compute, random_tokens
+from tests.offline import Room, Served, cached_model
+
+LASTS = 6
+
+
+def reads(subject: Subject) -> list[ReadBlock]:
+    """All that the subject's written tokens have, each window's blocks where it holds them."""
+    lease = subject.lease
+    n_blocks = blocks_for(lease.written_tokens, BLOCK_SIZE)
+    windows = [dict(enumerate(h.slots, h.first)) for h in lease.holds if isinstance(h, WindowHold)]
+    states = [hold.slot for hold in lease.holds if isinstance(hold, StateHold)]
+    return [
+        ReadBlock(
+            lease.table[index],
+            min(lease.written_tokens - index * BLOCK_SIZE, BLOCK_SIZE),
+            tuple(slots.get(index) for slots in windows),
+            states[0] if states and index == n_blocks - 1 else None,
+        )
+        for index in range(n_blocks)
+    ]
+
+
+def fills(targets: Sequence[ReadBlock], contents: Sequence[Parts]) -> list[Order]:
+    """The same parts into the targets' places."""
+    orders: list[Order] = []
+    for target, (block, *windows, state) in zip(targets, contents, strict=True):
+        assert block is not None
+        orders.append(FillBlock(target.block, block))
+        for group, (slot, data) in enumerate(zip(target.windows, windows, strict=True)):
+            if slot is not None and data is not None:
+                orders.append(FillWindow(group, slot, data))
+        if target.state is not None and state is not None:
+            orders.append(FillState(target.state, state))
+    return orders
+
+
+@pytest.mark.parametrize("n_tokens", [2 * BLOCK_SIZE, 45])
+def test_what_was_read_continues_elsewhere_bit_for_bit(
+    served: Served, attention: Attention, n_tokens: int
+) -> None:
+    """At a block's end, and in the middle of one."""
+    tokens = random_tokens(n_tokens + LASTS, seed=n_tokens)
+    first = Driver(served, attention, seed=1)
+    subject = first.subject(tokens)
+    first.prefill(subject, n_tokens)
+    plan = pickle.loads(pickle.dumps(StepPlan(reads=tuple(reads(subject)))))
+    contents = compute(first.runner, plan).read
+    assert len(contents) == blocks_for(n_tokens, BLOCK_SIZE)
+    for parts in contents:
+        for data, n_bytes in zip(parts, first.model.storage.part_bytes, strict=True):
+            assert data is None or len(data) == n_bytes
+
+    second = Driver(served, attention, seed=2)
+    assert second.model.storage.kv_format == first.model.storage.kv_format
+    other = second.subject(tokens)
+    second.store.extend(other.lease, n_tokens)
+    targets = list(reads_of(other, n_tokens))
+    filling = StepPlan(before=tuple(fills(targets, contents)))
+    compute(second.runner, pickle.loads(pickle.dumps(filling)))
+    again = compute(second.runner, StepPlan(reads=tuple(targets))).read
+    for found, read in zip(again, contents, strict=True):
+        assert all(a == b for a, b in zip(found, read, strict=True) if b is not None)
+
+    second.store.publish(other.lease, n_tokens)
+    expected = first.logits([subject], LASTS - 1)[0]
+    found_logits = second.logits([other], LASTS - 1)[0]
+    assert np.array_equal(found_logits, expected)
+
+
+def reads_of(subject: Subject, n_tokens: int) -> list[ReadBlock]:
+    """As if the first `n_tokens` had been written."""
+    written, subject.lease.written_tokens = subject.lease.written_tokens, n_tokens
+    found = reads(subject)
+    subject.lease.written_tokens = written
+    return found
+
+
+def test_what_lies_behind_a_tail_is_not_read(served_of: Callable[[str], Served]) -> None:
+    driver = Driver(served_of("qwen3"), ATTENTION["gather"]())
+    subject = driver.subject(random_tokens(BLOCK_SIZE + 1, seed=3))
+    driver.prefill(subject, BLOCK_SIZE)
+    block = subject.lease.table[0]
+    wanted = tuple(ReadBlock(block, n) for n in (3, BLOCK_SIZE))
+    tail, whole = (parts[0] for parts in compute(driver.runner, StepPlan(reads=wanted)).read)
+    assert tail is not None
+    assert whole is not None
+    room = (-1, BLOCK_SIZE, driver.model.storage.full.layers[0].shape.key_dim)
+    some, all_of_it = (np.frombuffer(data, np.float32).reshape(room) for data in (tail, whole))
+    assert np.array_equal(some[:, :3], all_of_it[:, :3])
+    assert not some[:, 3:].any()
+    assert all_of_it[:, 3:].any()
+
+
+@pytest.mark.parametrize("attention", ["gather", "cascade"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
+    served_of: Callable[[str], Served], family: str, attention: str
+) -> None:
+    room = Room(n_blocks=20_000, block_size=BLOCK_SIZE, spare=2_000)
+    model = cached_model(served_of(family), ATTENTION[attention](), room)
+    n_windows = len(model.storage.windows)
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch_ahead)
+    names = [SequenceId(i) for i in range(4)]
+    enter = tuple(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names)
+    ids = {name: tuple(range(100 * name, 100 * name + 100)) for name in names}
+    tables = tuple(
+        (name, TablePatch(group, 0, ids[name]))
+        for name in names
+        for group in (None, *range(n_windows))
+    )
+    prompts = tuple(Chunk(name, 0, tuple(random_tokens(40, name)), samples=True) for name in names)
+    block, read = BlockId(1_000), ReadBlock(BlockId(0), BLOCK_SIZE, (SlotId(0),) * n_windows)
+    runner.submit(StepPlan(enter=enter, patches=tables, chunks=prompts, reads=(read,)))
+    runner.sample(StepMasks())
+    [parts] = [result.read[0] for result in [runner.collect()]]
+    target = ReadBlock(block, BLOCK_SIZE, (SlotId(1_000),) * n_windows)
+    orders = tuple(fills([target], [parts]))
+    runner.submit(StepPlan(before=orders, decodes=tuple(names)))
+    runner.sample(StepMasks())
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for step in range(20):
+        chunk = Chunk(names[0], 100 + 30 * step, tuple(random_tokens(30, step)), samples=False)
+        plan = StepPlan(
+            before=orders if step % 3 else (),
+            chunks=(chunk,),
+            decodes=tuple(names[1:]),
+            reads=(target, read) if step % 2 else (),
+        )
+        runner.submit(plan)
+        runner.collect()
+        runner.sample(StepMasks())
+    assert runner.collect().read[0][0] == parts[0]
+    pools = [model.storage.full, *model.storage.windows]
+    pool_bytes = min(arena.layers[0].arrays()[0].nbytes for arena in pools)
+    assert mx.get_peak_memory() - before < pool_bytes / 2
