@@ -1,0 +1,58 @@
+"""Bytes in are bytes out, in order with copies, and what does not fit is refused."""
+
+import mlx.core as mx
+import pytest
+
+from engine.mlx_backend.model.layout import KVCacheSpec, Layout
+from engine.mlx_backend.model.storage import Storage
+from engine.storage_sizes import StorageSizes
+from kvstore.actions import CopyBlock, FillBlock, ReadBlock
+from kvstore.arena import ArenaError, LayerShape
+from kvstore.types import BlockId
+
+MIXED = LayerShape(2, 4, 3, mx.float32, mx.bfloat16)
+KEYS_ONLY = LayerShape(1, 5, 0, mx.float16, mx.float16)
+A, B, C = BlockId(0), BlockId(1), BlockId(2)
+
+
+def storage(*shapes: LayerShape, block_size: int = 2) -> Storage:
+    layout = Layout(tuple(map(KVCacheSpec, shapes)), mx.float32, 10)
+    return Storage(layout, StorageSizes(3), block_size)
+
+
+def read(held: Storage, block: BlockId) -> bytes | None:
+    reading = held.read([ReadBlock(block, held.full.block_size)])
+    [parts] = reading.parts()
+    return parts[0]
+
+
+def test_copies_and_fills_are_carried_out_in_their_order() -> None:
+    held = storage(MIXED, KEYS_ONLY)
+    size = held.part_bytes[0]
+    first, second = bytes(i % 100 for i in range(size)), bytes([7]) * size
+    held.carry_out(
+        [FillBlock(A, first), CopyBlock(A, B, 2), FillBlock(A, second), CopyBlock(A, C, 2)]
+    )
+    assert [read(held, block) for block in (A, B, C)] == [second, first, second]
+
+
+def test_another_size_and_another_block_are_refused() -> None:
+    held = storage(MIXED)
+    data = bytes(held.part_bytes[0])
+    with pytest.raises(ArenaError, match="bytes to fill in"):
+        held.carry_out([FillBlock(A, data[1:])])
+    with pytest.raises(ArenaError, match="block 3"):
+        held.carry_out([FillBlock(BlockId(3), data)])
+
+
+def test_the_format_differs_where_the_bytes_would() -> None:
+    formats = {
+        storage(MIXED).kv_format,
+        storage(MIXED, MIXED).kv_format,
+        storage(MIXED, KEYS_ONLY).kv_format,
+        storage(KEYS_ONLY, MIXED).kv_format,
+        storage(MIXED, block_size=4).kv_format,
+        storage(LayerShape(2, 4, 3, mx.float32, mx.float32)).kv_format,
+    }
+    assert len(formats) == 6
+    assert storage(MIXED, MIXED).kv_format == "kv1 block=2 full=2*2x4float32+3bfloat16 state="
