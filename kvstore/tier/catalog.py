@@ -1,0 +1,199 @@
+"""All records in memory, as a forest below the namespaces' roots, and by segment.
+
+Look-ups are single dictionary reads, so any thread makes them without waiting. What changes the
+catalog holds its lock. A record's parent is a root or has a record.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.digest import Digest
+from kvstore.tier.record import Record
+
+
+@dataclass(eq=False, slots=True)
+class SegmentUse:
+    """The records of one segment. `last_used` is that of the latest it has ever had."""
+
+    records: set[Record] = field(default_factory=set)
+    last_used: float = 0.0
+
+
+class Catalog:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: dict[Digest, Record] = {}
+        self._children: dict[Digest, set[Record]] = {}
+        self._segments: dict[int, SegmentUse] = {}
+        self._touched: set[Record] = set()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, name: Digest) -> Record | None:
+        return self._records.get(name)
+
+    def known(self, names: Sequence[Digest]) -> int:
+        """How many of them, from the first on, have records."""
+        records = self._records
+        for count, name in enumerate(names):
+            if name not in records:
+                return count
+        return len(names)
+
+    def has_place(self, root: Digest, parent: Digest) -> bool:
+        """Whether something below this parent would be no orphan."""
+        record = self._records.get(parent)
+        return parent == root or (record is not None and record.root == root)
+
+    def records(self) -> tuple[Record, ...]:
+        with self._lock:
+            return tuple(self._records.values())
+
+    def segments(self) -> dict[int, int]:
+        """Of each segment, how many records it has; none where all have gone."""
+        with self._lock:
+            return {number: len(use.records) for number, use in self._segments.items()}
+
+    def fill(self, records: Iterable[Record]) -> list[Record]:
+        """Take what the index holds, in the order of keys; returns what is no use: what another
+        record has replaced, orphans, and whatever hangs in the air.
+        """
+        with self._lock:
+            useless = list[Record]()
+            for record in records:
+                if (old := self._records.get(record.name)) is not None:
+                    useless.append(old)
+                self._records[record.name] = record
+            below: dict[Digest, list[Record]] = {}
+            for record in self._records.values():
+                below.setdefault(record.parent, []).append(record)
+            order = list[Record]()
+            for root in {record.root for record in self._records.values()}:
+                order += (child for child in below.get(root, ()) if child.root == root)
+            for record in order:  # it grows while we walk: breadth first
+                order += (
+                    child for child in below.get(record.name, ()) if child.root == record.root
+                )
+            reached = {record.name: record for record in order}
+            useless += (it for name, it in self._records.items() if name not in reached)
+            self._records = reached
+            for record in reversed(order):
+                parent = reached.get(record.parent)
+                if parent is not None and parent.last_used < record.last_used:
+                    parent.last_used = record.last_used
+                self._place(record)
+            return useless
+
+    def add(self, records: Sequence[Record]) -> list[Record]:
+        """Returns those of them that are no use: what they replace, and orphans."""
+        with self._lock:
+            useless = list[Record]()
+            for record in records:
+                if not self.has_place(record.root, record.parent):
+                    useless.append(record)
+                    continue
+                old = self._records.get(record.name)
+                if old is not None:
+                    self._displace(old)
+                    useless.append(old)
+                self._records[record.name] = record
+                self._place(record)
+                self._touch(record.parent, record.last_used)
+            return useless
+
+    def touch(self, name: Digest, now: float) -> None:
+        """It has been used, and with it all that it hangs from."""
+        with self._lock:
+            self._touch(name, now)
+
+    def take_touched(self) -> list[Record]:
+        """What has been used since the last call and still is there."""
+        with self._lock:
+            touched, self._touched = self._touched, set()
+            return [record for record in touched if self._records.get(record.name) is record]
+
+    def remove(self, record: Record) -> list[Record]:
+        """It and all below it, unless it has gone already."""
+        with self._lock:
+            return self._remove([record]) if self._records.get(record.name) is record else []
+
+    def remove_namespace(self, root: Digest) -> list[Record]:
+        with self._lock:
+            return self._remove(list(self._children.get(root, ())))
+
+    def remove_segment(self, number: int) -> list[Record]:
+        """All that stands in it, and what is below that elsewhere."""
+        with self._lock:
+            use = self._segments.pop(number, None)
+            return self._remove(list(use.records)) if use else []
+
+    def clear(self) -> list[Record]:
+        with self._lock:
+            return self._remove(list(self._records.values()))
+
+    def coldest_segment(self, but: int) -> int | None:
+        """The one whose records were last used longest ago; `but` is that only if it is alone."""
+        with self._lock:
+            numbers = [number for number in self._segments if number != but] or self._segments
+            return min(numbers, key=lambda it: (self._segments[it].last_used, it), default=None)
+
+    def forget_segment(self, number: int) -> None:
+        """Its file has gone, and it had no records."""
+        with self._lock:
+            self._segments.pop(number, None)
+
+    def problems(self) -> Iterator[str]:
+        """What does not add up."""
+        with self._lock:
+            for name, record in self._records.items():
+                if name != record.name or not self.has_place(record.root, record.parent):
+                    yield "a record hangs in the air"
+                if record not in self._children.get(record.parent, ()):
+                    yield "a parent does not know its child"
+                if record not in self._segments[record.segment].records:
+                    yield "a segment does not know its record"
+                parent = self._records.get(record.parent)
+                if parent is not None and parent.last_used < record.last_used:
+                    yield "a child was used after its parent"
+            if sum(map(len, self._children.values())) != len(self._records):
+                yield "there are children without records"
+            if sum(len(use.records) for use in self._segments.values()) != len(self._records):
+                yield "there are records in segments alone"
+
+    def _place(self, record: Record) -> None:
+        self._children.setdefault(record.parent, set()).add(record)
+        use = self._segments.setdefault(record.segment, SegmentUse())
+        use.records.add(record)
+        use.last_used = max(use.last_used, record.last_used)
+
+    def _displace(self, record: Record) -> None:
+        siblings = self._children[record.parent]
+        siblings.discard(record)
+        if not siblings:
+            del self._children[record.parent]
+        if (use := self._segments.get(record.segment)) is not None:
+            use.records.discard(record)
+
+    def _remove(self, records: list[Record]) -> list[Record]:
+        doomed, seen = records, set(records)
+        for record in doomed:  # it grows while we walk
+            below = self._children.get(record.name, set()) - seen
+            seen |= below
+            doomed += below
+        for record in doomed:
+            self._displace(record)
+            del self._records[record.name]
+        return doomed
+
+    def _touch(self, name: Digest, now: float) -> None:
+        record = self._records.get(name)
+        while record is not None and record.last_used < now:
+            record.last_used = now
+            self._touched.add(record)
+            use = self._segments[record.segment]
+            use.last_used = max(use.last_used, now)
+            record = self._records.get(record.parent)

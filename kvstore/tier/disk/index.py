@@ -1,0 +1,152 @@
+"""The index of records on disk: one sqlite database, one connection, one thread at a time.
+
+    roots    id, digest             of a namespace: 32 bytes
+    records  id                     grows with time, so what is written together stands together
+             name, parent           32 bytes each; the parent may be a root
+             root                   an id of `roots`
+             segment, offset        where the payload begins
+             checksum               see record.py: 16 bytes
+             n_tokens, part_bytes   the sizes are signed 64-bit integers, -1 for what is not there
+             last_used              Unix seconds
+    written  day, bytes             of UTC since 1970, and how much was written on it
+
+Nothing is looked up in it: it is read once, when it is opened, and has no index but the key. Its
+log (WAL) is bounded, and folded into it when it has grown. `synchronous=NORMAL`: what is committed
+outlives the process; after a power loss the last commits may be missing, and the rest is sound.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+
+from kvstore.digest import Digest
+from kvstore.tier.disk.files import Files
+from kvstore.tier.record import Record, pack_sizes, unpack_sizes
+
+FILE_NAME = "index.sqlite"
+MOST_LOG_BYTES = 1 << 20
+ROWS_AT_ONCE = 200
+"""Of one transaction that removes or touches: each may stand in a page of its own."""
+
+SLACK_BYTES = 4 << 20
+"""What the index may grow by before somebody measures it again: its log, as much again where that
+is folded in, a transaction on top, and the folders and lists of blocks of the file system."""
+
+SCHEMA = """
+PRAGMA page_size=4096;
+PRAGMA auto_vacuum=INCREMENTAL;
+PRAGMA locking_mode=EXCLUSIVE;
+PRAGMA journal_mode=WAL;
+PRAGMA wal_autocheckpoint=0;
+PRAGMA synchronous=NORMAL;
+PRAGMA temp_store=MEMORY;
+CREATE TABLE IF NOT EXISTS roots (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, root INTEGER NOT NULL,
+    segment INTEGER NOT NULL, offset INTEGER NOT NULL, checksum BLOB NOT NULL,
+    n_tokens INTEGER NOT NULL, part_bytes BLOB NOT NULL, last_used REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
+"""
+LOAD = """
+SELECT records.id, name, parent, roots.digest, segment, offset, checksum, n_tokens, part_bytes,
+    last_used FROM records JOIN roots ON roots.id = records.root ORDER BY records.id
+"""
+ADD = """
+INSERT INTO records VALUES (?, ?, ?, (SELECT id FROM roots WHERE digest = ?), ?, ?, ?, ?, ?, ?)
+"""
+
+
+class Index:
+    """Raises sqlite3.Error, with nothing changed, where the disk or the file is at fault."""
+
+    def __init__(self, files: Files, folder: Path) -> None:
+        self._log = folder / f"{FILE_NAME}-wal"
+        self._files = files
+        self._db = files.connect(folder / FILE_NAME)
+        try:
+            self._db.executescript(SCHEMA)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def load(self) -> Iterator[Record]:
+        """All there is, in the order of keys."""
+        sizes = lru_cache(maxsize=256)(unpack_sizes)
+        seen: dict[bytes, Digest] = {}
+        for row in self._db.execute(LOAD):
+            key, name, parent, root, segment, offset, check, n_tokens, packed, used = row
+            yield Record(
+                key,
+                seen.setdefault(name, name),
+                seen.setdefault(parent, parent),
+                seen.setdefault(root, root),
+                *(segment, offset, check, n_tokens, sizes(packed), used),
+            )
+
+    def written_on(self, day: int) -> int:
+        """Bytes."""
+        found = self._db.execute("SELECT bytes FROM written WHERE day = ?", (day,)).fetchone()
+        return int(found[0]) if found else 0
+
+    def add(self, records: Sequence[Record], day: int, written: int) -> None:
+        """Together with what has been written on this day, these records included."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO roots (digest) VALUES (?)", {(it.root,) for it in records}
+            )
+            self._db.executemany(
+                ADD,
+                (
+                    (
+                        *(it.key, it.name, it.parent, it.root, it.segment, it.offset),
+                        *(it.checksum, it.n_tokens, pack_sizes(it.part_bytes), it.last_used),
+                    )
+                    for it in records
+                ),
+            )
+            self._db.execute("DELETE FROM written WHERE day <> ?", (day,))
+            self._db.execute("INSERT OR REPLACE INTO written VALUES (?, ?)", (day, written))
+
+    def remove(self, keys: Sequence[int]) -> None:
+        """Rows that are not there are no matter."""
+        for rows in _batches([(key,) for key in keys]):
+            with self._transaction():
+                self._db.executemany("DELETE FROM records WHERE id = ?", rows)
+        if keys:
+            self._db.execute("PRAGMA incremental_vacuum").fetchall()
+            self._fold()
+
+    def touch(self, records: Sequence[Record]) -> None:
+        """Write down when they were last used."""
+        for rows in _batches([(it.last_used, it.key) for it in records]):
+            with self._transaction():
+                self._db.executemany("UPDATE records SET last_used = ? WHERE id = ?", rows)
+
+    def close(self) -> None:
+        """Folds the log into the database, and removes it."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self._fold()
+
+    def _fold(self) -> None:
+        """What is in the log is committed: where it cannot be folded in, it stays for next time."""
+        with suppress(OSError, sqlite3.Error):
+            if self._files.size(self._log) > MOST_LOG_BYTES:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _batches(rows: list[tuple[float, ...]]) -> Iterator[list[tuple[float, ...]]]:
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        yield rows[start : start + ROWS_AT_ONCE]

@@ -1,0 +1,69 @@
+"""From a folder as a process left it, or a power loss, to a catalog whose records can be read."""
+
+import sqlite3
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvstore.tier.catalog import Catalog
+from kvstore.tier.disk.files import Files
+from kvstore.tier.disk.index import FILE_NAME, Index
+from kvstore.tier.disk.segments import Segments
+from kvstore.tier.record import Record
+from kvstore.tier.tally import Tally
+from kvstore.tier.types import Fault
+
+
+def open_index(files: Files, folder: Path, tally: Tally) -> tuple[Index, list[Record]]:
+    """One that cannot be understood is begun anew: without it the segments say nothing. Raises
+    OSError and sqlite3.OperationalError where the disk is at fault.
+    """
+    try:
+        return _read_index(files, folder)
+    except sqlite3.OperationalError:
+        raise
+    except (sqlite3.DatabaseError, struct.error, TypeError, ValueError):
+        tally.fault(Fault.INDEX)
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            files.remove(folder / f"{FILE_NAME}{suffix}")
+        return _read_index(files, folder)
+
+
+def load_catalog(
+    records: Sequence[Record], segments: Segments, tally: Tally
+) -> tuple[Catalog, list[Record]]:
+    """And the records that are no use: without their bytes, or without a parent. Files that no
+    record needs are removed, and the last segment goes on behind its last record.
+    """
+    catalog, there, useless = Catalog(), list[Record](), list[Record]()
+    sizes = {number: segments.size(number) for number in segments.numbers()}
+    for record in records:
+        fault = _fault(record, sizes)
+        (there if fault is None else useless).append(record)
+        if fault is not None:
+            tally.fault(fault)
+    useless += catalog.fill(there)
+    live = catalog.segments()
+    for number in sizes.keys() - live.keys():
+        segments.remove(number)
+    if live:
+        last = max(live)
+        segments.resume(last, max(it.end for it in catalog.records() if it.segment == last))
+    return catalog, useless
+
+
+def _read_index(files: Files, folder: Path) -> tuple[Index, list[Record]]:
+    index = Index(files, folder)
+    try:
+        return index, list(index.load())
+    except BaseException:
+        index.close()
+        raise
+
+
+def _fault(record: Record, sizes: dict[int, int]) -> Fault | None:
+    if record.segment not in sizes:
+        return Fault.MISSING
+    if not record.is_sane:
+        return Fault.INDEX
+    return Fault.SHORT_READ if record.end > sizes[record.segment] else None

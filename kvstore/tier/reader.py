@@ -1,0 +1,192 @@
+"""The threads that read: for each ticket a run of consecutive entries at a time, checked.
+
+Tickets take turns, a run each. One whose runs are not consumed stands aside until they are.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from kvstore.digest import Digest
+from kvstore.tier.catalog import Catalog
+from kvstore.tier.disk.segments import Segments
+from kvstore.tier.record import Record
+from kvstore.tier.tally import Tally
+from kvstore.tier.types import Entry, Fault, ReadFailure, ReadRun, TierLimits, fault_of
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[ReadRun | ReadFailure], None]
+"""Called by a reader thread; it must not wait."""
+
+Forget = Callable[[Record], None]
+"""A record whose bytes are not what they should be, to be forgotten with all below it."""
+
+READERS = 2
+MOST_ENTRIES = 256
+"""Of a run, however small they are."""
+
+
+class Ticket:
+    """A reading under way."""
+
+    def __init__(
+        self,
+        names: Sequence[Digest],
+        deliver: Deliver,
+        resume: Callable[["Ticket"], None],
+        now: float,
+    ) -> None:
+        self.names = tuple(names)
+        self.now = now
+        self._deliver = deliver
+        self._resume = resume
+        self._lock = threading.RLock()
+        self._next = 0
+        self._ahead_bytes = 0
+        self._is_aside = False
+        self._is_over = False
+
+    def cancel(self) -> None:
+        """When this has returned, nothing more is delivered."""
+        with self._lock:
+            self._is_over = True
+
+    def consumed(self, n_bytes: int) -> None:
+        """So many bytes of what was delivered are not held any more: as many may be read."""
+        with self._lock:
+            self._ahead_bytes -= n_bytes
+            if self._is_aside:
+                self._is_aside = False
+                self._resume(self)
+
+    def turn(self, read_ahead_bytes: int) -> int | None:
+        """Where to read on; None when it is over or stands aside."""
+        with self._lock:
+            if self._is_over:
+                return None
+            if self._ahead_bytes >= read_ahead_bytes:
+                self._is_aside = True
+                return None
+            return self._next
+
+    def deliver(self, found: ReadRun | ReadFailure) -> bool:
+        """Whether there is more to come."""
+        with self._lock:
+            if self._is_over:
+                return False
+            if isinstance(found, ReadRun):
+                self._next += len(found.entries)
+                self._ahead_bytes += found.n_bytes
+            self._is_over = isinstance(found, ReadFailure) or self._next >= len(self.names)
+            try:
+                self._deliver(found)
+            except Exception:
+                logger.exception("A reading of the disk cache was not taken, and is given up")
+                self._is_over = True
+            return not self._is_over
+
+
+class Readers:
+    """See the module."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        segments: Segments,
+        limits: TierLimits,
+        tally: Tally,
+        forget: Forget,
+    ) -> None:
+        self._catalog = catalog
+        self._segments = segments
+        self._limits = limits
+        self._tally = tally
+        self._forget = forget
+        self._tickets = queue.SimpleQueue[Ticket | None]()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"tier-reader-{number}", daemon=True)
+            for number in range(READERS)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def read(self, names: Sequence[Digest], deliver: Deliver, now: float) -> Ticket:
+        ticket = Ticket(names, deliver, self._tickets.put, now)
+        if names:
+            self._tickets.put(ticket)
+        return ticket
+
+    def close(self) -> None:
+        """Runs that are being read are delivered; nothing else is."""
+        for _ in self._threads:
+            self._tickets.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (ticket := self._tickets.get()) is not None:
+            start = ticket.turn(self._limits.read_ahead_bytes)
+            if start is not None and ticket.deliver(self._read(ticket, start)):
+                self._tickets.put(ticket)
+
+    def _read(self, ticket: Ticket, start: int) -> ReadRun | ReadFailure:
+        records = self._next_run(ticket.names, start)
+        if not records:
+            return ReadFailure(start, Fault.GONE)
+        n_bytes, began = sum(record.n_bytes for record in records), time.perf_counter()
+        try:
+            found = self._segments.read(records[0].segment, records[0].offset, n_bytes)
+        except OSError as error:
+            return self._failure(start, records[0], fault_of(error))
+        except MemoryError:
+            return self._failure(start, records[0], Fault.RESOURCES)
+        entries = _cut(records, found)
+        self._tally.timed(n_bytes, time.perf_counter() - began)
+        if not entries:
+            is_short = len(found) < records[0].n_bytes
+            fault = Fault.SHORT_READ if is_short else Fault.CHECKSUM
+            return self._failure(start, records[0], fault)
+        self._tally.count(read_entries=len(entries), read_bytes=n_bytes)
+        self._catalog.touch(entries[-1].name, ticket.now)
+        return ReadRun(start, tuple(entries))
+
+    def _next_run(self, names: Sequence[Digest], start: int) -> list[Record]:
+        """Records of the next names that stand one behind the other in one segment."""
+        run, n_bytes = list[Record](), 0
+        for name in names[start : start + MOST_ENTRIES]:
+            record = self._catalog.get(name)
+            if record is None:
+                break
+            n_bytes += record.n_bytes
+            if run and (
+                (record.segment, record.offset) != (run[-1].segment, run[-1].end)
+                or n_bytes > self._limits.run_bytes
+            ):
+                break
+            run.append(record)
+        return run
+
+    def _failure(self, start: int, record: Record, fault: Fault) -> ReadFailure:
+        if self._catalog.get(record.name) is not record:
+            return ReadFailure(start, Fault.GONE)
+        self._tally.fault(fault)
+        if fault is not Fault.RESOURCES:
+            self._forget(record)
+        return ReadFailure(start, fault)
+
+
+def _cut(records: Sequence[Record], found: memoryview) -> list[Entry]:
+    """The entries up to the first that is not what it should be."""
+    entries, offset = list[Entry](), 0
+    for record in records:
+        entry = record.cut(found[offset : offset + record.n_bytes])
+        if entry is None:
+            break
+        entries.append(entry)
+        offset += record.n_bytes
+    return entries

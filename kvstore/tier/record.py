@@ -1,0 +1,94 @@
+"""What the index says of one entry, and the checksum that ties it to its bytes."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from kvstore.digest import Digest
+from kvstore.tier.types import Buffer, Entry, EntryInfo
+
+CHECKSUM_BYTES = 16
+NOTHING = -1
+"""The size of a part that is not there; one of no bytes is 0."""
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """Where an entry's bytes stand: its parts one after the other, raw, in one segment.
+
+    `key` is its row's, and grows with time. `last_used` is never before that of a descendant.
+    """
+
+    key: int
+    name: Digest
+    parent: Digest
+    root: Digest
+    segment: int
+    offset: int
+    checksum: bytes
+    n_tokens: int
+    part_bytes: tuple[int | None, ...]
+    last_used: float
+    n_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_bytes = sum(filter(None, self.part_bytes))
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.n_bytes
+
+    @property
+    def is_sane(self) -> bool:
+        """Whether its numbers can be read with at all."""
+        return self.offset >= 0 and all(size is None or size >= 0 for size in self.part_bytes)
+
+    @property
+    def info(self) -> EntryInfo:
+        return EntryInfo(self.n_tokens, self.part_bytes, self.n_bytes, self.last_used)
+
+    def lacks(self, parts: Sequence[object | None]) -> bool:
+        """Whether these parts are all that it has, and more."""
+        pairs = tuple(zip(self.part_bytes, parts, strict=True))
+        return not any(mine is not None and theirs is None for mine, theirs in pairs) and any(
+            mine is None and theirs is not None for mine, theirs in pairs
+        )
+
+    def cut(self, payload: memoryview) -> Entry | None:
+        """The entry, if these are its bytes."""
+        if checksum(self.name, self.parent, self.n_tokens, self.part_bytes, (payload,)) != (
+            self.checksum
+        ):
+            return None
+        parts, start = list[Buffer | None](), 0
+        for size in self.part_bytes:
+            parts.append(None if size is None else payload[start : start + size])
+            start += size or 0
+        return Entry(self.name, self.n_tokens, tuple(parts))
+
+
+def checksum(
+    name: Digest,
+    parent: Digest,
+    n_tokens: int,
+    part_bytes: Sequence[int | None],
+    payload: Sequence[Buffer],
+) -> bytes:
+    """BLAKE3 over what the row says and the payload, cut to 16 bytes. A damaged row shows, too."""
+    hasher = blake3(name + parent + struct.pack("<q", n_tokens) + pack_sizes(part_bytes))
+    for buffer in payload:
+        hasher.update(buffer)
+    return hasher.digest(length=CHECKSUM_BYTES)
+
+
+def pack_sizes(part_bytes: Sequence[int | None]) -> bytes:
+    """Little-endian signed 64-bit integers."""
+    sizes = (NOTHING if size is None else size for size in part_bytes)
+    return struct.pack(f"<{len(part_bytes)}q", *sizes)
+
+
+def unpack_sizes(packed: bytes) -> tuple[int | None, ...]:
+    sizes = struct.unpack(f"<{len(packed) // 8}q", packed)
+    return tuple(None if size == NOTHING else size for size in sizes)

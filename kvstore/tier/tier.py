@@ -1,0 +1,190 @@
+"""A tier of KV below the arena, on disk: what was computed once outlives eviction and restart.
+
+It knows names and bytes. What the bytes are, what is worth writing and when reading pays is for
+others to know. docs/adr/0014-disk-tier.md has the format and what was measured.
+"""
+
+import itertools
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.digest import Digest
+from kvstore.tier.buffer import Removal, Upkeep, WriteBuffer
+from kvstore.tier.disk.files import Files, OsFiles
+from kvstore.tier.disk.folder import Lock, in_words, make_folder
+from kvstore.tier.disk.segments import Segments
+from kvstore.tier.disk.space import Space
+from kvstore.tier.opening import load_catalog, open_index
+from kvstore.tier.reader import Deliver, Readers, Ticket
+from kvstore.tier.record import Record
+from kvstore.tier.tally import Tally, TierCounters
+from kvstore.tier.types import EntryInfo, Extent, TierLimits
+from kvstore.tier.writer import DailyBudget, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """`used_bytes` is what the directory took when it was last measured, before the last write.
+    `read_rate` is in bytes a second, None before anything was read.
+    """
+
+    counters: TierCounters
+    entries: int
+    used_bytes: int
+    buffered_bytes: int
+    read_rate: float | None
+
+
+class DiskTier:
+    """One directory, open for one model's fingerprint. Any thread may call its methods; none but
+    `flush` and `close` waits for the disk.
+    """
+
+    def __init__(self, lock: Lock, writer: Writer, readers: Readers) -> None:
+        self._lock = lock
+        self._writer = writer
+        self._catalog = writer.catalog
+        self._buffer = writer.buffer
+        self._readers = readers
+        self._writing = threading.Thread(target=writer.run, name="tier-writer", daemon=True)
+        self._writing.start()
+        readers.start()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        fingerprint: str,
+        limits: TierLimits,
+        files: Files | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> "DiskTier":
+        """Raises TierError, in words, when another process has it or it cannot be used.
+
+        A folder that holds more than its limit shrinks before this returns.
+        """
+        files = files or OsFiles()
+        with ExitStack() as undo, in_words(directory):
+            lock = Lock(directory)
+            undo.callback(lock.release)
+            folder, tally = make_folder(directory, fingerprint), Tally()
+            index, records = open_index(files, folder, tally)
+            undo.callback(index.close)
+            segments = Segments(files, folder, limits.segment_bytes)
+            catalog, useless = load_catalog(records, segments, tally)
+            writer = Writer(
+                index=index,
+                segments=segments,
+                space=Space(files, directory, folder, limits),
+                catalog=catalog,
+                buffer=WriteBuffer(catalog, limits.buffer_bytes),
+                budget=DailyBudget(limits.daily_bytes, clock, index),
+                tally=tally,
+                clock=clock,
+                keys=itertools.count(records[-1].key + 1 if records else 1),
+            )
+            writer.erase(useless)
+            writer.keep_up()
+            readers = Readers(catalog, segments, limits, tally, _forgetter(writer))
+            undo.pop_all()
+        return cls(lock, writer, readers)
+
+    def known(self, names: Sequence[Digest]) -> int:
+        """How many of a chain, from the first on, can be read."""
+        return self._catalog.known(names)
+
+    def held(self, names: Sequence[Digest]) -> int:
+        """How many of a chain, from the first on, need not be offered: stored, or on their way."""
+        return self._buffer.held(names)
+
+    def entry(self, name: Digest) -> EntryInfo | None:
+        record = self._catalog.get(name)
+        return record.info if record else None
+
+    @property
+    def room(self) -> int:
+        """Bytes that `offer` would take now: none when the day's budget is spent, and for a while
+        after the disk has failed.
+        """
+        return self._buffer.room
+
+    def offer(self, extent: Extent) -> bool:
+        """Hand over what is to be written; its buffers are not to change any more.
+
+        False when there is no room, or when its parent is neither stored nor on its way: come
+        again, from the first name that is not `held`. What was taken may still be lost, with all
+        below it. An entry that is stored already is written again if it brings more parts.
+        """
+        return self._buffer.put(extent)
+
+    def read(self, names: Sequence[Digest], deliver: Deliver) -> Ticket:
+        """Read these entries, root to leaf, and deliver them in runs, in order, by a reader thread.
+
+        It ends when as many entries have been delivered as there are names, or with a ReadFailure.
+        Tell the ticket what has been `consumed`: no more than `read_ahead_bytes` are read ahead.
+        """
+        return self._readers.read(names, deliver, self._writer.clock())
+
+    def touch(self, names: Sequence[Digest]) -> None:
+        """A chain has been used elsewhere: keep it, too."""
+        if n_known := self._catalog.known(names):
+            self._catalog.touch(names[n_known - 1], self._writer.clock())
+
+    def forget(self, name: Digest) -> None:
+        """An entry, if it is stored, and all below it."""
+        if (record := self._catalog.get(name)) is not None:
+            _forgetter(self._writer)(record)
+
+    def clear(self, root: Digest | None = None) -> None:
+        """A namespace, or all, and what of it is on its way. Gone from sight when this returns, and
+        from the disk with the next `flush`, but for segments that others share.
+        """
+        self._buffer.revoke(root)
+        removed = self._catalog.clear() if root is None else self._catalog.remove_namespace(root)
+        self._buffer.order(Removal(removed))
+
+    def upkeep(self) -> None:
+        """Do now what is done every ten seconds: shrink on a full disk, note what was used."""
+        self._buffer.order(Upkeep())
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until the operating system has all that was handed over; whether it was in time."""
+        return self._buffer.wait(timeout)
+
+    def stats(self) -> TierStats:
+        tally = self._writer.tally
+        return TierStats(
+            counters=tally.counters(),
+            entries=len(self._catalog),
+            used_bytes=self._writer.space.last_used_bytes,
+            buffered_bytes=self._buffer.n_bytes,
+            read_rate=tally.read_rate,
+        )
+
+    @property
+    def read_rate(self) -> float | None:
+        """Bytes a second that were read and checked of late; None before anything was."""
+        return self._writer.tally.read_rate
+
+    def close(self) -> None:
+        """What has not been flushed is dropped, and readings end without a word."""
+        self._buffer.close()
+        self._writing.join()
+        self._readers.close()
+        self._writer.keep_up()
+        with suppress(sqlite3.Error):
+            self._writer.index.close()
+        self._lock.release()
+
+
+def _forgetter(writer: Writer) -> Callable[[Record], None]:
+    def forget(record: Record) -> None:
+        if removed := writer.catalog.remove(record):
+            writer.buffer.order(Removal(removed))
+
+    return forget

@@ -1,0 +1,191 @@
+"""The one thread that writes: payloads first, then the index, then the catalog.
+
+So whatever the catalog offers can be read, and a process that is killed leaves at most a payload
+that no index knows, which the next one writes over. Nothing is synced: what was handed to the
+operating system outlives the process, and after a power loss the checksums find what is missing.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvstore.digest import Digest
+from kvstore.tier.buffer import Job, Removal, Upkeep, WriteBuffer
+from kvstore.tier.catalog import Catalog
+from kvstore.tier.disk.index import Index
+from kvstore.tier.disk.segments import Place, Segments
+from kvstore.tier.disk.space import Space
+from kvstore.tier.record import Record, checksum
+from kvstore.tier.tally import Tally
+from kvstore.tier.types import Entry, Extent, Fault, fault_of
+
+UPKEEP_SECONDS = 10.0
+SECONDS_OF_DAY = 86_400
+
+
+class DailyBudget:
+    """How much has been written on a day of UTC, and may be."""
+
+    def __init__(self, daily_bytes: float, clock: Callable[[], float], index: Index) -> None:
+        self._daily_bytes = daily_bytes
+        self._clock = clock
+        self._day = self._today()
+        self._written = index.written_on(self._day)
+
+    @property
+    def left(self) -> float:
+        return self._daily_bytes - self.spent(0)[1]
+
+    def spent(self, n_bytes: int) -> tuple[int, int]:
+        """The day, and how much has been written on it with so much more."""
+        today = self._today()
+        if today != self._day:
+            self._day, self._written = today, 0
+        return self._day, self._written + n_bytes
+
+    def spend(self, n_bytes: int) -> None:
+        self._day, self._written = self.spent(n_bytes)
+
+    def _today(self) -> int:
+        return int(self._clock() // SECONDS_OF_DAY)
+
+
+@dataclass
+class Writer:
+    """Its methods are called by one thread at a time. None of them raises for the disk's sake."""
+
+    index: Index
+    segments: Segments
+    space: Space
+    catalog: Catalog
+    buffer: WriteBuffer
+    budget: DailyBudget
+    tally: Tally
+    clock: Callable[[], float]
+    keys: Iterator[int]
+
+    def __post_init__(self) -> None:
+        self._left_behind = list[Record]()
+
+    def run(self) -> None:
+        """Until the buffer is closed."""
+        while (job := self.buffer.take(UPKEEP_SECONDS)) is not None:
+            try:
+                self._carry_out(job)
+            except (OSError, sqlite3.Error) as error:
+                self._failed(error)
+            finally:
+                self.buffer.done()
+
+    def keep_up(self) -> None:
+        """Every now and then; a disk that failed is given another chance."""
+        self.buffer.allow(self.budget.left)
+        try:
+            self._make_room(0)
+            left_behind, self._left_behind = self._left_behind, []
+            self.erase(left_behind)
+            self.index.touch(self.catalog.take_touched())
+        except (OSError, sqlite3.Error) as error:
+            self._failed(error)
+
+    def erase(self, records: Sequence[Record]) -> None:
+        """Rows first, then files: a row without its file would be a fault at the next start. Where
+        rows cannot go, files go all the same, and rows are tried again later. Raises OSError.
+        """
+        try:
+            self.index.remove([record.key for record in records])
+        except (OSError, sqlite3.Error) as error:
+            self._left_behind += records
+            self._failed(error)
+        live = self.catalog.segments()
+        for number in {record.segment for record in records}:
+            if not live.get(number):
+                self.catalog.forget_segment(number)
+                self.segments.remove(number)
+
+    def _carry_out(self, job: Job) -> None:
+        match job:
+            case Extent():
+                self._store(job)
+            case Removal():
+                self.erase(job.records)
+            case Upkeep():
+                self.keep_up()
+
+    def _store(self, extent: Extent) -> None:
+        now = self.clock()
+        self.catalog.touch(extent.parent, now)
+        wanted = [(parent, entry) for parent, entry in extent.with_parents() if self._wants(entry)]
+        if not wanted:
+            return
+        entries = [entry for _, entry in wanted]
+        if not self._make_room(sum(entry.n_bytes for entry in entries)):
+            self.tally.count(refused_entries=len(entries))
+        elif not self.catalog.has_place(extent.root, extent.parent):
+            self.tally.count(orphaned_entries=len(entries))
+        else:
+            places = self.segments.places(entries)
+            self._append(places, entries, self._records(extent.root, wanted, places, now))
+
+    def _append(
+        self, places: Sequence[Place], entries: Sequence[Entry], records: Sequence[Record]
+    ) -> None:
+        n_bytes = sum(entry.n_bytes for entry in entries)
+        try:
+            self.segments.write(places, entries)
+            self.index.add(records, *self.budget.spent(n_bytes))
+        except BaseException:
+            self.segments.retreat(places)
+            raise
+        self.segments.advance(places[-1], entries[-1])
+        self.budget.spend(n_bytes)
+        self.buffer.allow(self.budget.left)
+        self.tally.count(written_entries=len(entries), written_bytes=n_bytes)
+        self.erase(self.buffer.publish(records))
+
+    def _wants(self, entry: Entry) -> bool:
+        """Whether it is not there, or brings parts that were missing."""
+        stored = self.catalog.get(entry.name)
+        return stored is None or stored.lacks(entry.parts)
+
+    def _records(
+        self,
+        root: Digest,
+        wanted: Sequence[tuple[Digest, Entry]],
+        places: Sequence[Place],
+        now: float,
+    ) -> list[Record]:
+        """Under keys that are never used again, whatever becomes of them."""
+        return [
+            Record(
+                *(next(self.keys), entry.name, parent, root, *place),
+                checksum=_checksum(parent, entry),
+                n_tokens=entry.n_tokens,
+                part_bytes=entry.part_bytes,
+                last_used=now,
+            )
+            for (parent, entry), place in zip(wanted, places, strict=True)
+        ]
+
+    def _make_room(self, n_bytes: int) -> bool:
+        """Other fingerprints go first, then the coldest segments, and what hangs from them."""
+        while self.space.lacks(n_bytes):
+            if self.space.drop_other():
+                continue
+            number = self.catalog.coldest_segment(but=self.segments.current)
+            if number is None:
+                return False
+            evicted = self.catalog.remove_segment(number)
+            self.tally.count(evicted_entries=len(evicted))
+            self.erase(evicted)
+        return True
+
+    def _failed(self, error: OSError | sqlite3.Error) -> None:
+        """Nothing more is taken until the next upkeep."""
+        self.tally.fault(fault_of(error) if isinstance(error, OSError) else Fault.INDEX)
+        self.buffer.allow(0)
+
+
+def _checksum(parent: Digest, entry: Entry) -> bytes:
+    payload = [part for part in entry.parts if part is not None]
+    return checksum(entry.name, parent, entry.n_tokens, entry.part_bytes, payload)
