@@ -104,10 +104,10 @@ class WriteBuffer:
             return records if self._is_revoked else self._catalog.add(records)
 
     def take(self, timeout: float) -> Job | None:
-        """The next job; upkeep when none came in so many seconds; None when it is closed."""
+        """The next job; upkeep when none came in so many seconds; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._is_closed, timeout)
-            if self._is_closed:
+            if self._is_closed and not self._jobs:
                 return None
             self._at_work = self._jobs.popleft() if self._jobs else Upkeep()
             self._is_revoked = False
@@ -127,13 +127,14 @@ class WriteBuffer:
             return self._changed.wait_for(self._is_idle, timeout)
 
     def close(self) -> None:
-        """Take nothing more; what waits is dropped."""
+        """Take nothing more; extents that wait are dropped, and removals are not."""
+        self.revoke(None)
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def _is_idle(self) -> bool:
-        return self._is_closed or (not self._jobs and self._at_work is None)
+        return not self._jobs and self._at_work is None
 
     def _room(self) -> int:
         if self._is_closed:

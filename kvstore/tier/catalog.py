@@ -63,30 +63,20 @@ class Catalog:
         record has replaced, orphans, and whatever hangs in the air.
         """
         with self._lock:
-            useless = list[Record]()
-            for record in records:
-                if (old := self._records.get(record.name)) is not None:
-                    useless.append(old)
-                self._records[record.name] = record
-            below: dict[Digest, list[Record]] = {}
-            for record in self._records.values():
-                below.setdefault(record.parent, []).append(record)
-            order = list[Record]()
-            for root in {record.root for record in self._records.values()}:
-                order += (child for child in below.get(root, ()) if child.root == root)
-            for record in order:  # it grows while we walk: breadth first
-                order += (
-                    child for child in below.get(record.name, ()) if child.root == record.root
-                )
-            reached = {record.name: record for record in order}
-            useless += (it for name, it in self._records.items() if name not in reached)
-            self._records = reached
-            for record in reversed(order):
-                parent = reached.get(record.parent)
+            records = tuple(records)
+            latest = {record.name: record for record in records}
+            useless = [it for it in records if latest[it.name] is not it]
+            waiting = list(latest.values())
+            while waiting:  # once, or as often as a parent was written again after its child
+                above = waiting
+                waiting = [record for record in above if not self._hang(record)]
+                if len(waiting) == len(above):
+                    break
+            for record in reversed(tuple(self._records.values())):  # children before parents
+                parent = self._records.get(record.parent)
                 if parent is not None and parent.last_used < record.last_used:
-                    parent.last_used = record.last_used
-                self._place(record)
-            return useless
+                    self._use(parent, record.last_used)
+            return useless + waiting
 
     def add(self, records: Sequence[Record]) -> list[Record]:
         """Returns those of them that are no use: what they replace, and orphans."""
@@ -164,9 +154,23 @@ class Catalog:
             if sum(len(use.records) for use in self._segments.values()) != len(self._records):
                 yield "there are records in segments alone"
 
+    def _hang(self, record: Record) -> bool:
+        """Whether its parent was there to hang it from."""
+        if not self.has_place(record.root, record.parent):
+            return False
+        self._records[record.name] = record
+        self._place(record)
+        return True
+
     def _place(self, record: Record) -> None:
-        self._children.setdefault(record.parent, set()).add(record)
-        use = self._segments.setdefault(record.segment, SegmentUse())
+        siblings = self._children.get(record.parent)
+        if siblings is None:
+            self._children[record.parent] = {record}
+        else:
+            siblings.add(record)
+        use = self._segments.get(record.segment)
+        if use is None:
+            use = self._segments[record.segment] = SegmentUse()
         use.records.add(record)
         use.last_used = max(use.last_used, record.last_used)
 
@@ -192,8 +196,11 @@ class Catalog:
     def _touch(self, name: Digest, now: float) -> None:
         record = self._records.get(name)
         while record is not None and record.last_used < now:
-            record.last_used = now
+            self._use(record, now)
             self._touched.add(record)
-            use = self._segments[record.segment]
-            use.last_used = max(use.last_used, now)
             record = self._records.get(record.parent)
+
+    def _use(self, record: Record, now: float) -> None:
+        record.last_used = now
+        use = self._segments[record.segment]
+        use.last_used = max(use.last_used, now)

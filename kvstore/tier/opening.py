@@ -38,9 +38,10 @@ def load_catalog(
     catalog, there, useless = Catalog(), list[Record](), list[Record]()
     sizes = {number: segments.size(number) for number in segments.numbers()}
     for record in records:
-        fault = _fault(record, sizes)
-        (there if fault is None else useless).append(record)
-        if fault is not None:
+        if (fault := _fault(record, sizes)) is None:
+            there.append(record)
+        else:
+            useless.append(record)
             tally.fault(fault)
     useless += catalog.fill(there)
     live = catalog.segments()
@@ -62,8 +63,8 @@ def _read_index(files: Files, folder: Path) -> tuple[Index, list[Record]]:
 
 
 def _fault(record: Record, sizes: dict[int, int]) -> Fault | None:
-    if record.segment not in sizes:
+    if (size := sizes.get(record.segment)) is None:
         return Fault.MISSING
     if not record.is_sane:
         return Fault.INDEX
-    return Fault.SHORT_READ if record.end > sizes[record.segment] else None
+    return Fault.SHORT_READ if record.offset + record.n_bytes > size else None

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -30,11 +30,8 @@ class Record:
     checksum: bytes
     n_tokens: int
     part_bytes: tuple[int | None, ...]
+    n_bytes: int
     last_used: float
-    n_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.n_bytes = sum(filter(None, self.part_bytes))
 
     @property
     def end(self) -> int:
@@ -43,7 +40,7 @@ class Record:
     @property
     def is_sane(self) -> bool:
         """Whether its numbers can be read with at all."""
-        return self.offset >= 0 and all(size is None or size >= 0 for size in self.part_bytes)
+        return self.offset >= 0 and self.n_bytes >= 0
 
     @property
     def info(self) -> EntryInfo:
@@ -81,6 +78,12 @@ def checksum(
     for buffer in payload:
         hasher.update(buffer)
     return hasher.digest(length=CHECKSUM_BYTES)
+
+
+def payload_bytes(part_bytes: Sequence[int | None]) -> int:
+    """Of all parts together; -1 where one has a size that no part has."""
+    sizes = [size for size in part_bytes if size is not None]
+    return sum(sizes) if min(sizes, default=0) >= 0 else -1
 
 
 def pack_sizes(part_bytes: Sequence[int | None]) -> bytes:

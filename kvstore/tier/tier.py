@@ -8,7 +8,7 @@ import itertools
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +170,10 @@ class DiskTier:
     def read_rate(self) -> float | None:
         """Bytes a second that were read and checked of late; None before anything was."""
         return self._writer.tally.read_rate
+
+    def problems(self) -> Iterator[str]:
+        """What does not add up in memory; for tests."""
+        return self._catalog.problems()
 
     def close(self) -> None:
         """What has not been flushed is dropped, and readings end without a word."""

@@ -162,6 +162,7 @@ class Writer:
                 checksum=_checksum(parent, entry),
                 n_tokens=entry.n_tokens,
                 part_bytes=entry.part_bytes,
+                n_bytes=entry.n_bytes,
                 last_used=now,
             )
             for (parent, entry), place in zip(wanted, places, strict=True)

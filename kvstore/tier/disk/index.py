@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kvstore.digest import Digest
 from kvstore.tier.disk.files import Files
-from kvstore.tier.record import Record, pack_sizes, unpack_sizes
+from kvstore.tier.record import Record, pack_sizes, payload_bytes, unpack_sizes
 
 FILE_NAME = "index.sqlite"
 MOST_LOG_BYTES = 1 << 20
@@ -73,7 +73,7 @@ class Index:
 
     def load(self) -> Iterator[Record]:
         """All there is, in the order of keys."""
-        sizes = lru_cache(maxsize=256)(unpack_sizes)
+        sizes = lru_cache(maxsize=256)(_sizes)
         seen: dict[bytes, Digest] = {}
         for row in self._db.execute(LOAD):
             key, name, parent, root, segment, offset, check, n_tokens, packed, used = row
@@ -82,7 +82,7 @@ class Index:
                 seen.setdefault(name, name),
                 seen.setdefault(parent, parent),
                 seen.setdefault(root, root),
-                *(segment, offset, check, n_tokens, sizes(packed), used),
+                *(segment, offset, check, n_tokens, *sizes(packed), used),
             )
 
     def written_on(self, day: int) -> int:
@@ -145,6 +145,11 @@ class Index:
         with suppress(OSError, sqlite3.Error):
             if self._files.size(self._log) > MOST_LOG_BYTES:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _sizes(packed: bytes) -> tuple[tuple[int | None, ...], int]:
+    part_bytes = unpack_sizes(packed)
+    return part_bytes, payload_bytes(part_bytes)
 
 
 def _batches(rows: list[tuple[float, ...]]) -> Iterator[list[tuple[float, ...]]]:

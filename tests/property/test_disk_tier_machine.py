@@ -1,0 +1,184 @@
+"""DiskTier against a dictionary, with restarts and a disk that loses and changes what it has.
+
+Bytes follow from names, so whatever comes back can be checked. The property: what is read is what
+was offered under that name, what is stored hangs from what is stored, and while the disk is sound
+the tier holds exactly what the dictionary does.
+"""
+
+import errno
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kvstore.digest import Digest
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import Extent, Fault
+from tests.tier_harness import (
+    LIMITS,
+    PATIENCE,
+    Chain,
+    FaultyFiles,
+    allocated,
+    entry,
+    flip,
+    read,
+    segment_files,
+)
+
+N_BYTES, LENGTH = 2_000, 12
+SMALL = replace(LIMITS, segment_bytes=10_000)
+CHAINS = (
+    Chain("a", LENGTH, N_BYTES),
+    Chain("b", LENGTH, N_BYTES),
+    Chain("a", LENGTH, N_BYTES, "b"),
+)
+BRANCH = Chain("branch", LENGTH, N_BYTES)
+
+chains = st.sampled_from((*CHAINS, BRANCH))
+positions = st.integers(0, LENGTH)
+
+
+class TierMachine(RuleBasedStateMachine):
+    """See the module."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.directory = tempfile.TemporaryDirectory(prefix="tier-")
+        self.path = Path(self.directory.name)
+        self.files = FaultyFiles()
+        self.parents: dict[Digest, Digest] = {}
+        self.is_damaged = False
+        self.open()
+
+    def open(self) -> None:
+        self.tier = DiskTier.open(self.path, "model", SMALL, self.files)
+
+    @rule(chain=chains, start=positions, n_entries=st.integers(1, LENGTH))
+    def offer(self, chain: Chain, start: int, n_entries: int) -> None:
+        extent = self.extent(chain, start, n_entries)
+        if extent.entries:
+            in_place = extent.parent == extent.root or self.tier.known([extent.parent]) == 1
+            assert self.tier.offer(extent) == in_place
+            assert self.tier.flush(PATIENCE)
+            if in_place:
+                for parent, found in extent.with_parents():
+                    self.parents[found.name] = parent
+                assert self.tier.known(chain.names[start:][:n_entries]) == len(extent.entries)
+
+    @rule(
+        chain=chains,
+        start=positions,
+        n_entries=st.integers(1, LENGTH),
+        method=st.sampled_from(("write", "index")),
+    )
+    def offer_to_a_full_disk(self, chain: Chain, start: int, n_entries: int, method: str) -> None:
+        extent, before = self.extent(chain, start, n_entries), self.known()
+        self.files.fail(method, errno.ENOSPC)
+        self.tier.offer(extent)
+        assert self.tier.flush(PATIENCE)
+        self.files.heal()
+        self.tier.upkeep()
+        assert self.tier.flush(PATIENCE)
+        assert self.known() == before
+
+    @rule(chain=chains, start=positions, stop=positions)
+    def read(self, chain: Chain, start: int, stop: int) -> None:
+        names = chain.names[start:stop]
+        n_known = self.tier.known(names)
+        entries, failure = read(self.tier, names)
+        assert entries == [entry(name, N_BYTES) for name in names[: len(entries)]]
+        if not self.is_damaged:
+            assert len(entries) == n_known
+        if failure is not None:
+            assert self.is_damaged or failure.fault is Fault.GONE
+            assert self.tier.known(names) == len(entries)
+
+    @rule(chain=chains, position=st.integers(0, LENGTH - 1))
+    def forget(self, chain: Chain, position: int) -> None:
+        self.tier.forget(chain.names[position])
+        doomed = {chain.names[position]}
+        for name, parent in self.parents.items():  # a dictionary has parents before children
+            if parent in doomed:
+                doomed.add(name)
+        for name in doomed:
+            self.parents.pop(name, None)
+
+    @rule(root=st.sampled_from((None, CHAINS[0].root, CHAINS[2].root)))
+    def clear(self, root: Digest | None) -> None:
+        self.tier.clear(root)
+        for chain in (*CHAINS, BRANCH):
+            if root in (None, chain.root):
+                for name in chain.names:
+                    self.parents.pop(name, None)
+
+    @rule(is_flushed=st.booleans())
+    def reopen(self, is_flushed: bool) -> None:
+        if is_flushed:
+            assert self.tier.flush(PATIENCE)
+        self.tier.close()
+        self.open()
+
+    @precondition(lambda self: bool(segment_files(self.path)))
+    @rule(
+        which=st.integers(0, 99),
+        where=st.integers(0, 9_999),
+        how=st.sampled_from(("flip", "truncate", "remove")),
+    )
+    def damage(self, which: int, where: int, how: str) -> None:
+        assert self.tier.flush(PATIENCE)
+        if not (found := segment_files(self.path)):
+            return
+        self.is_damaged = True
+        path = found[which % len(found)]
+        if how == "remove":
+            path.unlink()
+        elif how == "truncate":
+            os.truncate(path, where % path.stat().st_size)
+        else:
+            flip(path, where % path.stat().st_size)
+
+    @invariant()
+    def holds_what_it_should(self) -> None:
+        assert not list(self.tier.problems())
+        known = self.known()
+        assert known <= self.parents.keys()
+        assert self.is_damaged or known == self.parents.keys()
+        roots = {chain.root for chain in CHAINS}
+        assert {self.parents[name] for name in known} <= known | roots
+        assert self.tier.stats().entries == len(known)
+        assert allocated(self.path) <= SMALL.max_bytes
+        self.parents = {name: parent for name, parent in self.parents.items() if name in known}
+
+    def teardown(self) -> None:
+        self.tier.close()
+        self.directory.cleanup()
+
+    def known(self) -> set[Digest]:
+        return {
+            name for chain in (*CHAINS, BRANCH) for name in chain.names if self.tier.entry(name)
+        }
+
+    def extent(self, chain: Chain, start: int, n_entries: int) -> Extent:
+        """The branch begins behind the fifth entry of the first chain."""
+        extent = chain.extent(start, start + n_entries)
+        at_fork = chain is BRANCH and not start
+        return replace(extent, parent=CHAINS[0].names[4]) if at_fork else extent
+
+
+def test_the_tier_is_a_dictionary_that_may_lose() -> None:
+    run_state_machine_as_test(
+        TierMachine,
+        settings=settings(max_examples=25, stateful_step_count=25, deadline=None, print_blob=True),
+    )

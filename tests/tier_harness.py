@@ -1,0 +1,156 @@
+"""What tests of the disk tier share: chains of entries, files that fail, readings to wait for."""
+
+import errno
+import os
+import queue
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from kvstore.digest import Digest
+from kvstore.tier.disk.files import OsFiles
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import MIB, Buffer, Entry, Extent, ReadFailure, ReadRun, TierLimits
+
+BLOCK = 16
+LIMITS = TierLimits(max_bytes=16 * MIB, segment_bytes=MIB, least_free=0.0)
+PATIENCE = 60.0
+"""Seconds after which a test has failed; nothing takes that long."""
+
+
+class Chain:
+    """Entries that follow each other from a root, all bytes made of their names."""
+
+    def __init__(self, seed: str, n_entries: int, n_bytes: int = 32_768, space: str = "a") -> None:
+        self.root = Digest(blake3(space.encode()).digest())
+        parent = Digest(blake3(self.root + seed.encode()).digest())
+        self.names = list[Digest]()
+        for _ in range(n_entries):
+            parent = Digest(blake3(parent).digest())
+            self.names.append(parent)
+        self.n_bytes = n_bytes
+
+    def extent(self, start: int = 0, stop: int | None = None) -> Extent:
+        parent = self.names[start - 1] if start else self.root
+        names = self.names[start:stop]
+        return Extent(self.root, parent, tuple(entry(name, self.n_bytes) for name in names))
+
+
+def entry(name: Digest, n_bytes: int) -> Entry:
+    """With two parts, the second a fourth of the first, and one that is not there."""
+    return Entry(name, BLOCK, (payload(name, n_bytes), None, payload(name[:8], n_bytes // 4)))
+
+
+def payload(seed: bytes, n_bytes: int) -> bytes:
+    return blake3(seed).digest(length=n_bytes)
+
+
+def plain(found: Entry) -> Entry:
+    """With parts that can be compared."""
+    parts = tuple(None if part is None else bytes(part) for part in found.parts)
+    return Entry(found.name, found.n_tokens, parts)
+
+
+def stored(tier: DiskTier, *extents: Extent) -> None:
+    for extent in extents:
+        assert tier.offer(extent)
+    assert tier.flush(PATIENCE)
+
+
+def read(tier: DiskTier, names: Sequence[Digest]) -> tuple[list[Entry], ReadFailure | None]:
+    """What is delivered, in order, and what went wrong."""
+    arrived = queue.SimpleQueue[ReadRun | ReadFailure]()
+    ticket = tier.read(names, arrived.put)
+    entries = list[Entry]()
+    while len(entries) < len(names):
+        found = arrived.get(timeout=PATIENCE)
+        assert found.start == len(entries)
+        if isinstance(found, ReadFailure):
+            return entries, found
+        entries += map(plain, found.entries)
+        ticket.consumed(found.n_bytes)
+    return entries, None
+
+
+class FaultyFiles(OsFiles):
+    """Calls of the named methods fail with an errno, `after` so many that do not."""
+
+    def __init__(self) -> None:
+        self.failing: dict[str, int] = {}
+        self.after: dict[str, int] = {}
+        self.spare_bytes: int | None = None
+
+    def fail(self, method: str, code: int, after: int = 0) -> None:
+        self.failing[method], self.after[method] = code, after
+
+    def heal(self) -> None:
+        self.failing.clear()
+
+    def write(self, path: Path, offset: int, buffers: Sequence[Buffer]) -> None:
+        if "write" in self.failing:  # half of it arrives, as when a disk becomes full
+            super().write(path, offset, buffers[: len(buffers) // 2])
+        self._may_fail("write", path)
+        super().write(path, offset, buffers)
+
+    def read(self, path: Path, offset: int, n_bytes: int) -> memoryview:
+        self._may_fail("read", path)
+        return super().read(path, offset, n_bytes)
+
+    def remove(self, path: Path) -> None:
+        self._may_fail("remove", path)
+        super().remove(path)
+
+    def disk(self, folder: Path) -> tuple[int, int]:
+        self._may_fail("disk", folder)
+        return super().disk(folder) if self.spare_bytes is None else (self.spare_bytes, 100 * MIB)
+
+    def connect(self, path: Path) -> sqlite3.Connection:
+        self._may_fail("connect", path)
+        super().connect(path).close()
+        connection = sqlite3.connect(
+            path,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=FaultyConnection,
+        )
+        connection.files = self
+        return connection
+
+    def _may_fail(self, method: str, path: Path) -> None:
+        if method in self.failing:
+            if self.after[method]:
+                self.after[method] -= 1
+            else:
+                raise OSError(self.failing[method], os.strerror(self.failing[method]), str(path))
+
+
+class FaultyConnection(sqlite3.Connection):
+    """Fails to commit while `files` say that the index does."""
+
+    files: FaultyFiles
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        if sql == "COMMIT" and "index" in self.files.failing:
+            full = self.files.failing["index"] == errno.ENOSPC
+            raise sqlite3.OperationalError("database or disk is full" if full else "disk I/O error")
+        return super().execute(sql, *values)
+
+
+def segment_files(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("*.kv"))
+
+
+def flip(path: Path, offset: int) -> None:
+    """One bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 16]))
+
+
+def allocated(directory: Path) -> int:
+    return OsFiles().allocated(directory)

@@ -1,0 +1,7 @@
+"""A few of the kills that tests/tier_kills.py makes many of."""
+
+from tests import tier_kills
+
+
+def test_a_killed_writer_loses_nothing_that_it_had_flushed() -> None:
+    tier_kills.run(n_kills=4, seed=7)

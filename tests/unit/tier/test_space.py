@@ -1,0 +1,141 @@
+"""What `du` counts never exceeds the limit, and what is used least goes first."""
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import MIB, Extent
+from tests.tier_harness import (
+    LIMITS,
+    PATIENCE,
+    Chain,
+    FaultyFiles,
+    allocated,
+    read,
+    stored,
+)
+
+
+def test_the_directory_stays_within_its_limit(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    for number in range(60):
+        stored(tier, Chain(f"chain {number}", 25).extent())
+        assert allocated(tmp_path) <= LIMITS.max_bytes
+    stats = tier.stats()
+    assert stats.counters.written_bytes > 3 * LIMITS.max_bytes
+    assert stats.counters.evicted_entries > 0
+    assert stats.entries * 40_960 > LIMITS.max_bytes // 2
+    assert stats.counters.faults == ()
+    tier.close()
+    assert allocated(tmp_path) <= LIMITS.max_bytes
+
+
+def test_what_is_used_stays_and_what_is_not_goes(tmp_path: Path) -> None:
+    clock = count(1_000_000)
+    tier = DiskTier.open(tmp_path, "model", LIMITS, clock=lambda: float(next(clock)))
+    read_often, touched, idle = (Chain(name, 25) for name in ("read", "touched", "idle"))
+    stored(tier, idle.extent(), read_often.extent(), touched.extent())
+    for number in range(40):
+        stored(tier, Chain(f"chain {number}", 25).extent())
+        assert read(tier, read_often.names)[1] is None
+        tier.touch(touched.names)
+    assert tier.known(touched.names) == tier.known(read_often.names) == 25
+    assert tier.known(idle.names) == 0
+    tier.close()
+
+
+def test_a_parent_is_kept_while_a_child_is_used(tmp_path: Path) -> None:
+    """A conversation that grows stands in many segments; its first blocks are its oldest."""
+    chain = Chain("conversation", 10)
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    for turn in range(5):
+        stored(tier, chain.extent(2 * turn, 2 * turn + 2), Chain(f"other {turn}", 25).extent())
+    for number in range(40):
+        stored(tier, Chain(f"more {number}", 25).extent())
+        assert read(tier, chain.names[-1:])[1] is None
+    assert tier.known(chain.names) == 10
+    assert read(tier, chain.names)[1] is None
+    tier.close()
+
+
+def test_use_is_remembered_after_a_restart(tmp_path: Path) -> None:
+    clock = count(1_000_000)
+    tier = DiskTier.open(tmp_path, "model", LIMITS, clock=lambda: float(next(clock)))
+    old, idle = Chain("old", 25), Chain("idle", 25)
+    stored(tier, old.extent(), idle.extent())
+    tier.touch(old.names)
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS, clock=lambda: float(next(clock)))
+    number = 0
+    while tier.known(idle.names):
+        stored(tier, Chain(f"chain {number}", 5).extent())
+        number += 1
+    assert tier.known(old.names) == 25
+    tier.close()
+
+
+def test_half_the_limit_after_a_restart_shrinks_at_once(tmp_path: Path) -> None:
+    large = replace(LIMITS, max_bytes=32 * MIB)
+    tier = DiskTier.open(tmp_path, "model", large)
+    chains = [Chain(f"chain {number}", 25) for number in range(24)]
+    stored(tier, *(chain.extent() for chain in chains))
+    tier.close()
+    assert allocated(tmp_path) > LIMITS.max_bytes
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert allocated(tmp_path) <= LIMITS.max_bytes
+    assert tier.known(chains[-1].names) == 25
+    assert read(tier, chains[-1].names)[1] is None
+    tier.close()
+
+
+def test_other_fingerprints_count_and_go_first(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        tier = DiskTier.open(tmp_path, name, LIMITS)
+        stored(tier, *(Chain(f"chain {number}", 25).extent() for number in range(5)))
+        tier.close()
+    tier = DiskTier.open(tmp_path, "third", LIMITS)
+    mine = [Chain(f"mine {number}", 25) for number in range(5)]
+    for chain in mine:
+        stored(tier, chain.extent())
+        assert allocated(tmp_path) <= LIMITS.max_bytes
+    assert all(tier.known(chain.names) == 25 for chain in mine)
+    tier.close()
+
+
+def test_the_disk_is_left_its_part(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    files.spare_bytes = 50 * MIB  # of 100
+    tier = DiskTier.open(tmp_path, "model", replace(LIMITS, least_free=0.05), files)
+    stored(tier, *(Chain(f"chain {number}", 25).extent() for number in range(8)))
+    before = allocated(tmp_path)
+    files.spare_bytes = 2 * MIB  # somebody else has filled it
+    tier.upkeep()
+    tier.flush(PATIENCE)
+    assert allocated(tmp_path) <= before - 3 * MIB
+    assert tier.stats().counters.faults == ()
+    tier.close()
+
+
+def test_what_is_larger_than_the_tier_is_refused(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("large", 1, 20 * MIB)
+    stored(tier, chain.extent())
+    assert tier.known(chain.names) == 0
+    assert tier.stats().counters.refused_entries == 1
+    assert tier.stats().counters.faults == ()
+    tier.close()
+
+
+def test_descendants_do_not_outlive_their_parents(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    trunk = Chain("trunk", 5)
+    stored(tier, trunk.extent())
+    branches = [Chain(f"branch {number}", 10) for number in range(50)]
+    for branch in branches:
+        stored(tier, Extent(trunk.root, trunk.names[-1], branch.extent().entries))
+    assert tier.known(trunk.names) == 5
+    tier.forget(trunk.names[2])
+    assert tier.known(trunk.names) == tier.stats().entries == 2
+    assert not any(tier.known(branch.names) for branch in branches)
+    tier.close()

@@ -1,0 +1,77 @@
+"""Several threads offer, read, touch, forget and clear at once, in whatever order."""
+
+import random
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import MIB
+from tests.tier_harness import LIMITS, PATIENCE, Chain, allocated, entry, read
+
+N_BYTES = 8_192
+CHAINS = [Chain(f"chain {number}", 20, N_BYTES, space="ab"[number % 2]) for number in range(40)]
+TURNS = 150
+
+
+def test_threads_do_not_get_into_each_others_way(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", replace(LIMITS, buffer_bytes=MIB))
+    failures = list[BaseException]()
+
+    def offer(randomness: random.Random) -> None:
+        chain = randomness.choice(CHAINS)
+        start = tier.held(chain.names)
+        if start < len(chain.names):
+            tier.offer(chain.extent(start, start + 5))
+
+    def load(randomness: random.Random) -> None:
+        chain = randomness.choice(CHAINS)
+        entries, _ = read(tier, chain.names)
+        assert entries == [entry(name, N_BYTES) for name in chain.names[: len(entries)]]
+        tier.touch(chain.names)
+
+    def forget(randomness: random.Random) -> None:
+        tier.forget(randomness.choice(randomness.choice(CHAINS).names))
+
+    def clear(randomness: random.Random) -> None:
+        if randomness.random() < 0.05:
+            tier.clear(randomness.choice([None, CHAINS[0].root, CHAINS[1].root]))
+        assert allocated(tmp_path) <= LIMITS.max_bytes
+
+    def work(number: int) -> None:
+        randomness = random.Random(number)
+        try:
+            for _ in range(TURNS):
+                (offer, offer, load, load, forget, clear)[number](randomness)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert tier.flush(PATIENCE)
+    assert not list(tier.problems())
+    assert tier.stats().counters.faults == ()
+    known = {name for chain in CHAINS for name in chain.names if tier.entry(name)}
+    tier.close()
+    again = DiskTier.open(tmp_path, "model", LIMITS)
+    assert {name for chain in CHAINS for name in chain.names if again.entry(name)} == known
+    for chain in CHAINS:
+        entries, _ = read(again, chain.names)
+        assert len(entries) == again.known(chain.names)
+    assert again.stats().counters.faults == ()
+    again.close()
+
+
+def test_what_is_cleared_while_it_is_written_does_not_come_back(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    for _ in range(50):
+        for chain in CHAINS[:4]:
+            tier.offer(chain.extent())
+        tier.clear()
+        assert tier.flush(PATIENCE)
+        assert tier.stats().entries == 0
+    tier.close()

@@ -1,0 +1,338 @@
+"""What is offered to the disk tier comes back: now, and after it was closed."""
+
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.digest import Digest
+from kvstore.tier import maintenance
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import (
+    MIB,
+    Entry,
+    Extent,
+    Fault,
+    ReadFailure,
+    ReadRun,
+    TierError,
+    TierLimits,
+)
+from tests.tier_harness import (
+    LIMITS,
+    PATIENCE,
+    Chain,
+    entry,
+    flip,
+    read,
+    segment_files,
+    stored,
+)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[DiskTier]:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    yield tier
+    tier.close()
+
+
+def test_what_was_offered_is_read(tier: DiskTier) -> None:
+    chain = Chain("one", 100)
+    assert tier.known(chain.names) == tier.held(chain.names) == 0
+    stored(tier, chain.extent(0, 60), chain.extent(60))
+    assert tier.known(chain.names) == tier.held(chain.names) == 100
+    assert read(tier, chain.names) == (list(chain.extent().entries), None)
+    assert read(tier, chain.names[30:70]) == (list(chain.extent(30, 70).entries), None)
+
+
+def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
+    chain = Chain("one", 100)
+    first = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(first, chain.extent())
+    first.close()
+    second = DiskTier.open(tmp_path, "model", LIMITS)
+    assert read(second, chain.names) == (list(chain.extent().entries), None)
+    assert second.stats().counters.faults == ()
+    info = second.entry(chain.names[3])
+    assert info is not None
+    assert (info.n_tokens, info.part_bytes, info.n_bytes) == (16, (32_768, None, 8_192), 40_960)
+    second.close()
+
+
+def test_another_fingerprint_has_another_folder(tmp_path: Path) -> None:
+    chain = Chain("one", 10)
+    first = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(first, chain.extent())
+    first.close()
+    other = DiskTier.open(tmp_path, "another model", LIMITS)
+    assert other.known(chain.names) == 0
+    other.close()
+    assert {use.fingerprint for use in maintenance.du(tmp_path)} == {"model", "another model"}
+    again = DiskTier.open(tmp_path, "model", LIMITS)
+    assert again.known(chain.names) == 10
+    again.close()
+
+
+def test_nobody_else_may_read_the_files(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    tier = DiskTier.open(directory, "model", LIMITS)
+    stored(tier, Chain("one", 10).extent())
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.rglob("*")}
+    folder = maintenance.du(directory)[0].folder.name
+    assert stat.S_IMODE(directory.stat().st_mode) == modes.pop(folder) == 0o700
+    assert "index.sqlite-wal" in modes
+    assert set(modes.values()) == {0o600}
+    tier.close()
+
+
+def test_a_second_daemon_is_refused(tmp_path: Path, tier: DiskTier) -> None:
+    with pytest.raises(TierError, match=r"in use by another process \(pid \d+\)"):
+        DiskTier.open(tmp_path, "another model", LIMITS)
+    with pytest.raises(TierError, match="in use"):
+        list(maintenance.verify(tmp_path))
+    with pytest.raises(TierError, match="in use"):
+        maintenance.clear(tmp_path)
+
+
+def test_an_orphan_is_refused(tier: DiskTier) -> None:
+    chain = Chain("one", 10)
+    assert not tier.offer(chain.extent(5))
+    assert tier.offer(chain.extent(0, 5))
+    assert tier.offer(chain.extent(5))  # its parent is on its way
+    assert tier.flush(PATIENCE)
+    assert not tier.offer(replace(chain.extent(5), root=Chain("one", 1, space="b").root))
+
+
+def test_what_is_stored_is_not_written_again(tier: DiskTier) -> None:
+    chain = Chain("one", 10)
+    stored(tier, chain.extent(), chain.extent(), chain.extent(3))
+    assert tier.stats().counters.written_entries == 10
+
+
+def test_an_entry_that_brings_more_parts_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    chain = Chain("one", 3)
+    name, more = chain.names[1], (b"block", b"state", b"window")
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(tier, chain.extent())
+    stored(tier, Extent(chain.root, chain.names[0], (Entry(name, 16, more),)))
+    stored(tier, Extent(chain.root, chain.names[0], (Entry(name, 16, (None, b"less", None)),)))
+    expected = [entry(chain.names[0], 32_768), Entry(name, 16, more), entry(chain.names[2], 32_768)]
+    assert read(tier, chain.names) == (expected, None)
+    tier.close()
+    again = DiskTier.open(tmp_path, "model", LIMITS)
+    assert read(again, chain.names) == (expected, None)
+    again.close()
+
+
+def test_the_buffer_is_bounded(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", replace(LIMITS, buffer_bytes=300_000))
+    assert tier.room == 300_000
+    assert not tier.offer(Chain("large", 10).extent())
+    chain = Chain("small", 7)
+    stored(tier, chain.extent())
+    assert read(tier, chain.names)[1] is None
+    tier.close()
+
+
+def test_the_day_has_a_budget_that_outlives_the_process(tmp_path: Path) -> None:
+    limits, today = replace(LIMITS, daily_bytes=500_000), [1_000_000.0]
+    chain = Chain("one", 10)
+    tier = DiskTier.open(tmp_path, "model", limits, clock=lambda: today[0])
+    stored(tier, chain.extent())
+    assert tier.room == 500_000 - 409_600
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", limits, clock=lambda: today[0])
+    assert tier.room == 500_000 - 409_600
+    assert not tier.offer(Chain("two", 10).extent())
+    today[0] += 86_400
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    stored(tier, Chain("two", 10).extent())
+    tier.close()
+
+
+def test_forgetting_takes_the_descendants_along(tmp_path: Path) -> None:
+    chain, other = Chain("one", 10), Chain("two", 4)
+    branch = Extent(chain.root, chain.names[6], other.extent().entries)
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(tier, chain.extent(), branch)
+    tier.forget(chain.names[5])
+    assert tier.known(chain.names) == 5
+    assert tier.known(other.names) == 0
+    tier.flush(PATIENCE)
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert (tier.known(chain.names), tier.known(other.names)) == (5, 0)
+    tier.close()
+
+
+def test_clearing_a_namespace_leaves_the_others(tier: DiskTier) -> None:
+    mine, theirs = Chain("one", 10), Chain("one", 10, space="b")
+    stored(tier, mine.extent(), theirs.extent())
+    tier.clear(mine.root)
+    assert (tier.known(mine.names), tier.known(theirs.names)) == (0, 10)
+    assert tier.flush(PATIENCE)
+    assert read(tier, theirs.names)[1] is None
+
+
+def test_clearing_all_leaves_no_bytes(tmp_path: Path, tier: DiskTier) -> None:
+    stored(tier, Chain("one", 100).extent(), Chain("two", 100).extent())
+    assert segment_files(tmp_path)
+    tier.clear()
+    assert tier.flush(PATIENCE)
+    assert not segment_files(tmp_path)
+    stored(tier, Chain("one", 10).extent())
+    assert read(tier, Chain("one", 10).names)[1] is None
+
+
+def test_runs_come_in_order_and_wait_to_be_consumed(tmp_path: Path) -> None:
+    limits = replace(LIMITS, run_bytes=100_000, read_ahead_bytes=150_000)
+    chain = Chain("one", 40)
+    tier = DiskTier.open(tmp_path, "model", limits)
+    stored(tier, chain.extent())
+    runs, changed = list[ReadRun | ReadFailure](), threading.Condition()
+
+    def deliver(run: ReadRun | ReadFailure) -> None:
+        with changed:
+            runs.append(run)
+            changed.notify()
+
+    ticket = tier.read(chain.names, deliver)
+    n_read = 0
+    while n_read < 40:
+        with changed:
+            assert changed.wait_for(lambda: runs, PATIENCE)
+            held = [run for run in runs if isinstance(run, ReadRun)]
+            assert len(held) == len(runs)
+            assert sum(run.n_bytes for run in held[:-1]) < 150_000
+            runs.clear()
+        for run in held:
+            assert run.start == n_read
+            n_read += len(run.entries)
+            ticket.consumed(run.n_bytes)
+    tier.close()
+
+
+def test_nothing_is_delivered_after_a_cancel(tmp_path: Path) -> None:
+    chain, runs = Chain("one", 40), list[ReadRun | ReadFailure]()
+    tier = DiskTier.open(tmp_path, "model", replace(LIMITS, run_bytes=1, read_ahead_bytes=1))
+    stored(tier, chain.extent())
+    arrived = threading.Event()
+
+    def deliver(run: ReadRun | ReadFailure) -> None:
+        runs.append(run)
+        arrived.set()
+
+    ticket = tier.read(chain.names, deliver)
+    assert arrived.wait(PATIENCE)
+    ticket.cancel()
+    ticket.consumed(MIB)
+    assert read(tier, chain.names)[1] is None
+    assert len(runs) == 1
+    tier.close()
+
+
+def test_a_reader_outlives_who_it_delivers_to(
+    tier: DiskTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, called = Chain("one", 4), threading.Semaphore(0)
+    stored(tier, chain.extent())
+
+    def deliver(_: ReadRun | ReadFailure) -> None:
+        called.release()
+        raise ValueError("not wanted")
+
+    for _ in range(4):
+        tier.read(chain.names, deliver)
+        assert called.acquire(timeout=PATIENCE)
+    assert read(tier, chain.names)[1] is None
+    assert "not wanted" in caplog.text
+
+
+def test_what_is_not_there_is_said_to_be_gone(tier: DiskTier) -> None:
+    chain = Chain("one", 10)
+    stored(tier, chain.extent(0, 4))
+    entries, failure = read(tier, chain.names)
+    assert (len(entries), failure) == (4, ReadFailure(4, Fault.GONE))
+    assert tier.stats().counters.faults == ()
+
+
+def test_a_rate_is_observed(tier: DiskTier) -> None:
+    assert tier.read_rate is None
+    stored(tier, Chain("one", 4).extent())
+    read(tier, Chain("one", 4).names)
+    assert tier.read_rate
+
+
+def test_verify_finds_a_flipped_bit_and_du_counts(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("one", 30)
+    stored(tier, chain.extent())
+    tier.close()
+    (sound,) = maintenance.verify(tmp_path)
+    assert sound.is_sound
+    assert (sound.entries, sound.n_bytes, sound.fingerprint) == (30, 30 * 40_960, "model")
+    (use,) = maintenance.du(tmp_path)
+    assert use.n_segments == 2
+    assert 30 * 40_960 < use.allocated_bytes < 31 * 40_960 + MIB
+    flip(segment_files(tmp_path)[0], 5 * 40_960 + 7)
+    (found,) = maintenance.verify(tmp_path)
+    assert not found.is_sound
+    assert found.damaged == (chain.names[5].hex(),)
+    assert maintenance.clear(tmp_path) == use.allocated_bytes
+    assert maintenance.du(tmp_path) == []
+
+
+def test_there_is_nothing_to_verify_where_there_is_no_cache(tmp_path: Path) -> None:
+    with pytest.raises(TierError, match="there is no disk cache"):
+        maintenance.du(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_limit_that_cannot_hold_anything_is_refused() -> None:
+    with pytest.raises(TierError, match="at least 16 MiB"):
+        TierLimits(max_bytes=MIB)
+
+
+def test_an_index_of_nonsense_is_begun_anew(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("one", 10)
+    stored(tier, chain.extent())
+    tier.close()
+    next(tmp_path.rglob("index.sqlite")).write_bytes(b"nonsense" * 4096)
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert tier.stats().counters.faults == ((Fault.INDEX, 1),)
+    assert tier.known(chain.names) == 0
+    assert not segment_files(tmp_path)
+    stored(tier, chain.extent())
+    assert read(tier, chain.names)[1] is None
+    tier.close()
+
+
+def test_a_damaged_row_is_found_by_its_checksum(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("one", 10)
+    stored(tier, chain.extent())
+    tier.close()
+    database = sqlite3.connect(next(tmp_path.rglob("index.sqlite")))
+    with database:
+        database.execute("UPDATE records SET n_tokens = 17 WHERE name = ?", (chain.names[6],))
+    database.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    entries, failure = read(tier, chain.names)
+    assert (len(entries), failure) == (6, ReadFailure(6, Fault.CHECKSUM))
+    assert tier.known(chain.names) == 6
+    tier.close()
+
+
+def test_names_are_digests_of_any_kind(tier: DiskTier) -> None:
+    """A tail's is not of a whole block, and its entry has as many tokens as it has."""
+    chain = Chain("one", 2)
+    tail = Entry(Digest(b"t" * 32), 5, (b"block", None))
+    stored(tier, chain.extent(), Extent(chain.root, chain.names[1], (tail,)))
+    assert read(tier, [*chain.names, tail.name])[0][-1] == tail
