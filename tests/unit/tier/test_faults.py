@@ -109,6 +109,7 @@ def test_a_disk_that_cannot_write(
     tier.flush(PATIENCE)
     assert tier.stats().counters.faults == ((fault, 1),)
     assert tier.held(CHAIN.names) == 5
+    assert [path.stat().st_size for path in segment_files(tmp_path)] == [5 * ENTRY]
     assert tier.room == 0
     assert not tier.offer(CHAIN.extent(5, 10))
     assert read(tier, CHAIN.names[:5])[1] is None
@@ -120,6 +121,22 @@ def test_a_disk_that_cannot_write(
     tier.close()
     tier = DiskTier.open(tmp_path, "model", LIMITS)
     assert read(tier, CHAIN.names) == (list(CHAIN.extent().entries), None)
+    assert tier.stats().counters.faults == ()
+    tier.close()
+
+
+@pytest.mark.parametrize("method", ["write", "index"])
+def test_what_could_not_be_written_is_unknown_after_a_restart(
+    tmp_path: Path, files: FaultyFiles, method: str
+) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS, files)
+    stored(tier, CHAIN.extent(0, 5))
+    files.fail(method, errno.ENOSPC)
+    tier.offer(CHAIN.extent(5, 10))
+    tier.flush(PATIENCE)
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert tier.known(CHAIN.names) == 5
     assert tier.stats().counters.faults == ()
     tier.close()
 
