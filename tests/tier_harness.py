@@ -76,15 +76,17 @@ def read(tier: DiskTier, names: Sequence[Digest]) -> tuple[list[Entry], ReadFail
 
 
 class FaultyFiles(OsFiles):
-    """Calls of the named methods fail with an errno, `after` so many that do not."""
+    """Calls of the named methods fail with an errno.
+
+    With a `capacity`, others have left so many bytes of a disk of 100 MiB for the tier.
+    """
 
     def __init__(self) -> None:
         self.failing: dict[str, int] = {}
-        self.after: dict[str, int] = {}
-        self.spare_bytes: int | None = None
+        self.capacity: int | None = None
 
-    def fail(self, method: str, code: int, after: int = 0) -> None:
-        self.failing[method], self.after[method] = code, after
+    def fail(self, method: str, code: int) -> None:
+        self.failing[method] = code
 
     def heal(self) -> None:
         self.failing.clear()
@@ -105,7 +107,9 @@ class FaultyFiles(OsFiles):
 
     def disk(self, folder: Path) -> tuple[int, int]:
         self._may_fail("disk", folder)
-        return super().disk(folder) if self.spare_bytes is None else (self.spare_bytes, 100 * MIB)
+        if self.capacity is None:
+            return super().disk(folder)
+        return max(0, self.capacity - self.allocated(folder)), 100 * MIB
 
     def connect(self, path: Path) -> sqlite3.Connection:
         self._may_fail("connect", path)
@@ -121,10 +125,7 @@ class FaultyFiles(OsFiles):
 
     def _may_fail(self, method: str, path: Path) -> None:
         if method in self.failing:
-            if self.after[method]:
-                self.after[method] -= 1
-            else:
-                raise OSError(self.failing[method], os.strerror(self.failing[method]), str(path))
+            raise OSError(self.failing[method], os.strerror(self.failing[method]), str(path))
 
 
 class FaultyConnection(sqlite3.Connection):

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 from kvstore.digest import Digest
+from kvstore.tier.disk.index import SLACK_BYTES
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import Extent, Fault
 from tests.tier_harness import (
@@ -148,6 +149,19 @@ class TierMachine(RuleBasedStateMachine):
             os.truncate(path, where % path.stat().st_size)
         else:
             flip(path, where % path.stat().st_size)
+
+    @rule(kept_bytes=st.integers(0, 100_000))
+    def fill_the_disk(self, kept_bytes: int) -> None:
+        """Somebody else does, and goes away again: segments go, with what hangs from them."""
+        before = self.known()
+        self.files.capacity = SLACK_BYTES + 100_000 + kept_bytes
+        self.tier.upkeep()
+        assert self.tier.flush(PATIENCE)
+        assert self.tier.stats().entries == 0 or allocated(self.path) <= 100_000 + kept_bytes
+        self.files.capacity = None
+        if not self.is_damaged:
+            assert self.known() <= before
+            self.parents = {name: self.parents[name] for name in self.known()}
 
     @invariant()
     def holds_what_it_should(self) -> None:

@@ -105,14 +105,18 @@ def test_other_fingerprints_count_and_go_first(tmp_path: Path) -> None:
 
 def test_the_disk_is_left_its_part(tmp_path: Path) -> None:
     files = FaultyFiles()
-    files.spare_bytes = 50 * MIB  # of 100
+    files.capacity = 50 * MIB
     tier = DiskTier.open(tmp_path, "model", replace(LIMITS, least_free=0.05), files)
-    stored(tier, *(Chain(f"chain {number}", 25).extent() for number in range(8)))
-    before = allocated(tmp_path)
-    files.spare_bytes = 2 * MIB  # somebody else has filled it
+    chains = [Chain(f"chain {number}", 25) for number in range(11)]
+    stored(tier, *(chain.extent() for chain in chains))
+    assert tier.stats().entries == 11 * 25
+    files.capacity = allocated(tmp_path) + 2 * MIB  # somebody else has filled the disk
     tier.upkeep()
     tier.flush(PATIENCE)
-    assert allocated(tmp_path) <= before - 3 * MIB
+    assert allocated(tmp_path) <= files.capacity - 5 * MIB
+    assert [tier.known(chains[number].names) for number in (0, 10)] == [0, 25]
+    stored(tier, *(Chain(f"more {number}", 25).extent() for number in range(11)))
+    assert allocated(tmp_path) <= files.capacity - 5 * MIB
     assert tier.stats().counters.faults == ()
     tier.close()
 
