@@ -17,7 +17,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -38,8 +37,8 @@ from tests.tier_harness import (
     segment_files,
 )
 
-N_BYTES, LENGTH = 2_000, 12
-SMALL = replace(LIMITS, segment_bytes=10_000)
+N_BYTES, LENGTH = 20_000, 12
+SMALL = replace(LIMITS, segment_bytes=100_000)
 CHAINS = (
     Chain("a", LENGTH, N_BYTES),
     Chain("b", LENGTH, N_BYTES),
@@ -62,12 +61,16 @@ class TierMachine(RuleBasedStateMachine):
         self.parents: dict[Digest, Digest] = {}
         self.is_damaged = False
         self.open()
+        for chain in (*CHAINS, BRANCH):
+            self.offer(chain, 0, 9)
 
     def open(self) -> None:
         self.tier = DiskTier.open(self.path, "model", SMALL, self.files)
 
     @rule(chain=chains, start=positions, n_entries=st.integers(1, LENGTH))
     def offer(self, chain: Chain, start: int, n_entries: int) -> None:
+        """Mostly where the chain ends; sometimes in its midst, and below nothing."""
+        start = min(start, self.tier.known(chain.names) + 1)
         extent = self.extent(chain, start, n_entries)
         if extent.entries:
             in_place = extent.parent == extent.root or self.tier.known([extent.parent]) == 1
@@ -131,10 +134,9 @@ class TierMachine(RuleBasedStateMachine):
         self.tier.close()
         self.open()
 
-    @precondition(lambda self: bool(segment_files(self.path)))
     @rule(
         which=st.integers(0, 99),
-        where=st.integers(0, 9_999),
+        where=st.integers(0, 99_999),
         how=st.sampled_from(("flip", "truncate", "remove")),
     )
     def damage(self, which: int, where: int, how: str) -> None:
@@ -150,14 +152,14 @@ class TierMachine(RuleBasedStateMachine):
         else:
             flip(path, where % path.stat().st_size)
 
-    @rule(kept_bytes=st.integers(0, 100_000))
+    @rule(kept_bytes=st.integers(100_000, 800_000))
     def fill_the_disk(self, kept_bytes: int) -> None:
         """Somebody else does, and goes away again: segments go, with what hangs from them."""
         before = self.known()
-        self.files.capacity = SLACK_BYTES + 100_000 + kept_bytes
+        self.files.capacity = SLACK_BYTES + kept_bytes
         self.tier.upkeep()
         assert self.tier.flush(PATIENCE)
-        assert self.tier.stats().entries == 0 or allocated(self.path) <= 100_000 + kept_bytes
+        assert self.tier.stats().entries == 0 or allocated(self.path) <= kept_bytes
         self.files.capacity = None
         if not self.is_damaged:
             assert self.known() <= before
@@ -194,5 +196,5 @@ class TierMachine(RuleBasedStateMachine):
 def test_the_tier_is_a_dictionary_that_may_lose() -> None:
     run_state_machine_as_test(
         TierMachine,
-        settings=settings(max_examples=25, stateful_step_count=25, deadline=None, print_blob=True),
+        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, print_blob=True),
     )
