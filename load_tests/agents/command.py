@@ -53,7 +53,7 @@ def agents(
     """
     model = checkpoint("agent")
     peer = rootstock("--kv-cache-bytes", "1GiB")
-    conditions = observe(seed, (" ".join(peer.arguments),), str(load_blas()) or "the system's")
+    conditions = observe(seed, (" ".join(peer.arguments),), load_blas().brief or "the system's")
     chosen = [DIALECTS[name] for name in dialect or DIALECTS]
     try:
         port = free_port()

@@ -1,5 +1,6 @@
 """The kinds of server that are compared, each started on a free port."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ def vllm_mlx(*flags: str) -> Peer:
 
     Without continuous batching it computes one request at a time.
     """
-    module = ("-m", "load_tests.peers.vllm_mlx_server", sys.prefix)
+    module = ("-m", "load_tests.peers.vllm_mlx_server", os.path.relpath(sys.prefix))
     serve = ("serve", "{model}", "--port", "{port}", "--served-model-name", "load-test")
     batching = ("--continuous-batching", "--offline")
     name = " ".join(("vllm-mlx", *flags))

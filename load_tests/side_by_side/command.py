@@ -102,7 +102,7 @@ def _record(name: str, scenario: Load | Arrival | Shares, seed: int, repeat: int
     peers = _peers(scenario)
     model = checkpoint(scenario.checkpoint)
     commands = tuple(" ".join(("python", *peer.arguments)) for peer in peers)
-    blas = str(load_blas()) or "the system's"
+    blas = load_blas().brief or "the system's"
     conditions = observe(seed, commands, blas, foreign_versions(peers))
     found = play_rounds(Bench(model, model.parent), peers, scenario, seed, repeat)
     return Record(name, scenario, conditions, tuple(peer.name for peer in peers), found)

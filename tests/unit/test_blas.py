@@ -81,6 +81,7 @@ def test_mkl_with_tbb_is_preferred(tmp_path: Path) -> None:
     found = machine.load()
     assert found == Blas("MKL", str(tmp_path / "libmkl_rt.so.3"), "TBB threads")
     assert str(found) == f"MKL {tmp_path}/libmkl_rt.so.3, TBB threads"
+    assert found.brief == "MKL libmkl_rt.so.3, TBB threads"
     # MKL finds TBB only where it has been loaded, and calls through MLX pass 32-bit integers.
     assert machine.opened == ["libtbb.so.12", "libmkl_rt.so.3"]
     assert (machine.library.layer, machine.library.interface) == (TBB_LAYER, 0)

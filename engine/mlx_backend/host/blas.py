@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -53,6 +53,11 @@ class Blas:
 
     def __str__(self) -> str:
         return f"{self.name} {self.library}, {self.threads}" if self.library else self.name
+
+    @property
+    def brief(self) -> str:
+        """Without the folder, which says something of this machine alone."""
+        return str(replace(self, library=Path(self.library).name)) if self.library else self.name
 
 
 def load_blas(directories: Iterable[Path] | None = None) -> Blas:
