@@ -89,12 +89,15 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._engine = engine
         self._drain_timeout_seconds = settings.drain_timeout_seconds
+        self._has_dashboard = settings.dashboard
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         await super().startup(sockets)
         for bound in sockets or []:
             bound.listen(LISTEN_BACKLOG)  # which uvicorn takes for both
+            if self._has_dashboard:
+                log.info("the dashboard is on %s", url(bound).removesuffix("v1"))
             log.info("ready on %s", url(bound))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -21,7 +21,14 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
 
 @contextmanager
 def daemon(**settings: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A gated daemon and its URL; killed at the end if a test left it running."""
+    """A gated daemon and its URL."""
+    with started(**settings) as process:
+        yield process, wait_for(process.stderr, r"ready on (http://\S+)/v1")
+
+
+@contextmanager
+def started(**settings: str) -> Iterator["subprocess.Popen[str]"]:
+    """A gated daemon that begins; killed at the end if a test left it running."""
     environment = os.environ | {f"ROOTSTOCK_{name.upper()}": v for name, v in settings.items()}
     with subprocess.Popen(
         [sys.executable, "-m", "tests.contract.gated_daemon"],
@@ -31,9 +38,16 @@ def daemon(**settings: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
         text=True,
     ) as process:
         try:
-            yield process, wait_for(process.stderr, r"ready on (http://\S+)/v1")
+            yield process
         finally:
             process.kill()
+
+
+def test_the_log_says_where_the_dashboard_is() -> None:
+    with started() as process:
+        page = wait_for(process.stderr, r"the dashboard is on (\S+)\n")
+        wait_for(process.stderr, r"(ready)")
+        assert "<title>Rootstock</title>" in httpx.get(page, timeout=60).text
 
 
 def wait_for(lines: IO[str] | None, pattern: str) -> str:
