@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Protocol
 
@@ -200,6 +201,26 @@ class OutputEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskCacheStats:
+    """The tier below the arena at one moment; counted since start are those from `read_bytes` on.
+
+    `hits` are prompts of which something was loaded: `loaded_tokens` in `load_seconds`, from the
+    decision to read to the last block. `failures` are of reading and writing, by `tier.Fault`.
+    """
+
+    entries: int  # blocks, and ends of prompts within one
+    used_bytes: int  # of all files in the folder
+    limit_bytes: int
+    buffered_bytes: int  # handed over and not yet written
+    read_bytes: int
+    written_bytes: int
+    hits: int
+    loaded_tokens: int
+    load_seconds: float
+    failures: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats:
     """The store at one moment. A block is free, cached (only the tree holds it) or held."""
 
@@ -216,6 +237,7 @@ class CacheStats:
     evictions: int
     cow_copies: int
     groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
+    disk: DiskCacheStats | None = None  # None without a disk cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +404,26 @@ class Tokenizer(Protocol):
         ...
 
 
+class DiskWrites(StrEnum):
+    """What of the cache goes to disk."""
+
+    SELECTIVE = "selective"  # long prefixes that are shared, idle or about to be evicted
+    ALL = "all"  # every block, as soon as it is computed
+    EXIT = "exit"  # nothing before shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCacheConfig:
+    """A folder for what the arena loses. One daemon a folder."""
+
+    directory: Path
+    max_bytes: int  # of all files together; at least 16 MiB
+    write: DiskWrites = DiskWrites.SELECTIVE
+    daily_bytes: int | None = None  # the most that is written in a day of UTC; None: no limit
+    shutdown_seconds: float = 10.0  # for writing what is still to be, at the end
+    salted: bool = False  # write prompts that have a cache_salt, too
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine is told at start. Validated by the server's settings."""
@@ -397,6 +439,7 @@ class EngineConfig:
     attention: str = "auto"  # "auto", "gather" or "cascade"
     state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's
     generation_config: str = "auto"  # "auto" or "none": where sampling defaults come from
+    disk: DiskCacheConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
