@@ -1,7 +1,8 @@
 """Who is admitted next of those that wait, and with what of the cache."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from engine.sequence import LiveSequence
 from engine.step import SequenceId
@@ -10,6 +11,9 @@ from engine.waiting import WaitingQueue
 from kvstore.announcements import Prospect
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
+
+Recall: TypeAlias = Callable[[LiveSequence], object]
+"""Has what is worth it of a prompt loaded from disk; what is coming then is announced."""
 
 
 @dataclass(slots=True)
@@ -23,8 +27,10 @@ class AdmissionCounters:
 class Admission:
     """The queue and the door behind it. Who is let in has a lease."""
 
-    def __init__(self, store: KVStore, limits: Limits) -> None:
+    def __init__(self, store: KVStore, limits: Limits, recall: Recall) -> None:
         self._store = store
+        self._recall = recall
+        self._recalled: set[LiveSequence] = set()  # of those that wait
         self._max_running = limits.max_running
         self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
         self._refused: tuple[SequenceId, int] | None = None  # who was, after how many drops
@@ -68,7 +74,14 @@ class Admission:
             return False
         if not _adopts(sequence) or _forkable(sequence) is not None:
             return True
-        return not self._store.announcements.must_wait(self._prospect(sequence))
+        prospect = self._prospect(sequence)
+        if self._store.announcements.must_wait(prospect):
+            return False
+        if sequence in self._recalled:
+            return True
+        self._recalled.add(sequence)
+        self._recall(sequence)
+        return not self._store.announcements.must_wait(prospect)
 
     def _is_refused(self, sequence: LiveSequence) -> bool:
         """Whether it was refused, and nobody has let go of anything since."""
@@ -82,6 +95,7 @@ class Admission:
         return prospect
 
     def _forget(self, sequence: LiveSequence) -> None:
+        self._recalled.discard(sequence)
         prospect = self._prospects.pop(sequence, None)
         if prospect is not None:
             self._store.announcements.forget(prospect)

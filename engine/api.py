@@ -1,10 +1,12 @@
 """The server's only door to the engine."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from engine.types import (
+    ALL_TIERS,
+    CacheTier,
     Cleared,
     EngineStats,
     ModelCard,
@@ -116,8 +118,12 @@ class Engine(Protocol):
         """What was last published, at once: also while a step runs, and when the loop is dead."""
         ...
 
-    async def clear_cache(self, namespace_id: str | None = None) -> Cleared:
-        """Of one namespace, as pictures name it, or all. There may be nothing of that name."""
+    async def clear_cache(
+        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+    ) -> Cleared:
+        """Of one namespace, as pictures name it, or all. There may be nothing of that name, nor a
+        disk cache.
+        """
         ...
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:

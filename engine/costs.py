@@ -77,6 +77,11 @@ class StepCosts:
         """The prediction."""
         return float(_parts(work) @ self._factors)
 
+    def prompt_seconds(self, start: int, n_tokens: int) -> float:
+        """What so many tokens of a prompt take from a position on, but for their forwards."""
+        keys = n_tokens * start + n_tokens * (n_tokens + 1) // 2
+        return self.seconds(StepWork(prompt_tokens=n_tokens, prompt_keys=keys))
+
     def chunk_tokens(self, start: int, seconds: float, wanted: int) -> int:
         """How many of `wanted` tokens from position `start` of a prompt these seconds compute.
 

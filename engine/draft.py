@@ -6,7 +6,7 @@ from engine import rows
 from engine.sequence import LiveSequence, held_lease
 from engine.step import Chunk, Entry, SequenceId, StepPlan
 from engine.step_budget import StepBudget
-from kvstore.actions import NO_ORDERS, Order, Room, TablePatch
+from kvstore.actions import NO_ORDERS, Order, ReadBlock, Room, TablePatch
 
 BEGINNING_TOKENS = 16
 """A prompt is admitted to a step that has time for so many tokens of it."""
@@ -18,6 +18,7 @@ class Draft:
 
     budget_tokens: int
     time: StepBudget
+    number: int = 0
     sequence_ids: set[SequenceId] = field(default_factory=set)
     enter: list[Entry] = field(default_factory=list)
     patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
@@ -26,6 +27,12 @@ class Draft:
     between: list[Order] = field(default_factory=list)
     decodes: list[SequenceId] = field(default_factory=list)
     after: list[Order] = field(default_factory=list)
+    reads: list[ReadBlock] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is computed, filled in or read."""
+        return not (self.sequence_ids or self.before or self.reads)
 
     @property
     def has_room(self) -> bool:
@@ -76,4 +83,6 @@ class Draft:
             tuple(self.decodes),
             tuple(self.after),
             self.time.work,
+            tuple(self.reads),
+            self.number,
         )

@@ -62,10 +62,10 @@ class Inbox:
         """The same for what ends something whose beginning has been called."""
         return self._post(function, self._ends)
 
-    def wait(self) -> None:
-        """Sleep until there is a call."""
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Sleep until there is a call, but no longer than that."""
         with self._posted:
-            self._posted.wait_for(lambda: self._ends or self._calls)
+            self._posted.wait_for(lambda: self._ends or self._calls, timeout_seconds)
 
     def handle(self) -> None:
         """Make the calls whose turn it is."""

@@ -10,6 +10,8 @@ from engine.constraints.compiler import GrammarCompiler
 from engine.constraints.masks import MaskFiller
 from engine.constraints.vocabulary import Vocabulary
 from engine.detokenizer import detokenizer_factory
+from engine.disk_cache.cache import NO_DISK_CACHE
+from engine.disk_cache.opening import open_disk_cache
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.mlx_backend.backend import describe_machine, load_backend
@@ -46,7 +48,12 @@ def launch(config: EngineConfig, telemetry: Telemetry, report: Report) -> Engine
 def _build(
     config: EngineConfig, telemetry: Telemetry, report: Report, inbox: Inbox, deliver: Deliver
 ) -> EngineParts:
-    return assemble(load_backend(config, report), config, telemetry, inbox, deliver)
+    backend = load_backend(config, report)
+    try:
+        return assemble(backend, config, telemetry, inbox, deliver)
+    except BaseException:
+        backend.release_thread()
+        raise
 
 
 def assemble(
@@ -75,6 +82,7 @@ def assemble(
         limits,
         draw_seed=partial(secrets.randbits, 63),
         unsalted=Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
+        disk=open_disk_cache(config.disk, backend, store, inbox) if config.disk else NO_DISK_CACHE,
     )
     timing = Timing(time.monotonic, telemetry)
     card = backend.card

@@ -1,7 +1,7 @@
 """The engine's loop: inbox -> plan -> pipeline -> emit. Everything here is one thread's."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import ceil
 
 from engine.api import QueueFull
@@ -15,7 +15,7 @@ from engine.stats import clear, loop_stats
 from engine.storage_sizes import StorageBytes
 from engine.submission import Submission
 from engine.timing import Timing
-from engine.types import Cleared, LoopStats, OutputEvent
+from engine.types import ALL_TIERS, CacheTier, Cleared, LoopStats, OutputEvent
 from engine.waiting import NoRoom
 from kvstore.types import Namespace
 
@@ -43,12 +43,14 @@ class EngineLoop:
         masks: MaskFiller,
     ) -> None:
         self.scheduler = scheduler
+        self._disk = scheduler.disk
         self.timing = timing
         self._pipeline = Pipeline(scheduler, runner, masks, timing)
         self._inbox = inbox
         self._deliver = deliver
         self._sizes = sizes
         self._stopping = False
+        self._is_waiting = False  # for the disk alone
         self._when_idle: list[Callable[[], None]] = []
         self.step_started_seconds: float | None = None  # None between steps
         self.stats: LoopStats
@@ -71,8 +73,15 @@ class EngineLoop:
         for request_id in {s.request.id for s in self.live()}:
             self.abort(request_id)
 
-    def clear(self, namespace: Namespace | None = None) -> Cleared:
+    def clear(
+        self, namespace: Namespace | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+    ) -> Cleared:
         """Forget all that no running request holds, of one namespace or of all."""
+        if CacheTier.DISK in tiers:
+            self._disk.clear(namespace)
+        if CacheTier.MEMORY not in tiers:
+            return Cleared(blocks=0, bytes=0)
+        self._disk.forget(namespace)
         cleared = clear(self.scheduler.store, self._sizes, namespace)
         self._publish()
         return cleared
@@ -90,13 +99,15 @@ class EngineLoop:
         try:
             while not self._stopping:
                 self.turn()
+            self._write_rest()
         finally:
             self._notify_idle()  # nobody waits for a loop that has ended
+            self._disk.close()
 
     def turn(self) -> None:
         """Take in what has arrived, then compute one step if there is one."""
-        if self.is_idle:
-            self._inbox.wait()
+        if self.is_idle or self._is_waiting:
+            self._inbox.wait(self._disk.wait_seconds())
         self._inbox.handle()
         if not self.is_idle:
             self._step()
@@ -120,7 +131,15 @@ class EngineLoop:
         self._emit(self.scheduler.take_admissions())
         events = self._pipeline.advance(plan)
         self._emit(events)
+        is_resting = self._pipeline.is_empty and not plan.is_due
+        self._is_waiting = is_resting and self._disk.is_loading
         self.step_started_seconds = None
+
+    def _write_rest(self) -> None:
+        """What is to be on disk and is not, as far as there is time for it."""
+        self._disk.end()
+        while self._disk.is_ending:
+            self.turn()
 
     def _emit(self, events: list[OutputEvent]) -> None:
         self.timing.emitted(events)

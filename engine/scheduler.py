@@ -16,14 +16,17 @@ from engine import events, policy
 from engine.admission import Admission, AdmissionCounters
 from engine.api import InvalidRequest
 from engine.costs import StepCosts
+from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.disk_cache.recalls import Prompt
 from engine.draft import Draft
 from engine.output import OutputFactory
 from engine.sequence import LiveSequence, Status, held_lease
 from engine.step import SampledToken, SequenceId, StepPlan, StepResult
 from engine.step_budget import StepBudget
 from engine.submission import Submission
-from engine.types import FinishReason, OutputEvent
+from engine.types import FinishReason, OutputEvent, Request
 from engine.validation import Limits
+from kvstore.digest import Digest
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
@@ -49,15 +52,18 @@ class Scheduler:
         limits: Limits,
         draw_seed: Callable[[], int],
         unsalted: Namespace = DEFAULT_NAMESPACE,
+        disk: DiskCache = NO_DISK_CACHE,
     ) -> None:
         self._store = store
-        self._admission = Admission(store, limits)
+        self._disk = disk
+        self._admission = Admission(store, limits, self._recall)
         self._outputs = outputs
         self._limits = limits
         self._draw_seed = draw_seed
         self._unsalted = unsalted
         self._costs = StepCosts()
         self._ids = count()
+        self._numbers = count(1)  # of steps
         self._running: list[LiveSequence] = []
         self._requests: dict[str, list[LiveSequence]] = {}
         self._live: dict[SequenceId, LiveSequence] = {}
@@ -68,6 +74,10 @@ class Scheduler:
     @property
     def store(self) -> KVStore:
         return self._store
+
+    @property
+    def disk(self) -> DiskCache:
+        return self._disk
 
     @property
     def running(self) -> tuple[LiveSequence, ...]:
@@ -91,7 +101,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        return bool(self._live) or self._disk.is_busy
 
     def sequence(self, sequence_id: SequenceId) -> LiveSequence | None:
         """None when it is over."""
@@ -104,6 +114,10 @@ class Scheduler:
 
     def namespace(self, cache_salt: str) -> Namespace:
         return replace(self._unsalted, cache_salt=cache_salt)
+
+    def names(self, request: Request) -> tuple[Digest, ...]:
+        """What its prompt's blocks are called where they may be on disk. On any thread."""
+        return self._disk.names(self.namespace(request.cache_salt), request.prompt)
 
     def add(self, submission: Submission) -> None:
         """Queue the request's n sequences.
@@ -138,12 +152,15 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step. Takes the blocks for it, preempting where there are too few."""
         time = StepBudget(self._costs, self._limits.step_seconds)
-        draft = Draft(self._limits.step_tokens, time)
+        draft = Draft(self._limits.step_tokens, time, next(self._numbers))
         preemptions = self.counters.preemptions
+        if fills := self._disk.fills(draft.number):
+            draft.before += [*self._store.take_orders(), *fills]
         self._schedule_running(draft)
         if self.counters.preemptions == preemptions:  # else who gave way would be back at once
             self._schedule_waiting(draft)
-        if not draft.sequence_ids:
+        draft.reads += self._disk.reads(draft.number)  # last: none is written behind its reading
+        if draft.is_empty:
             return StepPlan()
         draft.before += self._store.take_orders()
         leaving, self._leaving = self._leaving, []
@@ -151,12 +168,14 @@ class Scheduler:
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """The step has taken so long: the next ones are planned accordingly."""
-        if not any(chunk.prompt_logprobs is not None for chunk in plan.chunks):
+        is_scoring = any(chunk.prompt_logprobs is not None for chunk in plan.chunks)
+        if plan.work.forwards and not (is_scoring or plan.is_moving_bytes):
             self._costs.observe(plan.work, seconds)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """The step has been computed: publish its blocks, append its tokens, say what is new."""
         self.counters.steps += 1
+        self._disk.commit(plan.number, result.read)
         news = []
         for sequence, n_tokens in self._still_running(plan):
             if message := result.failed.get(sequence.id):
@@ -177,6 +196,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
         """The step has raised: its sequences end, and nothing of it is published."""
         self._store.revoke(plan.before)
+        self._disk.fail(plan.number)
         return [self._fail(sequence, message) for sequence, _ in self._still_running(plan)]
 
     def _still_running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:
@@ -204,6 +224,7 @@ class Scheduler:
             seed=seed,
             stop_token_ids=self._outputs.stop_token_ids(request),
             guide=submission.guides[index],
+            names=submission.names,
             first=first,
         )
 
@@ -243,6 +264,10 @@ class Scheduler:
             if victim is sequence:
                 return
         draft.add(sequence, start, n_tokens, room)
+
+    def _recall(self, sequence: LiveSequence) -> None:
+        prompt = Prompt(sequence.namespace, sequence.tokens, sequence.names)
+        self._disk.recall(prompt, len(self._running), self._costs.prompt_seconds)
 
     def _preempt(self, sequence: LiveSequence) -> None:
         """Its blocks go to the cache, where it will find most of them when it comes back."""

@@ -7,6 +7,7 @@ from engine.constraints.guide import FreeGuide, Guide
 from engine.output import Output, TextDelta
 from engine.step import SequenceId
 from engine.types import Request, TokenLogprob, Usage
+from kvstore.digest import Digest
 from kvstore.lease import Lease
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -49,6 +50,7 @@ class LiveSequence:
     seed: int
     stop_token_ids: frozenset[int]
     guide: Guide = field(default_factory=FreeGuide)
+    names: tuple[Digest, ...] = ()  # of its prompt's blocks, where they may be on disk
     first: "LiveSequence | None" = None  # of the same request; computes the prompt for the others
     status: Status = Status.WAITING
     lease: Lease | None = None

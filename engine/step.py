@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.costs import StepWork
 from engine.types import SamplingParams, TokenLogprob
-from kvstore.actions import Order, Parts, ReadBlock, TablePatch
+from kvstore.actions import FillBlock, FillState, FillWindow, Order, Parts, ReadBlock, TablePatch
 
 NO_WORK = StepWork()
 
@@ -75,12 +75,19 @@ class StepPlan:
     after: tuple[Order, ...] = ()  # carried out behind all that is written
     work: StepWork = NO_WORK  # by which its time was predicted
     reads: tuple[ReadBlock, ...] = ()  # carried out last
+    number: int = 0  # by which the planner knows it again
 
     @property
     def is_due(self) -> bool:
         """Whether there is anything to do with it; what changes in the batch alone can wait."""
         orders = self.before or self.between or self.after
         return bool(self.chunks or self.decodes or orders or self.reads)
+
+    @property
+    def is_moving_bytes(self) -> bool:
+        """Whether it fills in what was on disk, or reads what goes there."""
+        fills = FillBlock | FillWindow | FillState
+        return bool(self.reads) or any(isinstance(order, fills) for order in self.before)
 
     def rows(self) -> Iterator[tuple[SequenceId, int]]:
         """Who computes, and how many tokens."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.constraints.guide import FreeGuide, Guide, GuideFactory
 from engine.types import Request
 from engine.validation import Limits, validate
+from kvstore.digest import Digest
 from kvstore.tokens import Tokens
 
 
@@ -16,6 +17,7 @@ class Submission:
     request: Request
     prompts: tuple[Tokens, ...]
     guides: tuple[Guide, ...]
+    names: tuple[Digest, ...] = ()  # of the prompt's blocks, where they may be on disk
 
 
 def free(request: Request) -> GuideFactory:
@@ -23,8 +25,16 @@ def free(request: Request) -> GuideFactory:
     return FreeGuide
 
 
+def unnamed(request: Request) -> tuple[Digest, ...]:
+    """For engines without a disk cache."""
+    return ()
+
+
 def prepare(
-    request: Request, limits: Limits, guides: Callable[[Request], GuideFactory] = free
+    request: Request,
+    limits: Limits,
+    guides: Callable[[Request], GuideFactory] = free,
+    names: Callable[[Request], tuple[Digest, ...]] = unnamed,
 ) -> Submission:
     """Takes as long as the client has chosen: prompt, grammar and n. Raises InvalidRequest."""
     validate(request, limits)
@@ -34,4 +44,5 @@ def prepare(
         request,
         prompts=tuple(packed.copy() for _ in range(request.n)),
         guides=tuple(new_guide() for _ in range(request.n)),
+        names=names(request),
     )

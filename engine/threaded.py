@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -20,6 +20,8 @@ from engine.loop import Deliver, EngineLoop
 from engine.stats import request_infos
 from engine.submission import Submission, prepare
 from engine.types import (
+    ALL_TIERS,
+    CacheTier,
     Cleared,
     EngineStats,
     FinishReason,
@@ -168,7 +170,8 @@ class ThreadedEngine:
 
     async def _prepared(self, request: Request) -> Submission:
         """Raises InvalidRequest."""
-        ready = partial(prepare, request, self._parts.limits, self._parts.grammars.guides)
+        guides, names = self._parts.grammars.guides, self._loop.scheduler.names
+        ready = partial(prepare, request, self._parts.limits, guides, names)
         if request.constraint is None and request.n * len(request.prompt) <= QUICK_TOKENS:
             return ready()
         return await asyncio.to_thread(ready)
@@ -176,15 +179,18 @@ class ThreadedEngine:
     def stats(self) -> EngineStats:
         return EngineStats(self._ledger.counts(), self._loop.stats)
 
-    async def clear_cache(self, namespace_id: str | None = None) -> Cleared:
+    async def clear_cache(
+        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+    ) -> Cleared:
         if namespace_id is None:
-            return await self._ask(self._loop.clear)
-        index = self._loop.scheduler.store.index
-        indexed = await self._ask(lambda: index.namespaces)
-        namespace = await asyncio.to_thread(find_namespace, namespace_id, indexed)
+            return await self._ask(partial(self._loop.clear, None, tiers))
+        scheduler = self._loop.scheduler
+        indexed = await self._ask(lambda: scheduler.store.index.namespaces)
+        known = (scheduler.namespace(""), *indexed)  # that one may be on disk alone
+        namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
         if namespace is None:
             return Cleared(blocks=0, bytes=0)
-        return await self._ask(partial(self._loop.clear, namespace))
+        return await self._ask(partial(self._loop.clear, namespace, tiers))
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         card = self._parts.card

@@ -279,9 +279,21 @@ class EngineStats:
     loop: LoopStats
 
 
+class CacheTier(StrEnum):
+    """Where KV is kept."""
+
+    MEMORY = "memory"  # the arena
+    DISK = "disk"  # below it; see DiskCacheConfig
+
+
+ALL_TIERS = frozenset(CacheTier)
+
+
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What a cache clear gave back."""
+    """What a cache clear gave back of the arena. What it removes from disk is gone from sight at
+    once, and its bytes are free soon after.
+    """
 
     blocks: int
     bytes: int

@@ -7,11 +7,14 @@ Matching inside the process is by tokens and never by digest.
 """
 
 import struct
+import sys
+from array import array
 from collections.abc import Sequence
 from typing import NewType
 
 from blake3 import blake3
 
+from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import Namespace
 
 Digest = NewType("Digest", bytes)
@@ -28,14 +31,26 @@ def root_digest(namespace: Namespace) -> Digest:
     return Digest(hasher.digest())
 
 
+def digest_behind(parent: Digest, packed: bytes) -> Digest:
+    """The name of what follows `parent`: a block's tokens, or the first few of them, packed."""
+    return Digest(blake3(parent + _little_endian(packed)).digest())
+
+
 def block_digests(
     namespace: Namespace, token_ids: Sequence[int], block_size: int
 ) -> tuple[Digest, ...]:
     """Digests of the whole blocks of a token sequence; a tail has none."""
-    digests = []
-    parent = root_digest(namespace)
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        block = token_ids[start : start + block_size]
-        parent = Digest(blake3(parent + struct.pack(f"<{block_size}I", *block)).digest())
+    packed = Tokens(token_ids).packed(0, len(token_ids))
+    digests, parent, block_bytes = [], root_digest(namespace), block_size * TOKEN_BYTES
+    for start in range(0, len(packed) - block_bytes + 1, block_bytes):
+        parent = digest_behind(parent, packed[start : start + block_bytes])
         digests.append(parent)
     return tuple(digests)
+
+
+def _little_endian(packed: bytes) -> bytes:
+    if sys.byteorder == "big":
+        ids = array("I", packed)
+        ids.byteswap()
+        return ids.tobytes()
+    return packed

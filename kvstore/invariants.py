@@ -125,4 +125,5 @@ def _groups(store: KVStore) -> Iterator[str]:
     pool = store.pool
     known = frozenset(block for block in map(BlockId, range(pool.n_blocks)) if pool.count(block))
     for index, group in enumerate(store.groups):
-        yield from group.problems([lease.holds[index] for lease in store.leases], known)
+        holds = [lease.holds[index] for lease in store.leases if lease.holds]  # else it is filled
+        yield from group.problems(holds, known)

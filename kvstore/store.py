@@ -10,10 +10,10 @@ A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvstore.actions import NO_ORDERS, CopyBlock, Order, Room
 from kvstore.block_pool import BlockPool
+from kvstore.block_supply import BlockSupply, StoreCounters
 from kvstore.block_table import BlockTable, blocks_for
 from kvstore.groups.group import Group, resume_point
 from kvstore.lease import Lease, Refusal
@@ -22,14 +22,6 @@ from kvstore.publication import Publication
 from kvstore.radix_node import Match
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    """Counted since start; they only grow."""
-
-    evictions: int = 0
-    cow_copies: int = 0
 
 
 class KVStore:
@@ -53,6 +45,7 @@ class KVStore:
         for group in self._groups:
             pool.when_freed(group.forget)
         self.counters = StoreCounters()
+        self._supply = BlockSupply(pool, index, self.counters)
 
     @property
     def block_size(self) -> int:
@@ -79,7 +72,7 @@ class KVStore:
     @property
     def available_blocks(self) -> int:
         """Blocks that could be handed out now, if need be by eviction."""
-        return self._pool.n_free + self._pool.n_cached
+        return self._supply.available
 
     def probe(self, namespace: Namespace, tokens: Tokens) -> int:
         """How many tokens of a prompt `admit` would adopt now. Changes nothing, not recency."""
@@ -111,6 +104,27 @@ class KVStore:
     ) -> Lease | Refusal:
         """The same, adopting nothing: for a prompt of which every token must be computed."""
         return self._admit(namespace, tokens, Match(0, (), ()), reserve_tokens, spare_blocks)
+
+    def restore(
+        self, namespace: Namespace, tokens: Tokens, have_tokens: int, spare_blocks: int = 0
+    ) -> Lease | Refusal:
+        """A lease for KV that no step computes: it is filled in, published and donated.
+
+        It adopts the whole blocks that are indexed and counts as written what fills blocks of
+        `have_tokens`. Nobody goes on behind it, so it has no share of the groups.
+        """
+        match = self._index.match(namespace, tokens.packed(0, len(tokens)))
+        adopted = match.blocks[: match.n_tokens // self._block_size]
+        fresh_blocks = blocks_for(len(tokens), self._block_size) - len(adopted)
+        needed = fresh_blocks + spare_blocks
+        if needed > (available := self._supply.available_beside(adopted)):
+            return Refusal(needed, available)
+        blocks = self._supply.take_behind(adopted, fresh_blocks)
+        if isinstance(blocks, Refusal):
+            return blocks
+        whole = min(have_tokens // self._block_size, len(adopted))
+        n, table = whole * self._block_size, BlockTable(self._block_size, blocks)
+        return self._begin(Lease(namespace, tokens, table, n, n, n, 0, 0, whole))
 
     def fork(
         self,
@@ -168,7 +182,7 @@ class KVStore:
         if isinstance(copies, Refusal):
             return copies
         room = lease.plan(end_tokens, split, copies, self.take_orders())
-        self._drop([copy.source for copy in copies])
+        self._supply.drop([copy.source for copy in copies])
         return room
 
     def take_orders(self) -> list[Order]:
@@ -188,6 +202,7 @@ class KVStore:
         """
         published = lease.written_tokens // self._block_size
         lease.written_tokens = n_tokens
+        lease.planned_tokens = max(lease.planned_tokens, n_tokens)  # of what no step computes
         if n_tokens < lease.due_tokens:
             return
         if (whole := n_tokens // self._block_size) > published:
@@ -215,7 +230,7 @@ class KVStore:
         self.announcements.retract(lease)
         for hold in lease.holds:
             hold.release()
-        self._drop(lease.table[:])
+        self._supply.drop(lease.table[:])
 
     def clear(self, namespace: Namespace | None = None) -> int:
         """Forget the index of one namespace, or all. Returns how many blocks became free.
@@ -244,10 +259,9 @@ class KVStore:
         table_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size)
         fresh_blocks = table_blocks - len(match.blocks)
         forked_blocks = 1 if match.n_tokens % self._block_size else 0
-        idle_blocks = sum(self._pool.holders(block) == 0 for block in match.blocks)
         needed = fresh_blocks + forked_blocks + spare_blocks
-        if needed > self.available_blocks - idle_blocks:
-            return Refusal(needed, self.available_blocks - idle_blocks)
+        if needed > (available := self._supply.available_beside(match.blocks)):
+            return Refusal(needed, available)
         return self._lease(namespace, tokens, match.blocks, match.n_tokens, fresh_blocks)
 
     def _lease(
@@ -261,12 +275,10 @@ class KVStore:
         """Hold `adopted` and allocate the rest, or leave everything as it was."""
         if not all(group.has_room() for group in self._groups):
             return Refusal(needed_blocks=1, available_blocks=0)
-        self._pool.hold(adopted)  # before anything is evicted, lest it be these
-        fresh = self._take(fresh_blocks)
-        if isinstance(fresh, Refusal):
-            self._drop(adopted)
-            return fresh
-        table = BlockTable(self._block_size, (*adopted, *fresh))
+        blocks = self._supply.take_behind(adopted, fresh_blocks)
+        if isinstance(blocks, Refusal):
+            return blocks
+        table = BlockTable(self._block_size, blocks)
         indexed_blocks = adopted_tokens // self._block_size
         n = adopted_tokens
         lease = Lease(namespace, tokens, table, n, n, n, 0, 0, indexed_blocks)
@@ -274,19 +286,12 @@ class KVStore:
             hold, orders = group.admit(table, adopted_tokens, len(tokens))
             lease.holds += (hold,)
             self._orders += orders
+        return self._begin(lease)
+
+    def _begin(self, lease: Lease) -> Lease:
         self._leases.add(lease)
         self.announcements.announce(lease)
         return lease
-
-    def _take(self, n_blocks: int) -> list[BlockId] | Refusal:
-        """Free blocks, evicting as many as it takes."""
-        if n_blocks > self.available_blocks:
-            return Refusal(n_blocks, self.available_blocks)
-        while self._pool.n_free < n_blocks:
-            if self._index.evict() is None:  # what is cached has a descendant that is held
-                return Refusal(n_blocks, self._pool.n_free)
-            self.counters.evictions += 1
-        return self._pool.allocate(n_blocks)
 
     def _make_writable(self, lease: Lease, end_tokens: int) -> Sequence[CopyBlock] | Refusal:
         """Blocks of the lease's own for what it has not written, up to `end_tokens`."""
@@ -294,7 +299,7 @@ class KVStore:
         end = blocks_for(end_tokens, self._block_size)
         reached = range(first, min(end, len(lease.table)))
         shared = [i for i in reached if self._pool.count(lease.table[i]) > 1]
-        blocks = self._take(len(shared) + max(end - len(lease.table), 0))
+        blocks = self._supply.take(len(shared) + max(end - len(lease.table), 0))
         if isinstance(blocks, Refusal):
             return blocks
         lease.table.append(blocks[len(shared) :])
@@ -308,16 +313,13 @@ class KVStore:
         self.counters.cow_copies += len(copies)
         return copies
 
-    def _drop(self, blocks: Sequence[BlockId]) -> None:
-        self._index.offer(self._pool.drop(blocks))
-
     def _carry_over(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         for group in self._groups:
             group.copy(source, target, n_tokens)
 
     def _donate_holds(self, lease: Lease) -> None:
         """Leave to the index what the groups have at the lease's end, if the index has that."""
-        if lease.holds and (block := self._leave_to_index(lease)) is not None:
+        if self._groups and (block := self._leave_to_index(lease)) is not None:
             last_tokens = (lease.written_tokens - 1) % self._block_size + 1
             ahead_tokens = lease.planned_tokens - lease.written_tokens
             for hold in lease.holds:
@@ -343,8 +345,8 @@ class KVStore:
         """Let the table go on from `first` with `blocks`, which hold the same tokens as its own."""
         for i, block in enumerate(blocks, first):
             if (own := lease.table[i]) != block:
-                for hold in lease.holds:
-                    hold.repoint(own, block)
+                for group in self._groups:
+                    group.repoint(own, block)
                 self._pool.hold((block,))
-                self._drop((lease.table.repoint(i, block),))
+                self._supply.drop((lease.table.repoint(i, block),))
                 lease.is_patched = True

@@ -90,6 +90,15 @@ class CarriedSlots:
             carried[n_tokens] = slot
             self._carriers[slot].add((block, n_tokens))
 
+    def leave(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        """A slot that the block carries from now on, and nobody holds; None: all are held."""
+        assert n_tokens not in self.carried_by(block), "the block carries one already"
+        slot = self.allocate()
+        if slot is not None:
+            self.carry(block, n_tokens, slot)
+            self.drop(slot)
+        return slot
+
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         """Let `target`, which begins with the same `n_tokens` tokens, carry what `source` does."""
         for count, slot in tuple(self.carried_by(source).items()):

@@ -1,7 +1,7 @@
 """What the store asks of a group, whatever its layers keep."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,10 +77,6 @@ class Hold(Protocol):
         """Runs of entries that have changed since this was last asked, and their slots."""
         ...
 
-    def repoint(self, old: BlockId, new: BlockId) -> None:
-        """The table lists `new` in place of `old`: the same tokens, in a block that is indexed."""
-        ...
-
     def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
         """All that was written ends in the indexed `last_block`, at its `block_tokens`.
 
@@ -114,6 +110,29 @@ class Group(Protocol):
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         """`target` begins with the same tokens as `source`, of which a lease has written these."""
+        ...
+
+    def repoint(self, old: BlockId, new: BlockId) -> None:
+        """A table lists `new` in place of `old`: the same tokens, in a block that is indexed."""
+        ...
+
+    def needed(self, n_tokens: int) -> range:
+        """Of a table with so many tokens, the entries whose slots it takes to go on behind them."""
+        ...
+
+    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        """The slot that a block carries for its first `n_tokens` tokens."""
+        ...
+
+    def stops(self, block: BlockId) -> Collection[int] | None:
+        """After how many of the block's tokens one can go on; None: after each."""
+        ...
+
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
+        """Let a block carry a slot with what was once read of one like it; None: no room.
+
+        The slot is nobody's, and goes when another needs the room more.
+        """
         ...
 
     def forget(self, block: BlockId) -> None:

@@ -6,10 +6,10 @@ prompt ends, at every so many tokens of a long one, and where a prompt left what
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from kvstore.actions import CopyBlock, CopyState, Order, ResetState, RollBackState
-from kvstore.block_table import BlockTable
+from kvstore.actions import CopyBlock, CopyState, FillState, Order, ResetState, RollBackState
+from kvstore.block_table import BlockTable, blocks_for
 from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import NEVER, GroupStats, Hold
 from kvstore.types import BlockId, SlotId
@@ -71,9 +71,6 @@ class StateHold:
         """Its one slot is the same for as long as it lives."""
         is_new, self._is_new = self._is_new, False
         return ((0, (self.slot,)),) if is_new else ()
-
-    def repoint(self, old: BlockId, new: BlockId) -> None:
-        self._group.copy(old, new, self._group.block_size)
 
     def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
         """The running state becomes a saved one: nobody will run it on."""
@@ -153,12 +150,29 @@ class RecurrentGroup:
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         self.slots.copy(source, target, n_tokens)
 
+    def repoint(self, old: BlockId, new: BlockId) -> None:
+        self.copy(old, new, self.block_size)
+
+    def needed(self, n_tokens: int) -> range:
+        end = blocks_for(n_tokens, self.block_size)
+        return range(end - 1, end)
+
+    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        return self.slots.carried_by(block).get(n_tokens)
+
+    def stops(self, block: BlockId) -> Collection[int] | None:
+        return self.slots.carried_by(block)
+
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
+        slot = self.slots.leave(block, n_tokens)
+        return None if slot is None else FillState(slot, data)
+
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
 
     def revoke(self, orders: Sequence[Order]) -> None:
         for order in orders:
-            if isinstance(order, RollBackState):
+            if isinstance(order, RollBackState | FillState):
                 self.slots.uncarry(order.slot)
 
     def stats(self) -> GroupStats:

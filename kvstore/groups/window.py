@@ -5,9 +5,9 @@ has moved on, until another lease needs the room.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from kvstore.actions import CopyBlock, CopyWindowBlock, Order
+from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, Order
 from kvstore.block_table import BlockTable, Journal, blocks_for
 from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import NEVER, GroupStats, Hold
@@ -73,10 +73,6 @@ class WindowHold:
         for changed, end in self._journal.take():
             first = max(changed, self.first)  # what it has let go of since is read no more
             yield first, tuple(self.slots[first - self.first : end - self.first])
-
-    def repoint(self, old: BlockId, new: BlockId) -> None:
-        """`new` may have lost its own: then it carries what `old` does."""
-        self.group.slots.copy(old, new, _WHOLE)
 
     def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
         """The blocks carry their windows already."""
@@ -159,11 +155,31 @@ class WindowGroup:
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         """A copy will be written to, and gets a slot of its own in `extend`."""
 
+    def repoint(self, old: BlockId, new: BlockId) -> None:
+        """`new` may have lost its own: then it carries what `old` does."""
+        self.slots.copy(old, new, _WHOLE)
+
+    def needed(self, n_tokens: int) -> range:
+        return range(self.first_needed(n_tokens), blocks_for(n_tokens, self._block_size))
+
+    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        return self.slots.carried_by(block).get(_WHOLE)
+
+    def stops(self, block: BlockId) -> Collection[int] | None:
+        return None
+
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
+        slot = self.slots.leave(block, _WHOLE)
+        return None if slot is None else FillWindow(self.index, slot, data)
+
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
 
     def revoke(self, orders: Sequence[Order]) -> None:
         """Copies of blocks are for leases whose step has failed, too."""
+        for order in orders:
+            if isinstance(order, FillWindow) and order.group == self.index:
+                self.slots.uncarry(order.slot)
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)

@@ -44,6 +44,11 @@ class Catalog:
                 return count
         return len(names)
 
+    def lengths_below(self, name: Digest) -> frozenset[int]:
+        """Of how many tokens the entries right below are."""
+        with self._lock:
+            return frozenset(record.n_tokens for record in self._children.get(name, ()))
+
     def has_place(self, root: Digest, parent: Digest) -> bool:
         """Whether something below this parent would be no orphan."""
         record = self._records.get(parent)

@@ -106,6 +106,10 @@ class DiskTier:
         record = self._catalog.get(name)
         return record.info if record else None
 
+    def lengths_below(self, name: Digest) -> frozenset[int]:
+        """Of how many tokens the stored entries are whose parent this is, an entry or a root."""
+        return self._catalog.lengths_below(name)
+
     @property
     def room(self) -> int:
         """Bytes that `offer` would take now: none when the day's budget is spent, and for a while

@@ -13,6 +13,9 @@ from llguidance import LLTokenizer
 from engine.api import InvalidRequest, QueueFull
 from engine.constraints.compiler import GrammarCompiler
 from engine.constraints.masks import MaskFiller
+from engine.disk_cache.archive import ArchiveRules
+from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache, TieredCache
+from engine.disk_cache.recalls import RecallRules
 from engine.inbox import Inbox
 from engine.loop import EngineLoop
 from engine.output import OutputFactory
@@ -21,9 +24,12 @@ from engine.sequence import LiveSequence
 from engine.stats import loop_stats
 from engine.step import SequenceId
 from engine.storage_sizes import StorageBytes
-from engine.submission import prepare
+from engine.submission import Submission, prepare
 from engine.timing import Timing
 from engine.types import (
+    ALL_TIERS,
+    CacheTier,
+    DiskWrites,
     FinishReason,
     OutputEvent,
     Request,
@@ -42,6 +48,7 @@ from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.simulation.fairness import FairQueue
 from tests.simulation.fake_runner import FakeRunner, InjectedError
+from tests.simulation.fake_tier import FakeTier
 from tests.simulation.model import Expected, expected, text_of
 from tests.simulation.replay import Replay
 
@@ -167,15 +174,16 @@ class Simulation:
             self._row_fault,
         )
         self.outputs = OutputFactory(frozenset({EOS}), lambda _: LetterDetokenizer())
+        self.inbox = Inbox()
         self.scheduler = Scheduler(
             self.store,
             self.outputs,
             self.limits,
             lambda: random.getrandbits(32),
+            disk=self._disk(),
         )
         self.scheduler._admission.waiting = FairQueue(self.limits.max_waiting)
         timing = Timing(lambda: self.now, SilentTelemetry())
-        self.inbox = Inbox()
         masks = MaskFiller(self.limits.vocab_size)
         self.loop = EngineLoop(
             self.scheduler, self.runner, self.inbox, self._deliver, timing, NO_BYTES, masks
@@ -199,6 +207,41 @@ class Simulation:
             groups.append(RecurrentGroup(limits.max_running, n_saved, self.block_size, interval))
         return groups
 
+    def _disk(self) -> DiskCache:
+        """None, or one with a tier that may lose and damage what it has."""
+        random = self.random
+        self.tier = FakeTier(random, *random.choice([(0.0, 0.0), (0.02, 0.0), (0.1, 0.2)]))
+        if random.random() < 0.4:
+            return NO_DISK_CACHE
+        least_tokens, size = random.choice([1, 2, 10]), self.block_size
+        writes, salted = random.choice(list(DiskWrites)), random.random() < 0.5
+        archive = ArchiveRules(
+            writes=writes,
+            salted=salted,
+            least_tokens=least_tokens,
+            idle_seconds=random.choice([0.0, 1.0, 5.0]),
+            step_bytes=random.choice([1, 200, 1000]),
+        )
+        recalls = RecallRules(
+            least_tokens=least_tokens,
+            worth=inf,
+            step_bytes=random.choice([1, 200, 1000]),
+            timeout_seconds=random.choice([2.0, 20.0]),
+            salted=salted,
+        )
+        n_windows = sum(isinstance(group, WindowGroup) for group in self.store.groups)
+        part_bytes = (16 * size, *[8 * size] * n_windows, 8)
+        return TieredCache(
+            self.tier,
+            self.store,
+            part_bytes,
+            0,
+            self.inbox.post,
+            archive,
+            recalls,
+            clock=lambda: self.now,
+        )
+
     def step(self) -> None:
         """Let something happen, then turn the loop once and recount everything."""
         random = self.random
@@ -208,10 +251,16 @@ class Simulation:
             self.loop.abort(random.choice(list(self.receivers)))
         if random.random() < self._clear_rate:
             self.store.clear(random.choice([None, self.scheduler.namespace("salt")]))
+        if random.random() < self._clear_rate:
+            tiers = random.choice([{CacheTier.DISK}, ALL_TIERS])
+            self.loop.clear(random.choice([None, self.scheduler.namespace("")]), tiers)
         self.turn()
 
     def turn(self) -> None:
         self.now += 1.0
+        self.tier.tick()
+        problems = list(self.tier.problems())
+        assert not problems, problems
         if not self.loop.is_idle:
             self.inbox.post(lambda: None)
             self.loop.turn()
@@ -240,13 +289,16 @@ class Simulation:
     def submit(self) -> None:
         request = self._request()
         try:
-            self.loop.submit(prepare(request, self.limits, GRAMMARS.guides), self.now)
+            self.loop.submit(self._prepared(request), self.now)
         except (InvalidRequest, QueueFull):
             return
         sequences = [s for s in self.loop.live() if s.request is request]
         self.receivers[request.id] = Receiver(
             request, sequences, [self._expected(sequence) for sequence in sequences]
         )
+
+    def _prepared(self, request: Request) -> Submission:
+        return prepare(request, self.limits, GRAMMARS.guides, self.scheduler.names)
 
     def _expected(self, sequence: LiveSequence) -> Expected:
         stop_token_ids = self.outputs.stop_token_ids(sequence.request)

@@ -1,0 +1,236 @@
+"""What the scheduler and the loop know of the disk: a tier with its policy, or none."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.disk_cache.archive import Archive, ArchiveRules
+from engine.disk_cache.entries import Entries
+from engine.disk_cache.names import BlockNames
+from engine.disk_cache.recalls import ComputeSeconds, Post, Prompt, RecallRules, Recalls
+from engine.disk_cache.tier import Tier
+from engine.types import DiskCacheStats
+from kvstore.actions import Order, Parts, ReadBlock
+from kvstore.digest import Digest, block_digests, root_digest
+from kvstore.store import KVStore
+from kvstore.types import Namespace
+
+
+class DiskCache(Protocol):
+    """A tier below the arena. Steps are told apart by their numbers."""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether somebody may be waiting for it."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a load is under way, or a step could read what is to be written."""
+        ...
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether something is still to be written at the end, and there is time for it."""
+        ...
+
+    def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
+        """Those of a prompt's blocks that could be recalled. On any thread."""
+        ...
+
+    def recall(self, prompt: Prompt, spare_blocks: int, compute_seconds: ComputeSeconds) -> bool:
+        """Whether more of the prompt comes from now on."""
+        ...
+
+    def fills(self, number: int) -> Sequence[Order]:
+        """What a step is to fill in, before anything else is planned of it."""
+        ...
+
+    def reads(self, number: int) -> Sequence[ReadBlock]:
+        """What a step is to read, when all else has been planned of it."""
+        ...
+
+    def commit(self, number: int, contents: Sequence[Parts]) -> None:
+        """A step has been carried out."""
+        ...
+
+    def fail(self, number: int) -> None:
+        """A step has not, or perhaps not, been carried out, and its orders have been revoked."""
+        ...
+
+    def wait_seconds(self) -> float | None:
+        """How long the loop may sleep when it has nothing to do; None: until it is called."""
+        ...
+
+    def forget(self, namespace: Namespace | None) -> None:
+        """A namespace, or all, is being cleared in memory: nothing of it is to come there."""
+        ...
+
+    def clear(self, namespace: Namespace | None) -> None:
+        """Forget what is on disk of a namespace, or all."""
+        ...
+
+    def end(self) -> None:
+        """No sequence is left, and none will come: what is to be written is due."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the disk."""
+        ...
+
+    def stats(self) -> DiskCacheStats | None: ...
+
+
+class NoDiskCache:
+    """What is lost in memory is lost."""
+
+    is_loading = False
+    is_busy = False
+    is_ending = False
+
+    def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
+        return ()
+
+    def recall(self, prompt: Prompt, spare_blocks: int, compute_seconds: ComputeSeconds) -> bool:
+        return False
+
+    def fills(self, number: int) -> Sequence[Order]:
+        return ()
+
+    def reads(self, number: int) -> Sequence[ReadBlock]:
+        return ()
+
+    def commit(self, number: int, contents: Sequence[Parts]) -> None:
+        """Nothing was read."""
+
+    def fail(self, number: int) -> None:
+        """Nothing was read."""
+
+    def wait_seconds(self) -> float | None:
+        return None
+
+    def forget(self, namespace: Namespace | None) -> None:
+        """Nothing was to come."""
+
+    def clear(self, namespace: Namespace | None) -> None:
+        """There is nothing."""
+
+    def end(self) -> None:
+        """Nothing is written."""
+
+    def close(self) -> None:
+        """There is no disk."""
+
+    def stats(self) -> DiskCacheStats | None:
+        return None
+
+
+NO_DISK_CACHE = NoDiskCache()
+
+EVICTED_NODES = 4
+"""So many of the next to be evicted are written when less than a share of the blocks is free."""
+
+FREE_SHARE = 16
+
+
+class TieredCache:
+    """A tier, and what is written to it and read from it."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        store: KVStore,
+        part_bytes: Sequence[int],
+        limit_bytes: int,
+        post: Post,
+        archive: ArchiveRules,
+        recalls: RecallRules,
+        shutdown_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._shutdown_seconds = shutdown_seconds
+        self._ends_at = -math.inf
+        self._tier = tier
+        self._store = store
+        self._limit_bytes = limit_bytes
+        entries = Entries(store.groups, part_bytes, store.block_size)
+        names = BlockNames(store.block_size)
+        self._archive = Archive(tier, store.index, names, entries, archive, clock)
+        self._recalls = Recalls(tier, store, entries, recalls, clock, post)
+        store.index.observers.add(names)
+        store.index.observers.add(self._archive)
+        store.pool.when_freed(names.forget)
+
+    @property
+    def is_loading(self) -> bool:
+        return self._recalls.is_loading
+
+    @property
+    def is_ending(self) -> bool:
+        return self._archive.is_dirty and self._clock() < self._ends_at
+
+    @property
+    def is_busy(self) -> bool:
+        return self._recalls.is_loading or self._archive.is_due
+
+    def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
+        return block_digests(namespace, prompt[:-1], self._store.block_size)
+
+    def recall(self, prompt: Prompt, spare_blocks: int, compute_seconds: ComputeSeconds) -> bool:
+        return self._recalls.begin(prompt, spare_blocks, compute_seconds)
+
+    def fills(self, number: int) -> Sequence[Order]:
+        return self._recalls.plan(number)
+
+    def reads(self, number: int) -> Sequence[ReadBlock]:
+        pool = self._store.pool
+        if pool.n_free * FREE_SHARE < pool.n_blocks:
+            self._archive.save_evictable(EVICTED_NODES)
+        return self._archive.plan(number)
+
+    def commit(self, number: int, contents: Sequence[Parts]) -> None:
+        self._recalls.commit(number)
+        self._archive.commit(number, contents)
+
+    def fail(self, number: int) -> None:
+        self._recalls.fail(number)
+        self._archive.fail(number)
+
+    def wait_seconds(self) -> float | None:
+        waits = [self._recalls.wait_seconds(), self._archive.wait_seconds()]
+        return min((seconds for seconds in waits if seconds is not None), default=None)
+
+    def forget(self, namespace: Namespace | None) -> None:
+        self._recalls.clear(namespace)
+
+    def clear(self, namespace: Namespace | None) -> None:
+        self._recalls.clear(namespace)
+        self._archive.forget_reads()
+        self._tier.clear(None if namespace is None else root_digest(namespace))
+
+    def end(self) -> None:
+        self._ends_at = self._clock() + self._shutdown_seconds
+        self._recalls.end()
+        self._archive.end()
+
+    def close(self) -> None:
+        self._recalls.end()
+        self._tier.flush(max(self._ends_at - self._clock(), 0.0))
+        self._tier.close()
+
+    def stats(self) -> DiskCacheStats:
+        tier, loads = self._tier.stats(), self._recalls.counters
+        return DiskCacheStats(
+            entries=tier.entries,
+            used_bytes=tier.used_bytes,
+            limit_bytes=self._limit_bytes,
+            buffered_bytes=tier.buffered_bytes,
+            read_bytes=tier.counters.read_bytes,
+            written_bytes=tier.counters.written_bytes,
+            hits=loads.loads,
+            loaded_tokens=loads.loaded_tokens,
+            load_seconds=loads.load_seconds,
+            failures={fault.value: count for fault, count in tier.counters.faults},
+        )

@@ -1,0 +1,101 @@
+"""What memory has that an entry on disk is made of, and what an entry gives back to it."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvstore.actions import FillBlock, Order, ReadBlock
+from kvstore.block_table import blocks_for
+from kvstore.digest import Digest
+from kvstore.groups.group import Group
+from kvstore.tier.types import EntryInfo
+from kvstore.types import BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An entry as memory could give it now, below `parent`."""
+
+    parent: Digest
+    name: Digest
+    read: ReadBlock
+    n_bytes: int
+    is_whole: bool
+    has: tuple[bool, ...]  # which parts
+
+    def adds_to(self, info: EntryInfo) -> bool:
+        """Whether it has a part which that lacks."""
+        pairs = zip(self.has, info.part_bytes, strict=True)
+        return any(here and size is None for here, size in pairs)
+
+
+class Entries:
+    """How a store's groups and an entry's parts belong together.
+
+    `part_bytes`: of a block, of each window's block, of a state; the groups are in that order.
+    """
+
+    def __init__(self, groups: Sequence[Group], part_bytes: Sequence[int], block_size: int) -> None:
+        self._groups = groups
+        self._part_bytes = tuple(part_bytes)
+        self._n_windows = len(part_bytes) - 2
+        self.block_size = block_size
+
+    @property
+    def has_groups(self) -> bool:
+        return bool(self._groups)
+
+    def candidate(self, parent: Digest, name: Digest, block: BlockId, n_tokens: int) -> Candidate:
+        """Of an indexed block's first tokens."""
+        slots = [group.carried(block, n_tokens) for group in self._groups]
+        slots += [None] * (self._n_windows + 1 - len(slots))
+        has = (True, *(slot is not None for slot in slots))
+        n_bytes = sum(size for size, here in zip(self._part_bytes, has, strict=True) if here)
+        read = ReadBlock(block, n_tokens, tuple(slots[: self._n_windows]), slots[-1])
+        is_whole = n_tokens == self.block_size
+        return Candidate(parent, name, read, n_bytes, is_whole, has)
+
+    def ends(self, block: BlockId, n_tokens: int) -> Collection[int]:
+        """After how many of the block's `n_tokens` tokens, but for a whole block's end, somebody
+        could go on who finds this in no other entry.
+        """
+        apart = [stops for group in self._groups if (stops := group.stops(block)) is not None]
+        found = apart[0] if apart else (n_tokens,)
+        return [n for n in sorted(found) if n <= n_tokens and n < self.block_size]
+
+    def fits(self, parts: Sequence[bytes | None]) -> bool:
+        """Whether they are what this storage reads, a block at least."""
+        return (
+            len(parts) == len(self._part_bytes)
+            and parts[0] is not None
+            and all(
+                part is None or len(part) == size
+                for part, size in zip(parts, self._part_bytes, strict=True)
+            )
+        )
+
+    def fill(
+        self, block: BlockId, n_tokens: int, parts: Sequence[bytes | None], *, is_new: bool
+    ) -> Iterator[Order]:
+        """What puts an entry's parts where they are lacking."""
+        if is_new and parts[0] is not None:
+            yield FillBlock(block, parts[0])
+        for group, part in zip(self._groups, parts[1:], strict=False):
+            if part is not None and group.carried(block, n_tokens) is None:
+                order = group.fill(block, n_tokens, part)
+                if order is not None:
+                    yield order
+
+    def needed(self, n_tokens: int) -> range:
+        """The last entries of a table, as many as it takes to go on behind so many tokens."""
+        end = blocks_for(n_tokens, self.block_size)
+        return range(
+            min((group.needed(n_tokens).start for group in self._groups), default=end), end
+        )
+
+    def can_resume(self, parts: Mapping[int, Sequence[int | None]], n_tokens: int) -> bool:
+        """Whether entries with such parts, by their place, have all that it takes to go on."""
+        return all(
+            parts[index][number] is not None
+            for number, group in enumerate(self._groups, start=1)
+            for index in group.needed(n_tokens)
+        )

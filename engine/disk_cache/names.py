@@ -1,0 +1,67 @@
+"""What the blocks in the tree are called on disk."""
+
+from kvstore.digest import Digest, digest_behind, root_digest
+from kvstore.radix_node import Node
+from kvstore.tokens import TOKEN_BYTES
+from kvstore.types import BlockId, Namespace
+
+
+class BlockNames:
+    """An observer of the tree. Whole blocks have names for as long as they are not free."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._names: dict[BlockId, Digest] = {}
+        self._roots: dict[Namespace, Digest] = {}
+
+    def root(self, namespace: Namespace) -> Digest:
+        if namespace not in self._roots:
+            self._roots[namespace] = root_digest(namespace)
+        return self._roots[namespace]
+
+    def of(self, block: BlockId) -> Digest:
+        """Raises KeyError for a block that is not whole in the tree."""
+        return self._names[block]
+
+    def above(self, node: Node, index: int) -> Digest:
+        """The name behind which the node's block at `index` stands."""
+        if index:
+            return self._names[node.blocks[index - 1]]
+        parent = node.parent
+        if parent is None or not parent.blocks:
+            return self.root(node.namespace)
+        return self._names[parent.blocks[-1]]
+
+    def whole_blocks(self, node: Node) -> int:
+        return len(node.packed) // self._block_bytes
+
+    def tail(self, node: Node, index: int, n_tokens: int) -> Digest:
+        """The name of the first tokens of the node's block at `index`."""
+        start = index * self._block_bytes
+        packed = bytes(node.packed[start : start + n_tokens * TOKEN_BYTES])
+        return digest_behind(self.above(node, index), packed)
+
+    def forget(self, block: BlockId) -> None:
+        self._names.pop(block, None)
+
+    def stored(self, node: Node, first: int) -> None:
+        whole = self.whole_blocks(node)
+        if first >= whole:
+            return
+        name = self.above(node, first)
+        for index in range(first, whole):
+            start = index * self._block_bytes
+            name = digest_behind(name, bytes(node.packed[start : start + self._block_bytes]))
+            self._names[node.blocks[index]] = name
+
+    def split(self, node: Node, lower: Node) -> None:
+        """Blocks keep their names."""
+
+    def used(self, node: Node) -> None:
+        """Blocks keep their names."""
+
+    def removed(self, node: Node, n_blocks: int) -> None:
+        """They go when they are free."""
+
+    def cleared(self, namespace: Namespace) -> None:
+        self._roots.pop(namespace, None)  # salts come and go

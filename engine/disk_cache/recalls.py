@@ -1,0 +1,303 @@
+"""What is loaded from disk: leases that are filled in place of being computed.
+
+A prompt that could be admitted is looked up first. Where the tier has much more of it than memory,
+and reading is predicted to take less time than computing, a *load* begins: a lease, announced like
+any other, so that the prompt and its twins wait for it. Readers deliver entries root to leaf; each
+step fills in a bounded number of bytes; what has been filled is published. However a load ends,
+what was published stays, and those who have waited compute the rest.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from engine.disk_cache.entries import Entries
+from engine.disk_cache.tier import Found, Ticket, Tier
+from kvstore.actions import Order, Parts
+from kvstore.digest import Digest, digest_behind, root_digest
+from kvstore.lease import Lease, Refusal
+from kvstore.store import KVStore
+from kvstore.tier.types import Buffer, ReadFailure
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+
+ComputeSeconds = Callable[[int, int], float]
+"""Predicts how long it takes to compute so many tokens from a position on: (start, n_tokens)."""
+
+Post = Callable[[Callable[[], None]], object]
+"""Has a function called on the engine thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallRules:
+    """When a load pays, and how it is bounded.
+
+    `worth`: the most that reading may take, as a share of what computing would. The time-out is
+    `timeout_seconds` and `timeout_token_seconds` for each token.
+    """
+
+    least_tokens: int = 256
+    worth: float = 0.7
+    first_rate: float = 500e6  # bytes a second, before any was observed
+    step_bytes: int = 8 << 20
+    looked_back_blocks: int = 64
+    timeout_seconds: float = 2.0
+    timeout_token_seconds: float = 0.1 / 1024
+    salted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Who asks. `names` are those of its whole blocks, without its last token's."""
+
+    namespace: Namespace
+    tokens: Tokens
+    names: tuple[Digest, ...]
+
+
+@dataclass(slots=True)
+class RecallCounters:
+    """Counted since start; they only grow."""
+
+    loads: int = 0  # that brought something
+    loaded_tokens: int = 0
+    load_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    n_tokens: int  # of the block
+    parts: Parts
+    n_bytes: int
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """Entry i of `names` is for entry `first + i` of the lease's table."""
+
+    lease: Lease
+    names: tuple[Digest, ...]
+    first: int
+    new_from: int  # the first entry of the table that is to be filled with a block, too
+    began: float
+    deadline: float
+    ticket: Ticket | None = None
+    arrived: deque[_Arrived] = field(default_factory=deque)
+    n_filled: int = 0  # entries that steps have been planned to fill
+    n_committed: int = 0
+    is_cut: bool = False  # no more will arrive
+
+
+class Recalls:
+    """The loads under way."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        store: KVStore,
+        entries: Entries,
+        rules: RecallRules,
+        clock: Callable[[], float],
+        post: Post,
+    ) -> None:
+        self._tier = tier
+        self._store = store
+        self._entries = entries
+        self._rules = rules
+        self._clock = clock
+        self._post = post
+        self._block_size = store.block_size
+        self._loads: list[_Load] = []
+        self._fills: dict[int, list[tuple[_Load, int, int]]] = {}  # load, entries, bytes
+        self.counters = RecallCounters()
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loads)
+
+    def wait_seconds(self) -> float | None:
+        """Until a load is given up, if nothing else happens; None: there is none."""
+        deadline = min((load.deadline for load in self._loads), default=None)
+        return None if deadline is None else max(deadline - self._clock(), 0.0)
+
+    def begin(self, prompt: Prompt, spare_blocks: int, compute_seconds: ComputeSeconds) -> bool:
+        """Load what is worth it of a prompt; whether there is such a thing."""
+        if not prompt.names or (prompt.namespace.cache_salt and not self._rules.salted):
+            return False
+        have = self._store.probe(prompt.namespace, prompt.tokens)
+        if len(prompt.tokens) - 1 - have < self._rules.least_tokens:
+            return False
+        names, n_tokens = self._longest(prompt)
+        if n_tokens - have < self._rules.least_tokens:
+            return False
+        lacking = map(self._tier.entry, names[have // self._block_size :])
+        n_bytes = sum(info.n_bytes for info in lacking if info is not None)
+        reading = n_bytes / (self._tier.read_rate or self._rules.first_rate)
+        if reading >= self._rules.worth * compute_seconds(have, n_tokens - have):
+            return False
+        return self._begin(prompt, names, n_tokens, have, spare_blocks)
+
+    def plan(self, number: int) -> list[Order]:
+        """What the step of that number fills in."""
+        self._expire()
+        orders, left = list[Order](), self._rules.step_bytes
+        for load in tuple(self._loads):
+            n_entries = n_bytes = 0
+            while load.arrived and (left > 0):
+                if not self._entries.fits(load.arrived[0].parts):
+                    self._tier.forget(load.names[load.n_filled])
+                    self._cut(load)
+                    break
+                each = load.arrived.popleft()
+                orders += self._fill(load, each)
+                n_entries, n_bytes = n_entries + 1, n_bytes + each.n_bytes
+                left -= each.n_bytes
+            if n_entries:
+                self._fills.setdefault(number, []).append((load, n_entries, n_bytes))
+            self._settle(load)
+        return orders
+
+    def commit(self, number: int) -> None:
+        """The step has filled in what it was to."""
+        for load, n_entries, n_bytes in self._fills.pop(number, ()):
+            if load in self._loads:
+                load.n_committed += n_entries
+                if load.ticket is not None:
+                    load.ticket.consumed(n_bytes)
+                self._settle(load)
+
+    def fail(self, number: int) -> None:
+        """What the step was to fill in may be anything."""
+        for load, _, _ in self._fills.pop(number, ()):
+            self._end(load)
+
+    def clear(self, namespace: Namespace | None) -> None:
+        """Nothing more of a namespace, or of any, is to come."""
+        for load in tuple(self._loads):
+            if namespace in (None, load.lease.namespace):
+                self._stop(load)
+                self._store.release(load.lease)
+
+    def end(self) -> None:
+        """Load nothing more."""
+        for load in tuple(self._loads):
+            self._end(load)
+
+    def _longest(self, prompt: Prompt) -> tuple[Sequence[Digest], int]:
+        """The longest chain of entries behind which all groups could go on, and its tokens."""
+        known = self._tier.known(prompt.names)
+        for whole in range(known, max(known - self._rules.looked_back_blocks, 0) - 1, -1):
+            names = prompt.names[:whole]
+            for n_tokens, tail in self._tails(prompt, names):
+                if self._can_resume((*names, tail), end := whole * self._block_size + n_tokens):
+                    return (*names, tail), end
+            if whole and self._can_resume(names, end := whole * self._block_size):
+                return names, end
+        return (), 0
+
+    def _tails(self, prompt: Prompt, names: Sequence[Digest]) -> Iterator[tuple[int, Digest]]:
+        """Entries within the next block, the longest first."""
+        parent = names[-1] if names else root_digest(prompt.namespace)
+        start = len(names) * self._block_size
+        most = min(len(prompt.tokens) - 1 - start, self._block_size - 1)
+        for n_tokens in sorted(self._tier.lengths_below(parent), reverse=True):
+            if n_tokens <= most:
+                yield n_tokens, digest_behind(parent, prompt.tokens.packed(start, start + n_tokens))
+
+    def _can_resume(self, names: Sequence[Digest], n_tokens: int) -> bool:
+        if (last := self._tier.entry(names[-1])) is None:
+            return False
+        parts = {len(names) - 1: last.part_bytes}
+        for index in self._entries.needed(n_tokens):
+            if (info := self._tier.entry(names[index])) is None:  # gone meanwhile
+                return False
+            parts[index] = info.part_bytes
+        return self._entries.can_resume(parts, n_tokens)
+
+    def _begin(
+        self,
+        prompt: Prompt,
+        names: Sequence[Digest],
+        n_tokens: int,
+        have_tokens: int,
+        spare_blocks: int,
+    ) -> bool:
+        tokens = Tokens(prompt.tokens.ids(0, n_tokens))
+        lease = self._store.restore(prompt.namespace, tokens, have_tokens, spare_blocks)
+        if isinstance(lease, Refusal):
+            return False
+        new_from = sum(map(self._store.pool.is_kept, lease.table))
+        first = min(new_from, self._entries.needed(n_tokens).start, len(names) - 1)
+        first = max(first, lease.written_tokens // self._block_size)
+        now = self._clock()
+        timeout = self._rules.timeout_seconds + self._rules.timeout_token_seconds * n_tokens
+        load = _Load(lease, tuple(names[first:]), first, new_from, now, now + timeout)
+        self._loads.append(load)
+        load.ticket = self._tier.read(load.names, partial(self._deliver, load))
+        return True
+
+    def _deliver(self, load: _Load, found: Found) -> None:
+        """On a reader's thread."""
+        if isinstance(found, ReadFailure):
+            self._post(partial(self._cut, load))
+            return
+        arrived = [
+            _Arrived(entry.n_tokens, _as_bytes(entry.parts), entry.n_bytes)
+            for entry in found.entries
+        ]
+        self._post(partial(load.arrived.extend, arrived))
+
+    def _cut(self, load: _Load) -> None:
+        """No more will come of it than has arrived and is whole."""
+        load.is_cut = True
+
+    def _fill(self, load: _Load, each: _Arrived) -> Iterator[Order]:
+        index = load.first + load.n_filled
+        block = load.lease.table[index]
+        load.n_filled += 1
+        is_new = index >= load.new_from
+        yield from self._entries.fill(block, each.n_tokens, each.parts, is_new=is_new)
+
+    def _settle(self, load: _Load) -> None:
+        """Publish what has been filled, and end what has come to its end."""
+        is_whole = load.n_committed == len(load.names)
+        if is_whole:
+            self.counters.loads += 1
+            self._end(load)
+            return
+        n_tokens = (load.first + load.n_committed) * self._block_size
+        last_whole = len(load.lease.tokens) // self._block_size * self._block_size
+        if n_tokens < last_whole and n_tokens > load.lease.written_tokens:
+            self._store.publish(load.lease, n_tokens)
+        if load.is_cut and not load.arrived and load.n_filled == load.n_committed:
+            self._end(load)
+
+    def _end(self, load: _Load) -> None:
+        """What has been filled stays."""
+        if load not in self._loads:
+            return
+        self._stop(load)
+        lease, began = load.lease, load.lease.cached_tokens
+        if load.n_committed:
+            n_tokens = (load.first + load.n_committed) * self._block_size
+            self._store.publish(lease, min(n_tokens, len(lease.tokens)))
+        self.counters.loaded_tokens += lease.written_tokens - began
+        self.counters.load_seconds += self._clock() - load.began
+        self._store.donate(lease)
+
+    def _stop(self, load: _Load) -> None:
+        self._loads.remove(load)
+        load.arrived.clear()
+        if load.ticket is not None:
+            load.ticket.cancel()
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for load in tuple(self._loads):
+            if now >= load.deadline:
+                self._end(load)
+
+
+def _as_bytes(parts: Sequence[Buffer | None]) -> Parts:
+    return tuple(None if part is None else bytes(part) for part in parts)
