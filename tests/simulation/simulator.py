@@ -27,8 +27,6 @@ from engine.storage_sizes import StorageBytes
 from engine.submission import Submission, prepare
 from engine.timing import Timing
 from engine.types import (
-    ALL_TIERS,
-    CacheTier,
     DiskWrites,
     FinishReason,
     OutputEvent,
@@ -139,7 +137,7 @@ class Simulation:
         self._arrival_rate = self.random.choice([0.1, 0.3, 0.8])
         self._max_tokens = self.random.choice([[0, 1, 2, 5], [5, 20], [30, 60]])
         self._client_weights = self.random.choice([[1], [1, 1, 1], [20, 1, 1, 1]])
-        self._clear_rate = self.random.choice([0.0, 0.01])
+        self._clear_rate = self.random.choice([0.0, 0.01, 0.05])
         self._build()
         self.replays = [
             Replay(self.store.index, Random(random_seed)) for random_seed in (seed, ~seed)
@@ -252,8 +250,8 @@ class Simulation:
         if random.random() < self._clear_rate:
             self.store.clear(random.choice([None, self.scheduler.namespace("salt")]))
         if random.random() < self._clear_rate:
-            tiers = random.choice([{CacheTier.DISK}, ALL_TIERS])
-            self.loop.clear(random.choice([None, self.scheduler.namespace("")]), tiers)
+            namespace = random.choice([None, self.scheduler.namespace("")])
+            self.scheduler.disk.clear(namespace)
         self.turn()
 
     def turn(self) -> None:
