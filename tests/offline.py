@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.constraints.masks import MaskFiller
+from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import launch_ahead
@@ -101,6 +102,7 @@ class OfflineDaemon:
         attention: Attention,
         room: Room,
         watch: Callable[[ModelRunner], ModelRunner] = lambda runner: runner,
+        disk: Callable[[KVStore, Storage], DiskCache] = lambda store, storage: NO_DISK_CACHE,
     ) -> None:
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
@@ -119,6 +121,7 @@ class OfflineDaemon:
             OutputFactory(frozenset(), lambda _: LetterDetokenizer()),
             self._limits,
             draw_seed=lambda: 0,
+            disk=disk(self.store, model.storage),
         )
         self.pipeline = Pipeline(
             self.scheduler,
@@ -138,7 +141,7 @@ class OfflineDaemon:
         return said
 
     def add(self, request: Request) -> None:
-        self.scheduler.add(prepare(request, self._limits))
+        self.scheduler.add(prepare(request, self._limits, names=self.scheduler.names))
 
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""

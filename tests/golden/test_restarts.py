@@ -1,0 +1,84 @@
+"""What one engine has written to disk serves the next one as its own memory would."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.disk_cache.archive import ArchiveRules
+from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.recalls import RecallRules
+from engine.inbox import Inbox
+from engine.mlx_backend.model.storage import Storage
+from engine.types import DiskWrites, Request, SamplingParams
+from kvstore.store import KVStore
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import TierLimits
+from tests.golden.conftest import ATTENTION
+from tests.golden.driving import random_tokens
+from tests.offline import OfflineDaemon, Room, Served
+
+LIMIT_BYTES = 256 << 20
+SECONDS = 60.0
+ROOM = Room(n_blocks=128)
+
+
+class Daemon:
+    """One life of an engine over a directory."""
+
+    def __init__(self, served: Served, directory: Path) -> None:
+        self._inbox = Inbox()
+        self._directory = directory
+        self._engine = OfflineDaemon(served, ATTENTION["gather"](), ROOM, disk=self._disk)
+
+    def _disk(self, store: KVStore, storage: Storage) -> TieredCache:
+        return TieredCache(
+            DiskTier.open(self._directory, storage.kv_format, TierLimits(LIMIT_BYTES)),
+            store,
+            storage.part_bytes,
+            LIMIT_BYTES,
+            self._inbox.post,
+            ArchiveRules(writes=DiskWrites.EXIT, least_tokens=32),
+            RecallRules(least_tokens=32, worth=1e9, timeout_seconds=SECONDS),
+            SECONDS,
+        )
+
+    def serve(self, name: str, prompt: list[int]) -> tuple[list[int], int]:
+        """What it says, and how many tokens it found cached."""
+        sampling = SamplingParams(temperature=0)
+        self._engine.add(Request(name, tuple(prompt), max_tokens=8, sampling=sampling))
+        said = list[int]()
+        engine = self._engine
+        while engine.scheduler.has_work or not engine.pipeline.is_empty:
+            self._inbox.handle()
+            for event in engine.pipeline.advance(engine.scheduler.plan()):
+                assert event.error is None
+                said += event.token_ids
+                if event.usage:
+                    cached_tokens = event.usage.cached_tokens
+            time.sleep(0.001)
+        return said, cached_tokens
+
+    def end(self) -> None:
+        disk, engine = self._engine.scheduler.disk, self._engine
+        disk.end()
+        while disk.is_ending or not engine.pipeline.is_empty:
+            engine.pipeline.advance(engine.scheduler.plan())
+        disk.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_next", "deepseek_v3"])
+def test_a_restart_finds_what_memory_had(
+    served_of: Callable[[str], Served], family: str, tmp_path: Path
+) -> None:
+    served, prompt = served_of(family), random_tokens(301, seed=5)
+    first = Daemon(served, tmp_path)
+    expected, _ = first.serve("cold", prompt)
+    again, in_memory = first.serve("warm", prompt)
+    first.end()
+    second = Daemon(served, tmp_path)
+    said, from_disk = second.serve("restarted", prompt)
+    second.end()
+    assert said == again == expected
+    assert from_disk >= 0.97 * in_memory > 0
