@@ -1,6 +1,7 @@
 """The KV store: hands sequences the blocks they need and shares equal prefixes among them.
 
 probe  how much of a prompt is here?          changes nothing
+restore what was here before is filled in     a Lease of no steps, or a Refusal
 admit  adopt what is here, allocate the rest  a Lease, or a Refusal and no trace
 extend room for the next tokens, and planned  orders for the arena, or a Refusal
 publish these tokens' KV has been written     whole blocks become visible to all
@@ -115,11 +116,10 @@ class KVStore:
         """
         match = self._index.match(namespace, tokens.packed(0, len(tokens)))
         adopted = match.blocks[: match.n_tokens // self._block_size]
-        fresh_blocks = blocks_for(len(tokens), self._block_size) - len(adopted)
-        needed = fresh_blocks + spare_blocks
-        if needed > (available := self._supply.available_beside(adopted)):
-            return Refusal(needed, available)
-        blocks = self._supply.take_behind(adopted, fresh_blocks)
+        fresh = blocks_for(len(tokens), self._block_size) - len(adopted)
+        if fresh + spare_blocks > (available := self._supply.available_beside(adopted)):
+            return Refusal(fresh + spare_blocks, available)
+        blocks = self._supply.take_behind(adopted, fresh)
         if isinstance(blocks, Refusal):
             return blocks
         whole = min(have_tokens // self._block_size, len(adopted))
@@ -278,10 +278,8 @@ class KVStore:
         blocks = self._supply.take_behind(adopted, fresh_blocks)
         if isinstance(blocks, Refusal):
             return blocks
-        table = BlockTable(self._block_size, blocks)
-        indexed_blocks = adopted_tokens // self._block_size
-        n = adopted_tokens
-        lease = Lease(namespace, tokens, table, n, n, n, 0, 0, indexed_blocks)
+        n, table = adopted_tokens, BlockTable(self._block_size, blocks)
+        lease = Lease(namespace, tokens, table, n, n, n, 0, 0, n // self._block_size)
         for group in self._groups:
             hold, orders = group.admit(table, adopted_tokens, len(tokens))
             lease.holds += (hold,)

@@ -68,7 +68,9 @@ class Daemon:
         disk.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "qwen3_4bit", "gemma3_text", "qwen3_next", "qwen3_next_4bit", "deepseek_v3"]
+)
 def test_a_restart_finds_what_memory_had(
     served_of: Callable[[str], Served], family: str, tmp_path: Path
 ) -> None:
