@@ -18,7 +18,7 @@ from pydantic_settings import (
 
 from server.settings.access import AccessSettings
 from server.settings.conversation import ConversationSettings
-from server.settings.engine import EngineSettings
+from server.settings.disk_cache import DiskCacheSettings
 from server.settings.environment import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX
 from server.settings.general import GeneralSettings
 from server.settings.limits import LimitsSettings
@@ -35,7 +35,7 @@ class Settings(
     LimitsSettings,
     AccessSettings,
     ConversationSettings,
-    EngineSettings,
+    DiskCacheSettings,
     GeneralSettings,
     BaseSettings,
 ):

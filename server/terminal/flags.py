@@ -90,7 +90,7 @@ def _kind(field: FieldInfo) -> Any:
 
 
 def _metavar(field: FieldInfo) -> str:
-    names = {ByteSize: "BYTES", Path: "FILE", int: "INTEGER", float: "NUMBER"}
+    names = {ByteSize: "BYTES", Path: "PATH", int: "INTEGER", float: "NUMBER"}
     return "|".join(choices(field)) or names.get(_kind(field), "TEXT")
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from engine.types import EngineConfig
+from engine.types import DiskCacheConfig, DiskWrites, EngineConfig
+from kvstore.tier.types import TierLimits
 from server.addresses import is_loopback
 from server.settings import Settings, SettingsError, load_settings
 
@@ -97,9 +98,45 @@ def test_engine_config_takes_its_share() -> None:
     assert load_settings(flags).engine_config() == expected
 
 
+def test_a_disk_cache_is_asked_for_by_its_directory() -> None:
+    assert load_settings({"disk_cache_write": "all"}).engine_config().disk is None
+    flags = {"disk_cache": "/fast", "disk_cache_bytes": "1GiB", "disk_cache_write": "exit"}
+    others = {
+        "disk_cache_daily_bytes": "2GiB",
+        "disk_cache_shutdown_seconds": "3",
+        "disk_cache_salted": True,
+    }
+    expected = DiskCacheConfig(Path("/fast"), 2**30, DiskWrites.EXIT, 2 * 2**30, 3.0, True)
+    assert load_settings({**flags, **others}).engine_config().disk == expected
+
+
+def test_a_disk_cache_may_be_written_without_a_daily_limit() -> None:
+    flags = {"disk_cache": "/fast", "disk_cache_daily_bytes": 0}
+    disk = load_settings(flags).engine_config().disk
+    assert disk is not None
+    assert disk.daily_bytes is None
+
+
+def test_a_disk_cache_may_be_below_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "rootstock.yaml"
+    file.write_text("disk_cache: ~/kv\n")
+    assert load_settings({"config": file}).disk_cache == tmp_path / "kv"
+
+
+def test_the_smallest_disk_cache_that_is_taken_is_large_enough_for_the_tier() -> None:
+    TierLimits(load_settings({"disk_cache_bytes": "16MiB"}).disk_cache_bytes)
+
+
 @pytest.mark.parametrize(
     ("flags", "name", "limit"),
     [
+        ({"disk_cache_bytes": "15MiB"}, "disk_cache_bytes", "16777216"),
+        ({"disk_cache_write": "never"}, "disk_cache_write", "'selective'"),
+        ({"disk_cache_daily_bytes": "-1"}, "disk_cache_daily_bytes", ""),
+        ({"disk_cache_shutdown_seconds": 3601}, "disk_cache_shutdown_seconds", "3600"),
+        ({"disk_cache": "~nobody-here/kv"}, "disk_cache", "home"),
+        ({"disk_cache": "/fast", "prefix_cache": False}, "disk_cache", "prefix_cache"),
         ({"port": 65536}, "port", "65535"),
         ({"port": "http"}, "port", "integer"),
         ({"block_size": 0}, "block_size", "1"),
