@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore.tier.catalog import Catalog
 from kvstore.tier.disk.files import OsFiles
-from kvstore.tier.disk.folder import Lock, fingerprint_of, folders, in_words
+from kvstore.tier.disk.folder import LOCK, Lock, fingerprint_of, folders, in_words
 from kvstore.tier.disk.index import Index
 from kvstore.tier.disk.segments import Segments
 from kvstore.tier.record import Record
@@ -91,9 +91,10 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _folders_in(directory: Path) -> list[Path]:
-    if not directory.is_dir():
+    found = folders(directory) if directory.is_dir() else []
+    if not found and not (directory / LOCK).is_file():
         raise TierError(f"there is no disk cache in {directory}")
-    return folders(directory)
+    return found
 
 
 def _check(folder: Path) -> FolderCheck:

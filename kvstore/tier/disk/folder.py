@@ -9,6 +9,7 @@ DIRECTORY/v1-<32 hex digits>/         of BLAKE3(fingerprint)
 
 import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from kvstore.tier.types import TierError
 
 VERSION = "v1"
 LOCK, FINGERPRINT = "lock", "fingerprint"
+OURS = re.compile(r"v\d+-[0-9a-f]{32}")
+"""Nothing else in the directory is ever removed: it may be somebody's home."""
 
 
 @contextmanager
@@ -80,7 +83,8 @@ def make_folder(directory: Path, fingerprint: str) -> Path:
 
 def folders(directory: Path) -> list[Path]:
     """Of all fingerprints and versions, the one that was opened longest ago first."""
-    return sorted(filter(Path.is_dir, directory.glob("v*-*")), key=_last_opened)
+    ours = (it for it in directory.iterdir() if OURS.fullmatch(it.name) and it.is_dir())
+    return sorted(ours, key=_last_opened)
 
 
 def fingerprint_of(folder: Path) -> str:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from kvstore.tier import maintenance
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, Extent
 from tests.tier_harness import (
@@ -72,6 +73,22 @@ def test_use_is_remembered_after_a_restart(tmp_path: Path) -> None:
         stored(tier, Chain(f"chain {number}", 5).extent())
         number += 1
     assert tier.known(old.names) == 25
+    tier.close()
+
+
+def test_what_others_keep_beside_it_is_never_removed(tmp_path: Path) -> None:
+    mine = [tmp_path / name / "file" for name in ("v2-website", "v1-0123", "notes")]
+    for file in mine:
+        file.parent.mkdir()
+        file.write_text("mine")
+    foreign = DiskTier.open(tmp_path, "another model", LIMITS)
+    stored(foreign, Chain("foreign", 25).extent())
+    foreign.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    for number in range(30):
+        stored(tier, Chain(f"chain {number}", 25).extent())
+    assert [use.fingerprint for use in maintenance.du(tmp_path)] == ["model"]
+    assert [file.read_text() for file in mine] == ["mine"] * 3
     tier.close()
 
 
