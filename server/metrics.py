@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from engine.api import Engine
 from engine.types import CacheStats, EngineStats, LoopStats, ModelCard, SequenceCounts
 from server.access.refusals import Refusals
+from server.disk_metrics import disk_families
 from server.transport.unsent import UnsentBudget
 
 REQUEST_BUCKETS = (
@@ -158,6 +159,8 @@ class Metrics:
         yield from loop_families(stats.loop)
         yield from cache_families(stats.loop.cache)
         yield group_family(stats.loop.cache)
+        if stats.loop.cache.disk is not None:
+            yield from disk_families(stats.loop.cache.disk)
         for alias in self._aliases:
             yield from alias(self._telemetry.collect(), stats, model)
 

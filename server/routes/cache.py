@@ -3,7 +3,9 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
+from pydantic import BeforeValidator
 
+from engine.types import CacheTier
 from server.generation.engine_requests import check_prompt
 from server.generation.tokens import prompt_tokens
 from server.openapi import errors, json_body
@@ -13,17 +15,37 @@ from server.service import JsonBody, RecordDependency, ServiceDependency
 
 router = APIRouter(prefix="/admin/cache")
 
+EVERY_TIER = tuple(CacheTier)
+
+
+def _split(values: object) -> object:
+    """`memory,disk` is both, as is `tiers=memory&tiers=disk`."""
+    if not isinstance(values, list):
+        return values
+    return [part for value in values for part in str(value).split(",")]
+
+
 ProbeBody = Annotated[PromptOrChat, Depends(JsonBody(PromptOrChat))]
 NamespaceId = Annotated[
     str | None,
     Query(pattern="^[0-9a-f]{1,64}$", description="As `/admin/cache/tree` names it; without, all."),
 ]
 
+Tiers = Annotated[
+    tuple[CacheTier, ...],
+    BeforeValidator(_split),
+    Query(max_length=len(EVERY_TIER), description="With commas between them; without, all."),
+]
+
 
 @router.post("/clear", responses=errors(400, 503))
-async def clear_cache(service: ServiceDependency, namespace: NamespaceId = None) -> ClearResponse:
-    """Blocks that live sequences hold stay with them; only their index is forgotten."""
-    cleared = await service.engine.clear_cache(namespace)
+async def clear_cache(
+    service: ServiceDependency, namespace: NamespaceId = None, tiers: Tiers = EVERY_TIER
+) -> ClearResponse:
+    """Blocks that live sequences hold stay with them; only their index is forgotten. What was freed
+    is counted in memory alone.
+    """
+    cleared = await service.engine.clear_cache(namespace, tiers)
     return ClearResponse(blocks_freed=cleared.blocks, bytes_freed=cleared.bytes)
 
 

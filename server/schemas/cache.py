@@ -27,6 +27,23 @@ class GroupSlots(BaseModel):
     evictions: int
 
 
+class DiskCache(BaseModel):
+    """What is on disk now; from `read_bytes` on, what was read and written since the start."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    entries: int  # blocks, and ends of prompts within one
+    used_bytes: int  # of all files, as du counts them
+    limit_bytes: int
+    buffered_bytes: int  # on their way to the disk
+    read_bytes: int
+    written_bytes: int
+    hits: int  # prompts of which something was loaded
+    loaded_tokens: int
+    load_seconds: float
+    failures: dict[str, int]  # of reading and writing, by fault
+
+
 class CacheStatsResponse(BaseModel):
     """A block is free, cached (only the tree holds it) or held (in at least one table)."""
 
@@ -45,3 +62,4 @@ class CacheStatsResponse(BaseModel):
     evictions: int
     cow_copies: int
     groups: list[GroupSlots]
+    disk: DiskCache | None  # null without a disk cache

@@ -47,7 +47,7 @@ def base_url(shared_engine: FakeEngine, no_settings_from_outside: None) -> Itera
 def engine(shared_engine: FakeEngine) -> FakeEngine:
     """The engine behind `base_url`, its script and records fresh."""
     blank = FakeEngine()
-    for name in ("submitted", "at_gate", "aborted"):
+    for name in ("submitted", "at_gate", "aborted", "cleared"):
         setattr(shared_engine, name, getattr(blank, name))
     shared_engine.script = Script()
     return shared_engine

@@ -13,9 +13,12 @@ from anyio.abc import TaskGroup
 from engine.api import CacheWatch, EngineStopped
 from engine.ledger import Ledger
 from engine.types import (
+    ALL_TIERS,
     NO_REPLAYS,
     CacheStats,
+    CacheTier,
     Cleared,
+    DiskCacheStats,
     EngineStats,
     FinishReason,
     LoopStats,
@@ -56,6 +59,19 @@ CARD = ModelCard(
     device="cpu",
     dtype="float32",
     blas="",
+)
+
+DISK = DiskCacheStats(
+    entries=40,
+    used_bytes=5_242_880,
+    limit_bytes=1 << 30,
+    buffered_bytes=65_536,
+    read_bytes=1_048_576,
+    written_bytes=4_194_304,
+    hits=3,
+    loaded_tokens=900,
+    load_seconds=0.25,
+    failures={"checksum": 1, "io": 0},
 )
 
 
@@ -171,9 +187,11 @@ class FakeEngine:
     submitted: "queue.Queue[Request]" = field(default_factory=queue.Queue)
     at_gate: "queue.Queue[str]" = field(default_factory=queue.Queue)
     aborted: "queue.Queue[str]" = field(default_factory=queue.Queue)
+    cleared: "queue.Queue[frozenset[CacheTier]]" = field(default_factory=queue.Queue)
     drained: "queue.Queue[float]" = field(default_factory=queue.Queue)
     card: ModelCard = CARD
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    disk: DiskCacheStats | None = DISK
     picture: CachePicture = PICTURE  # what is seen of the cache
     node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
     looks: int = 0
@@ -227,13 +245,16 @@ class FakeEngine:
             generated_tokens=30,
             preemptions=1,
             steps=40,
-            cache=CacheStats(32, 128, 100, 20, 8, 4, 4_194_304, 5, 120, 20, 6, 7),
+            cache=CacheStats(32, 128, 100, 20, 8, 4, 4_194_304, 5, 120, 20, 6, 7, disk=self.disk),
         )
         return EngineStats(self._ledger.counts(), loop)
 
-    async def clear_cache(self, namespace_id: str | None = None) -> Cleared:
+    async def clear_cache(
+        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+    ) -> Cleared:
         self._check_alive()
-        if namespace_id not in {None, "0"}:
+        self.cleared.put(frozenset(tiers))
+        if namespace_id not in {None, "0"} or CacheTier.MEMORY not in tiers:
             return Cleared(blocks=0, bytes=0)
         self._seen.clear()
         return Cleared(blocks=20, bytes=655_360)

@@ -1,6 +1,7 @@
 """Models, health, metrics and admin."""
 
 import re
+from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import server
-from engine.types import ModelCard
+from engine.types import CacheTier, ModelCard
 from server.app import create_app
 from server.metrics import EngineTelemetry
 from server.settings import Settings
@@ -189,9 +190,66 @@ def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
         "evictions",
         "cow_copies",
         "groups",
+        "disk",
     }
     total = stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_held"]
     assert total == stats["blocks_total"]
+
+
+def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:
+    assert http.get("/admin/cache/stats").json()["disk"] == {
+        "entries": 40,
+        "used_bytes": 5_242_880,
+        "limit_bytes": 1 << 30,
+        "buffered_bytes": 65_536,
+        "read_bytes": 1_048_576,
+        "written_bytes": 4_194_304,
+        "hits": 3,
+        "loaded_tokens": 900,
+        "load_seconds": 0.25,
+        "failures": {"checksum": 1, "io": 0},
+    }
+
+
+def test_without_a_disk_cache_nothing_is_said_of_one() -> None:
+    with (
+        running(FakeEngine(disk=None), Settings(port=0)) as url,
+        httpx.Client(base_url=url) as http,
+    ):
+        assert http.get("/admin/cache/stats").json()["disk"] is None
+        assert "rootstock_disk" not in http.get("/metrics").text
+
+
+BOTH = frozenset({CacheTier.MEMORY, CacheTier.DISK})
+
+
+@pytest.mark.parametrize(
+    ("query", "cleared", "blocks"),
+    [
+        ("", BOTH, 20),
+        ("?tiers=memory,disk", BOTH, 20),
+        ("?tiers=disk&tiers=memory", BOTH, 20),
+        ("?tiers=memory", {CacheTier.MEMORY}, 20),
+        ("?tiers=disk", {CacheTier.DISK}, 0),
+        ("?namespace=0&tiers=disk", {CacheTier.DISK}, 0),
+    ],
+)
+def test_tiers_are_cleared_together_or_alone(
+    http: httpx.Client, engine: FakeEngine, query: str, cleared: Set[CacheTier], blocks: int
+) -> None:
+    answer = http.post(f"/admin/cache/clear{query}")
+    assert engine.cleared.get_nowait() == cleared
+    assert answer.json()["blocks_freed"] == blocks
+
+
+@pytest.mark.parametrize("tiers", ["", "tape", "memory,", "memory,tape", "Disk", "disk,disk,disk"])
+def test_what_is_no_tier_clears_nothing(http: httpx.Client, engine: FakeEngine, tiers: str) -> None:
+    answer = http.post("/admin/cache/clear", params={"tiers": tiers})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["param"].startswith("tiers")
+    assert error["message"].startswith("tiers")
+    assert engine.cleared.empty()
 
 
 def test_probe_foretells_what_a_chat_will_find(http: httpx.Client, chat: ChatBody) -> None:
@@ -324,6 +382,23 @@ def test_figures_of_the_engine_appear_under_both_names(http: httpx.Client) -> No
     assert value(text, "vllm:kv_cache_usage_perc") == 8 / 128
     assert value(text, "rootstock_prompt_tokens_total", source="cached") == 20
     assert value(text, "vllm:prompt_tokens_total") == 120
+
+
+def test_the_disk_cache_is_measured(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    shown = {
+        "entries": 40,
+        "used_bytes": 5_242_880,
+        "limit_bytes": 1 << 30,
+        "buffered_bytes": 65_536,
+        "read_bytes_total": 1_048_576,
+        "written_bytes_total": 4_194_304,
+        "hits_total": 3,
+        "loaded_tokens_total": 900,
+        "load_seconds_total": 0.25,
+    }
+    assert {name: value(text, f"rootstock_disk_{name}") for name in shown} == shown
+    assert value(text, "rootstock_disk_failures_total", fault="checksum") == 1
 
 
 def test_vllm_names_can_be_turned_off() -> None:
