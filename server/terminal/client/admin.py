@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import urlencode
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -30,8 +31,9 @@ class Admin:
     def cache_stats(self) -> CacheStatsResponse:
         return self._asked(CacheStatsResponse, "GET", "cache/stats")
 
-    def clear_cache(self) -> ClearResponse:
-        return self._asked(ClearResponse, "POST", "cache/clear")
+    def clear_cache(self, tiers: str | None = None) -> ClearResponse:
+        query = "" if tiers is None else f"?{urlencode({'tiers': tiers})}"
+        return self._asked(ClearResponse, "POST", f"cache/clear{query}")
 
     def probe_cache(self, body: dict[str, object]) -> ProbeResponse:
         return self._asked(ProbeResponse, "POST", "cache/probe", body)

@@ -1,13 +1,15 @@
-"""`rootstock cache stats`, `clear` and `probe`."""
+"""`rootstock cache`: what a daemon has cached, and what lies in a disk cache's directory."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from server.schemas.cache import CacheStatsResponse
+from server.schemas.cache import CacheStatsResponse, DiskCache
+from server.terminal import disk_folder
 from server.terminal.client.admin import Admin, administered
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import errors_told
@@ -17,12 +19,16 @@ from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
 from server.terminal.text import bytes_text
 
+DIRECTORY = "What --disk-cache names."
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help=DIRECTORY)]
+
 app = command_app()
 
 
 @app.callback()
 def cache() -> None:
-    """Look into the KV cache of the daemon that runs, or empty it."""
+    """Look into the KV cache of the daemon that runs, or a disk cache's directory; empty them."""
 
 
 @app.command()
@@ -30,7 +36,7 @@ def stats(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
     """Show what the cache holds, and how much it has saved."""
     with _daemon(url, api_key) as daemon:
         counts = daemon.cache_stats()
-    show(facts(_facts(counts)))
+    show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
         heads = ("slots", "total", "free", "cached", "held", "evicted")
         rows = [
@@ -48,11 +54,51 @@ def stats(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
 
 
 @app.command()
-def clear(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Forget every prompt that no live request holds."""
+def clear(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help=f"{DIRECTORY} No daemon may have it open."),
+    ] = None,
+    tiers: Annotated[
+        str | None, typer.Option(help="Of the daemon's: memory, disk or, without it, memory,disk.")
+    ] = None,
+    url: DaemonUrl = None,
+    api_key: ApiKey = "",
+) -> None:
+    """Forget every prompt that no live request holds, in memory and on disk; or empty a disk
+    cache's directory, of all models.
+    """
+    if directory is not None:
+        _clear_directory(directory, {"--tiers": tiers, "--url": url})
+        return
     with _daemon(url, api_key) as daemon:
-        cleared = daemon.clear_cache()
+        cleared = daemon.clear_cache(tiers)
     typer.echo(f"{cleared.blocks_freed:,} blocks freed, {bytes_text(cleared.bytes_freed)}")
+
+
+@app.command()
+def du(directory: Directory) -> None:
+    """Say how much of the disk a disk cache takes, model by model. A daemon may run."""
+    with errors_told():
+        uses = disk_folder.used(directory)
+    if uses:
+        show(disk_folder.use_table(uses))
+    typer.echo(f"{bytes_text(sum(use.allocated_bytes for use in uses))} in all")
+
+
+@app.command()
+def verify(directory: Directory) -> None:
+    """Read all of a disk cache and compare it with its checksums. No daemon may have it open.
+
+    Nothing is changed: a daemon drops what is damaged when it comes upon it, and computes it.
+    """
+    is_sound = True
+    with errors_told():
+        for check in disk_folder.checked(directory):
+            typer.echo(disk_folder.verdict(check))
+            is_sound = is_sound and check.is_sound
+    if not is_sound:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -72,6 +118,15 @@ def probe(
     with _daemon(url, api_key) as daemon:
         probed = daemon.probe_cache({**asked, "cache_salt": cache_salt})
     typer.echo(f"{probed.cached_tokens:,} of {probed.prompt_tokens:,} tokens are cached")
+
+
+def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
+    """`others` are for a daemon alone."""
+    if given := [flag for flag, value in others.items() if value is not None]:
+        raise typer.BadParameter("a directory has no daemon", param_hint=", ".join(given))
+    with errors_told():
+        n_bytes = disk_folder.emptied(directory)
+    typer.echo(f"{bytes_text(n_bytes)} freed")
 
 
 @contextmanager
@@ -96,4 +151,17 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
         ("hits", f"{counts.hit_tokens:,} of {counts.queried_tokens:,} tokens, {share:.1%}"),
         ("evictions", f"{counts.evictions:,} blocks"),
         ("copies", f"{counts.cow_copies:,}, of blocks about to be written by one of several"),
+    ]
+
+
+def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:
+    if disk is None:
+        return []
+    failures = ", ".join(f"{count:,} {fault}" for fault, count in disk.failures.items() if count)
+    return [
+        ("on disk", f"{bytes_text(disk.used_bytes)} of {bytes_text(disk.limit_bytes)}"),
+        ("loaded", f"{disk.loaded_tokens:,} tokens of {disk.hits:,} prompts"),
+        ("read", bytes_text(disk.read_bytes)),
+        ("written", bytes_text(disk.written_bytes)),
+        ("failures", failures),
     ]

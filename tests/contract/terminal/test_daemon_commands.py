@@ -14,6 +14,7 @@ from openai import OpenAI
 from typer.testing import CliRunner, Result
 
 from engine.api import QueueFull
+from engine.types import CacheTier
 from server.cli import app
 from server.settings import Settings
 from server.terminal.bench import Load, loads, play
@@ -120,6 +121,37 @@ def test_cache_stats(url: str) -> None:
     assert facts["arena"] == "4.00 MiB, 128 blocks"
     assert facts["held"] == "8 blocks, 4 by several requests"
     assert facts["hits"] == "20 of 120 tokens, 16.7%"
+
+
+def test_cache_stats_have_the_disk_cache_where_there_is_one(url: str) -> None:
+    facts = [" ".join(words) for words in lines_of(run("cache", "stats", "--url", url))]
+    assert facts[-5:] == [
+        "on disk 5.00 MiB of 1.00 GiB",
+        "loaded 900 tokens of 3 prompts",
+        "read 1.00 MiB",
+        "written 4.00 MiB",
+        "failures 1 checksum",
+    ]
+    with running(FakeEngine(disk=None), Settings(port=0)) as base_url:
+        assert "on disk" not in run("cache", "stats", "--url", f"{base_url}/v1").stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "cleared"),
+    [([], set(CacheTier)), (["--tiers", "disk"], {CacheTier.DISK})],
+)
+def test_cache_clear_may_be_of_one_tier(
+    url: str, engine: FakeEngine, flags: list[str], cleared: set[CacheTier]
+) -> None:
+    assert run("cache", "clear", "--url", url, *flags).exit_code == 0
+    assert engine.cleared.get_nowait() == cleared
+
+
+def test_cache_clear_of_no_tier_says_what_there_are(url: str, engine: FakeEngine) -> None:
+    result = run("cache", "clear", "--url", url, "--tiers", "tape & more")
+    assert result.exit_code == 1
+    assert "tiers[0]: Input should be 'memory' or 'disk'" in result.stderr
+    assert engine.cleared.empty()
 
 
 def test_cache_clear_says_what_it_freed(url: str) -> None:

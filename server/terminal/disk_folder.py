@@ -1,0 +1,70 @@
+"""What `rootstock cache` says of a disk cache's directory, without a daemon."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.table import Table
+
+from engine import disk_folder
+from engine.disk_folder import FolderCheck, FolderUse, TierError
+from server.terminal.errors import TerminalError
+from server.terminal.tables import listing
+from server.terminal.text import bytes_text, printable
+
+HEADS = ("folder", "segments", "size", "of")
+
+
+def used(directory: Path) -> Sequence[FolderUse]:
+    """A folder for each model and format that was ever stored there. Raises TerminalError."""
+    with _in_words():
+        return disk_folder.du(directory)
+
+
+def use_table(uses: Sequence[FolderUse]) -> Table:
+    rows = [
+        (
+            use.folder.name,
+            f"{use.n_segments:,}",
+            bytes_text(use.allocated_bytes),
+            use.fingerprint,
+        )
+        for use in uses
+    ]
+    return listing(HEADS, rows)
+
+
+def checked(directory: Path) -> Iterator[FolderCheck]:
+    """One after the other, as they have been read. Raises TerminalError."""
+    with _in_words():
+        yield from disk_folder.verify(directory)
+
+
+def verdict(check: FolderCheck) -> str:
+    """A line."""
+    return printable(f"{check.folder.name}: {_found(check)}")
+
+
+def emptied(directory: Path) -> int:
+    """How many bytes that freed. Raises TerminalError."""
+    with _in_words():
+        return disk_folder.clear(directory)
+
+
+def _found(check: FolderCheck) -> str:
+    if check.problem is not None:
+        return f"its index cannot be read: {check.problem}"
+    found = [f"{check.entries:,} entries, {bytes_text(check.n_bytes)}"]
+    if check.damaged:
+        found.append(f"{len(check.damaged):,} damaged")
+    if check.orphans:
+        found.append(f"{check.orphans:,} that nothing leads to")
+    return ", ".join([*found, "sound"] if check.is_sound else found)
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except TierError as error:
+        raise TerminalError(str(error)) from error
