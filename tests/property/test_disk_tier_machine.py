@@ -141,7 +141,7 @@ class TierMachine(RuleBasedStateMachine):
     )
     def damage(self, which: int, where: int, how: str) -> None:
         assert self.tier.flush(PATIENCE)
-        if not (found := segment_files(self.path)):
+        if not (found := [path for path in segment_files(self.path) if path.stat().st_size]):
             return
         self.is_damaged = True
         path = found[which % len(found)]
