@@ -53,7 +53,7 @@ class Chunk:
     sequence_id: SequenceId
     start: int
     tokens: tuple[int, ...]  # at least one
-    samples: bool  # a token is sampled after the last one, which is computed with the decodes
+    samples: bool  # a token is sampled after the last one
     prompt_logprobs: int | None = None  # score each token after `tokens[i]` (see `next_tokens`)
     next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
 

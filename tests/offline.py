@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.constraints.masks import MaskFiller
@@ -12,8 +12,8 @@ from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import launch_ahead
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
-from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.execution import Execution
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
@@ -40,7 +40,7 @@ class Served:
     """A checkpoint's model as the daemon loads it, and how its rows share forwards."""
 
     loaded: LoadedModel
-    batching: Batching
+    execution: Execution
 
     @property
     def layout(self) -> Layout:
@@ -51,7 +51,7 @@ def load(checkpoint: Path, memory_bytes: int = 1 << 30) -> Served:
     """Raises ModelError, as the daemon does, when the model cannot be served."""
     loaded = open_model(checkpoint, memory_bytes)
     execution = load_weights(loaded, attentions("auto", loaded), lambda line: None)
-    return Served(loaded, execution.batching)
+    return Served(loaded, execution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ class Room:
 def cached_model(served: Served, attention: Attention, room: Room) -> CachedModel:
     """The model over storage of its own."""
     storage = Storage(served.layout, room.sizes(served.layout), room.block_size)
-    return CachedModel(served.loaded.model, served.layout, storage, attention, served.batching)
+    execution = replace(served.execution, attention=attention)
+    return CachedModel(served.loaded.model, served.layout, storage, execution)
 
 
 def new_store(served: Served, room: Room, pool: BlockPool) -> KVStore:

@@ -1,7 +1,7 @@
 """Puts the backend's parts together for one configuration."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -24,9 +24,7 @@ from engine.mlx_backend.loading.generation_config import sampling_defaults
 from engine.mlx_backend.loading.loader import LoadedModel, Report, load_weights, open_model
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT, DEFAULT_NAME, find_checkpoint
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
-from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.forward_keys import bounded
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.parts import Backend
@@ -55,8 +53,9 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     storage = Storage(loaded.layout, sizes, config.block_size)
     for line in _inventory(config, loaded.layout, storage, sizes):
         report(line)
-    batching = _bounded(execution.batching, loaded.layout, workspace.forward_keys(longest))
-    model = CachedModel(loaded.model, loaded.layout, storage, execution.attention, batching)
+    # Where no layer keeps every token, windows are all that is gathered: few keys a row.
+    most_keys = workspace.forward_keys(longest) if loaded.layout.full_layers else math.inf
+    model = CachedModel(loaded.model, loaded.layout, storage, execution, most_keys)
     sampling = _sampling(config, checkpoint, report)
     card = _card(config, loaded, sizes, host, blas, sampling)
     return Backend(
@@ -135,13 +134,6 @@ def _workspace(config: EngineConfig, loaded: LoadedModel) -> Workspace:
     is_metal = mx.metal.is_available() and mx.default_device() != mx.cpu
     attention = attentions(config.attention, loaded)[0]
     return find_workspace(config, loaded.layout, loaded.query_heads, attention, is_metal=is_metal)
-
-
-def _bounded(batching: Batching, layout: Layout, most_keys: int) -> Batching:
-    """Where no layer keeps every token, windows are all that is gathered: few keys a row."""
-    if not layout.full_layers:
-        return batching
-    return replace(batching, group=bounded(batching.group, most_keys))
 
 
 def _longest(config: EngineConfig, loaded: LoadedModel, sizes: StorageSizes) -> int:

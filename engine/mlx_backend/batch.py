@@ -1,14 +1,15 @@
 """What the runner keeps of each sequence from one step to the next."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.model.forward_batch import Run
 from engine.mlx_backend.model.tables import SequenceTables
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.step import SequenceId, StepPlan
+from engine.step import Chunk, SequenceId, StepPlan
 
 _LEAST_SEATS = 8
 
@@ -28,6 +29,35 @@ class Seat:
         piece = self.tables.piece(self.position, n_tokens)
         self.position += n_tokens
         return piece
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """What a step computes. `token_ids`: of its prompts, then of all seats.
+
+    `scored` are runs of which every token's logits are read, each in forwards of its own.
+    """
+
+    token_ids: mx.array
+    runs: list[Run] = field(default_factory=list)
+    seats: list[Seat] = field(default_factory=list)  # by a run's index
+    scored: list[tuple[Chunk, Run]] = field(default_factory=list)
+
+    def add(self, seat: Seat, n_tokens: int, first_token: int, n_read: int) -> None:
+        self.runs.append(Run(seat.piece(n_tokens), len(self.seats), first_token, n_read))
+        self.seats.append(seat)
+
+    def add_chunk(self, seat: Seat, chunk: Chunk, first_token: int) -> None:
+        n_read = int(chunk.samples)
+        if chunk.prompt_logprobs is None:
+            self.add(seat, len(chunk.tokens), first_token, n_read)
+            return
+        n_scored = len(chunk.tokens) - n_read
+        if n_scored:
+            run = Run(seat.piece(n_scored), -1, first_token, n_scored)
+            self.scored.append((chunk, run))
+        if n_read:
+            self.add(seat, 1, first_token + n_scored, n_read)
 
 
 class Batch:
@@ -54,13 +84,29 @@ class Batch:
         for sequence_id, patch in plan.patches:
             self._seats[sequence_id].tables.patch(patch)
 
-    def next_tokens(self, seats: Sequence[Seat]) -> mx.array:
-        """The token that each computes next, `[rows]`."""
-        return self._tokens[_indices(seats)]
+    def lay_out(self, plan: StepPlan) -> StepTokens:
+        """The tokens of a step, and where they belong. Moves the positions on."""
+        prompts = [token for chunk in plan.chunks for token in chunk.tokens]
+        step = StepTokens(self._behind(prompts))
+        first = 0
+        for chunk in plan.chunks:
+            seat = self._seats[chunk.sequence_id]
+            seat.position = chunk.start
+            step.add_chunk(seat, chunk, first)
+            first += len(chunk.tokens)
+        for sequence_id in plan.decodes:
+            seat = self._seats[sequence_id]
+            step.add(seat, 1, len(prompts) + seat.index, n_read=1)
+        return step
 
     def set_next_tokens(self, seats: Sequence[Seat], tokens: mx.array) -> None:
-        """`tokens`: `[rows]`, perhaps still to be computed."""
-        self._tokens[_indices(seats)] = tokens
+        """What each decodes next; `tokens`: `[rows]`, perhaps still to be computed."""
+        self._tokens[mx.array([seat.index for seat in seats])] = tokens
+
+    def _behind(self, prompts: list[int]) -> mx.array:
+        if not prompts:
+            return self._tokens
+        return mx.concatenate([mx.array(prompts, dtype=mx.int32), self._tokens])
 
     def _take_index(self) -> int:
         if not self._free:
@@ -69,7 +115,3 @@ class Batch:
             self._tokens = mx.concatenate([self._tokens, mx.zeros(room, dtype=mx.int32)])
             self._free = list(reversed(range(first, first + room)))
         return self._free.pop()
-
-
-def _indices(seats: Sequence[Seat]) -> mx.array:
-    return mx.array([seat.index for seat in seats])

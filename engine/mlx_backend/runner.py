@@ -1,15 +1,14 @@
 """The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from engine.mlx_backend.batch import Batch, Seat
+from engine.mlx_backend.batch import Batch, Seat, StepTokens
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.forward import padded_tokens
+from engine.mlx_backend.model.forward_batch import ForwardBatch, Run
 from engine.mlx_backend.model.reading import NO_READING, Reading
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.runner import RunnerLost
@@ -39,8 +38,7 @@ class _Flight:
 class MlxRunner:
     """Implements `ModelRunner` for an mlx-lm model over the engine's storage.
 
-    Belongs to the thread that made it, as all MLX arrays do. Logits are computed only where
-    somebody reads them: every row that samples runs its last token in a forward of length 1.
+    Belongs to the thread that made it, as all MLX arrays do.
     """
 
     def __init__(self, model: CachedModel, sampler: Sampler, launch: Launch) -> None:
@@ -101,62 +99,38 @@ class MlxRunner:
         flight = _Flight()
         self._storage.carry_out(plan.before)
         self._storage.states.begin_step()
-        self._place(plan.chunks)
-        self._compute_chunks(flight, [c for c in plan.chunks if c.prompt_logprobs is None])
-        for chunk in plan.chunks:
-            if chunk.prompt_logprobs is not None:
-                self._score(flight, chunk)
+        step = self._batch.lay_out(plan)
+        forwards = self._model.arrange(step.runs)
+        for batch in forwards.prompts:
+            self._begin_computing(flight, self._model.forward(batch, step.token_ids).witnesses)
+        for chunk, run in step.scored:
+            self._score(flight, step, chunk, run)
         self._storage.carry_out(plan.between)
-        self._decode(flight, [self._batch[sequence_id] for sequence_id in plan.sampling()])
+        for batch in forwards.sampling:
+            self._compute(flight, step, batch)
         self._storage.carry_out(plan.after)
         if saved := self._storage.states.unevaluated():
             self._begin_computing(flight, saved)
         self._read(flight, plan)
         return flight
 
-    def _place(self, chunks: Sequence[Chunk]) -> None:
-        """Where each begins; the last token of those that sample is the next to be decoded."""
-        for chunk in chunks:
-            self._batch[chunk.sequence_id].position = chunk.start
-        lasts = [chunk for chunk in chunks if chunk.samples]
-        if lasts:
-            tokens = mx.array([chunk.tokens[-1] for chunk in lasts])
-            self._batch.set_next_tokens([self._batch[c.sequence_id] for c in lasts], tokens)
+    def _compute(self, flight: _Flight, step: StepTokens, batch: ForwardBatch) -> None:
+        """A forward from which tokens are sampled."""
+        computed = self._model.forward(batch, step.token_ids)
+        flight.logits.append(computed.logits)
+        self._begin_computing(flight, [computed.logits, *computed.witnesses])
+        flight.sampling += [step.seats[run.index] for run in batch.runs if run.n_read]
 
-    def _compute_chunks(self, flight: _Flight, chunks: Sequence[Chunk]) -> None:
-        runs = [(chunk.sequence_id, run) for chunk in chunks if (run := _run(chunk))]
-        pieces = [self._batch[sequence_id].piece(len(run)) for sequence_id, run in runs]
-        for group in self._model.groups(pieces):
-            tokens = padded_tokens([runs[index][1] for index in group])
-            computed = self._model.forward([pieces[index] for index in group], tokens)
-            self._begin_computing(flight, computed.witnesses)  # nobody reads the logits
-
-    def _decode(self, flight: _Flight, seats: Sequence[Seat]) -> None:
-        """The next token of each; rows that share a prefix are neighbours."""
-        if not seats:
-            return
-        seats = sorted(seats, key=lambda seat: seat.tables.blocks.tobytes())
-        tokens = self._batch.next_tokens(seats)[:, None]
-        pieces = [seat.piece(1) for seat in seats]
-        for group in self._model.groups(pieces):
-            rows = tokens if len(group) == len(seats) else tokens[mx.array(group)]
-            computed = self._model.forward([pieces[index] for index in group], rows)
-            flight.logits.append(computed.logits[:, -1])
-            self._begin_computing(flight, flight.logits[-1:] + computed.witnesses)
-            flight.sampling += [seats[index] for index in group]
-
-    def _score(self, flight: _Flight, chunk: Chunk) -> None:
+    def _score(self, flight: _Flight, step: StepTokens, chunk: Chunk, run: Run) -> None:
         """Score what follows each token."""
-        seat, run = self._batch[chunk.sequence_id], _run(chunk)
         scored = flight.scored[chunk.sequence_id] = []
-        for first in range(0, len(run), SCORED_TOKENS):
-            tokens = run[first : first + SCORED_TOKENS]
-            computed = self._model.forward([seat.piece(len(tokens))], padded_tokens([tokens]))
-            following = chunk.next_tokens[first : first + SCORED_TOKENS]
+        for first, part in run.pieces(SCORED_TOKENS):
+            computed = self._model.forward(ForwardBatch(((part,),)), step.token_ids)
+            following = chunk.next_tokens[first : first + part.piece.n_tokens]
             arrays = computed.witnesses
             if following:
                 top = chunk.prompt_logprobs or 0
-                logits = computed.logits[0, : len(following)]
+                logits = computed.logits[: len(following)]
                 scored.append(self._sampler.score(logits, following, top))
                 arrays = arrays + scored[-1].arrays()
             self._begin_computing(flight, arrays)
@@ -184,11 +158,6 @@ class MlxRunner:
         mx.async_eval(drawn.arrays())
         flight.ends += drawn.arrays()
         flight.logits = []
-
-
-def _run(chunk: Chunk) -> tuple[int, ...]:
-    """All its tokens, but for the last one where that is computed with the decodes."""
-    return chunk.tokens[:-1] if chunk.samples else chunk.tokens
 
 
 def _result(flight: _Flight) -> StepResult:

@@ -58,7 +58,7 @@ def _examined(name: str, served: Served, peer: Module) -> Outcome:
         name,
         Verdict.WRONG if examiner.problems else Verdict.SERVED,
         in_words(served.layout),
-        served.batching.name,
+        served.execution.batching.name,
         error,
         "; ".join(examiner.problems),
     )

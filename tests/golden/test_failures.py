@@ -140,6 +140,6 @@ def test_a_failure_that_leaves_the_storage_alone_is_the_rows_own(
 ) -> None:
     runner = plain_runner(served_of("qwen3"))
     sampling = Sampling(GREEDY, seed=0)
-    with pytest.raises(ValueError, match="do not cover the positions 8 to 9"):
+    with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
         runner.submit(one_chunk(0, [5] * 9, sampling))
     assert compute(runner, one_chunk(1, [5, 6], sampling)).sampled.keys() == {1}

@@ -61,9 +61,7 @@ class Forgetful(Module):
 class BlindView(CacheView):
     """Attention that pays no attention."""
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
-    ) -> mx.array:
+    def attend(self, queries: mx.array, *_: object) -> mx.array:
         return mx.zeros_like(queries)
 
 
@@ -118,7 +116,11 @@ def test_a_window_that_covers_the_context_is_full_attention() -> None:
 @pytest.mark.parametrize(
     ("family", "rung"),
     [
-        ("llama", "padded rows"),
+        ("llama", "joined rows"),
+        ("gemma3n", "joined rows"),
+        ("gpt_oss", "joined rows"),
+        ("gemma4_text", "padded rows"),  # layers that attend to another's keys, without its cache
+        ("deepseek_v3", "padded rows"),  # keys are made of what is cached
         ("qwen3_next", "padded rows"),
         ("nemotron_h", "rows of equal length"),
         ("jamba", "rows of equal length"),
@@ -130,7 +132,7 @@ def test_a_window_that_covers_the_context_is_full_attention() -> None:
 def test_how_rows_share_forwards_is_found_out(
     served_of: Callable[[str], Served], family: str, rung: str
 ) -> None:
-    assert served_of(family).batching.name == rung
+    assert served_of(family).execution.batching.name == rung
 
 
 def test_other_caches_are_refused_by_name() -> None:
@@ -159,10 +161,10 @@ def test_what_serves_is_what_passed_the_check(tmp_path: Path) -> None:
         loaded = open_model(checkpoint, memory_bytes)
         execution = load_weights(loaded, attentions("cascade", loaded), lines.append)
         chosen[loaded.layout.dtypes] = execution.attention.name
-        assert execution.batching.name == "padded rows"
+        assert execution.batching.name == "joined rows"
     assert chosen == {(mx.float32,): "cascade", (mx.float16,): "gather"}
     (said,) = (line for line in lines if line.startswith("attention: "))
-    assert said.startswith("attention: gather, since not padded rows with cascade: [GatherMM")
+    assert said.startswith("attention: gather, since not joined rows with cascade: [GatherMM")
 
 
 def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -> None:
@@ -170,7 +172,7 @@ def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -
     layout = discover(model)
     execution = find_execution(model, layout, [Blind(), GatherAttention()])
     assert execution.attention.name == "gather"
-    assert execution.rejected[0].startswith("padded rows with blind: logits are wrong by")
+    assert execution.rejected[0].startswith("joined rows with blind: logits are wrong by")
     with pytest.raises(UnsupportedModel, match="padded rows with blind: logits are wrong"):
         find_execution(model, layout, [Blind()])
 
@@ -182,7 +184,7 @@ def test_dynamic_rope_becomes_what_it_is_within_the_context(tmp_path: Path) -> N
         "max_position_embeddings": 64,
     }
     served = load(write_family(Family("dynamic", config), tmp_path))
-    assert served.batching.name == "padded rows"
+    assert served.execution.batching.name == "joined rows"
     assert served.loaded.max_context_tokens == 64
 
 

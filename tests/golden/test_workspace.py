@@ -1,5 +1,6 @@
 """What attention takes beside the arena was reserved for it, by MLX's own count of memory."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,12 +14,15 @@ from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
-from engine.mlx_backend.model.batching import LADDER, Batching, padded
+from engine.mlx_backend.model import output_head
+from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.forward import Piece, padded_tokens
-from engine.mlx_backend.model.forward_keys import bounded
+from engine.mlx_backend.model.execution import Execution
+from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.model.forward_batch import Run
 from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.model.storage import Storage
 from engine.storage_sizes import StorageSizes
 from engine.types import EngineConfig
@@ -55,15 +59,23 @@ def narrow() -> tuple[Module, Layout]:
     return model, discover(model)
 
 
+@cache
+def head() -> OutputHead:
+    model, layout = narrow()
+    return output_head.install(model, layout.vocab_size)
+
+
 def workspace(attention: Attention, rows: int, step_tokens: int) -> Workspace:
     config = EngineConfig(model="", max_running=rows, step_tokens=step_tokens)
     return find_workspace(config, narrow()[1], HEADS, attention, is_metal=False)
 
 
-def cached_model(attention: Attention, batching: Batching, rows: int, keys: int) -> CachedModel:
+def cached_model(
+    attention: Attention, rows: int, keys: int, most_keys: float = math.inf
+) -> CachedModel:
     model, layout = narrow()
     storage = Storage(layout, StorageSizes(rows * keys // BLOCK_SIZE), BLOCK_SIZE)
-    return CachedModel(model, layout, storage, attention, batching)
+    return CachedModel(model, layout, storage, Execution(LADDER[0], attention, head()), most_keys)
 
 
 def pieces(rows: int, length: int, keys: int) -> list[Piece]:
@@ -78,11 +90,13 @@ def pieces(rows: int, length: int, keys: int) -> list[Piece]:
 def last_logits(model: CachedModel, work: Sequence[Piece]) -> mx.array:
     """After each piece, `[rows, vocabulary]`, computed as the runner has it computed."""
     rows: dict[int, mx.array] = {}
-    for group in model.groups(work):
-        tokens = padded_tokens([[1 + index] * work[index].n_tokens for index in group])
-        computed = model.forward([work[index] for index in group], tokens)
-        mx.async_eval(logits := computed.logits[:, -1], computed.witnesses)
-        rows.update(zip(group, logits, strict=True))
+    longest = max(piece.n_tokens for piece in work)
+    token_ids = mx.arange(len(work) * longest, dtype=mx.int32) % narrow()[1].vocab_size
+    runs = [Run(piece, index, index * longest, n_read=1) for index, piece in enumerate(work)]
+    for batch in model.arrange(runs).sampling:
+        computed = model.forward(batch, token_ids)
+        mx.async_eval(computed.logits, computed.witnesses)
+        rows.update(zip((run.index for run in batch.runs), computed.logits, strict=True))
     return mx.stack([rows[index] for index in range(len(work))])
 
 
@@ -101,13 +115,13 @@ def peak_bytes(model: CachedModel, work: Sequence[Piece]) -> int:
 def test_a_forward_takes_no_more_than_is_reserved(
     attention: Attention, rows: int, length: int, keys: int
 ) -> None:
-    model = cached_model(attention, LADDER[0], rows, keys)
+    model = cached_model(attention, rows, keys)
     reserved = workspace(attention, rows, rows * length).bytes(keys)
     assert peak_bytes(model, pieces(rows, length, keys)) < reserved + ACTIVATIONS_BYTES
 
 
 def test_what_is_reserved_for_gathering_is_not_far_more_than_it_takes() -> None:
-    model = cached_model(GatherAttention(), LADDER[0], 16, 1024)
+    model = cached_model(GatherAttention(), 16, 1024)
     space = workspace(GatherAttention(), 16, 16)
     reserved = space.copies * space.forward_keys(1024) * space.key_bytes
     assert peak_bytes(model, pieces(16, 1, 1024)) > 0.9 * reserved
@@ -119,9 +133,8 @@ def test_a_forward_is_split_where_its_keys_are_too_many_and_says_the_same() -> N
         replace(piece, start=piece.start - 100 * (row % 3))
         for row, piece in enumerate(pieces(rows, 1, keys))
     ]
-    whole = cached_model(GatherAttention(), LADDER[0], rows, keys)
-    split_in_four = replace(LADDER[0], group=bounded(padded, rows // 4 * keys))
-    parted = cached_model(GatherAttention(), split_in_four, rows, keys)
+    whole = cached_model(GatherAttention(), rows, keys)
+    parted = cached_model(GatherAttention(), rows, keys, most_keys=rows // 4 * keys)
     peak = peak_bytes(whole, work)
     assert peak_bytes(parted, work) < peak / 3
     assert mx.allclose(last_logits(whole, work), last_logits(parted, work), atol=1e-5)

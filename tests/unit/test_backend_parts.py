@@ -19,8 +19,8 @@ from engine.mlx_backend.host.machine import Machine, device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.loader import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint, fingerprint
-from engine.mlx_backend.model.batching import ForwardCost, group_by_length, padded
 from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.model.grouping import ForwardCost, group_by_length, padded
 from engine.types import EngineConfig
 from kvstore.groups.window import lease_slots
 

@@ -21,9 +21,9 @@ from engine.mlx_backend.attention.blocks import (
 )
 from engine.mlx_backend.attention.tiles import TiledView, TilePlan
 from engine.mlx_backend.attention.work import WorkList, work_list
-from engine.mlx_backend.model.batching import group_by_length
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, Table
+from engine.mlx_backend.model.grouping import group_by_length
 from kvstore.arena import Arena, LayerArena
 
 MIN_SAVED_BLOCKS = 384
@@ -134,10 +134,16 @@ class CascadeView(CacheView):
         self._plan = plan
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None = None,
     ) -> mx.array | None:
-        """As `CacheView.attend`. `queries`: `[rows, heads, 1, key_dim]`."""
-        if not self.is_causal_attention(keys, values, mask):
+        """As `KVView.attend`. `queries`: `[rows, heads, 1, key_dim]`."""
+        if not self.is_causal_attention(keys, values, mask, sinks):
             return None
         output = self._plan.attend(self.by_kv_head(queries * scale).squeeze(3), self.layer)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)

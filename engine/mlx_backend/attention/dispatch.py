@@ -6,7 +6,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models import base
 
-from engine.mlx_backend.model.cache_views import CacheView
+from engine.mlx_backend.model.cache_views import KVView
 
 _original = base.scaled_dot_product_attention
 
@@ -21,8 +21,8 @@ def scaled_dot_product_attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """mlx-lm's function of that name, which asks the cache first."""
-    if sinks is None and isinstance(cache, CacheView):
-        output = cache.attend(queries, keys, values, scale, mask)
+    if isinstance(cache, KVView):
+        output = cache.attend(queries, keys, values, scale, mask, sinks)
         if output is not None:
             return output
     result: mx.array = _original(

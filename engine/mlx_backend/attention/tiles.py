@@ -76,10 +76,16 @@ class TiledView(CacheView):
         self._plan = plan
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None = None,
     ) -> mx.array | None:
-        """As `CacheView.attend`. `queries`: `[rows, heads, length, key_dim]`."""
-        if not self.is_causal_attention(keys, values, mask):
+        """As `KVView.attend`. `queries`: `[rows, heads, length, key_dim]`."""
+        if not self.is_causal_attention(keys, values, mask, sinks):
             return None
         grouped = self.by_kv_head(queries * scale)
         outputs = [

@@ -16,10 +16,11 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import ModelError, UnsupportedModel, one_line
-from engine.mlx_backend.loading.selfcheck import Execution, find_execution
+from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.loading.source import fingerprint
 from engine.mlx_backend.loading.weights import weight_bytes
 from engine.mlx_backend.model.discovery import discover
+from engine.mlx_backend.model.execution import Execution
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.text.tokenizer import check_vocabulary
 

@@ -6,7 +6,7 @@ anywhere. What passes here is what serves.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -15,11 +15,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel
-from engine.mlx_backend.model.batching import LADDER, Batching
+from engine.mlx_backend.model import output_head
+from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.discovery import RUN_ERRORS
-from engine.mlx_backend.model.forward import padded_tokens
+from engine.mlx_backend.model.execution import Execution
+from engine.mlx_backend.model.forward_batch import Run
 from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.model.tables import SequenceTables
 from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
@@ -36,6 +39,7 @@ _STEPS = (
     (33, 5, 0, 0),
     (3, 2, 4, 0),  # a row that begins beside others, and padding behind the last token
     (2, 2, 2, 2),  # again without padding
+    (1, 4, 1, 1),  # decodes beside a prompt
     (1, 1, 1, 1),
 )
 """Tokens of each row in each forward. Rows are far apart, and not always as many as KV heads."""
@@ -54,15 +58,6 @@ In float32 models that are right stay below 2e-5; a wrong position costs a rando
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """How the model runs over shared storage. `rejected`: what was tried before, and why not."""
-
-    batching: Batching
-    attention: Attention
-    rejected: tuple[str, ...] = ()
-
-
 def find_execution(model: Module, layout: Layout, attentions: Sequence[Attention]) -> Execution:
     """The first rung of the ladder on which the model says what it does through its own caches.
 
@@ -74,11 +69,12 @@ def find_execution(model: Module, layout: Layout, attentions: Sequence[Attention
     rows = _rows(layout)
     problems = []
     try:
-        expected = mx.stack([_last_logits(model, tokens) for tokens in rows])
+        head = output_head.install(model, layout.vocab_size)
+        expected = _expected(model, rows)
     except RUN_ERRORS as error:
         raise UnsupportedModel(f"the model does not run on this device: {error}") from error
     tolerance = _tolerance(layout)
-    for execution in _candidates(attentions):
+    for execution in _candidates(attentions, head):
         name = f"{execution.batching.name} with {execution.attention.name}"
         try:
             deviation = _deviation(_through_storage(model, layout, execution, rows), expected)
@@ -95,10 +91,10 @@ def find_execution(model: Module, layout: Layout, attentions: Sequence[Attention
     )
 
 
-def _candidates(attentions: Sequence[Attention]) -> Iterator[Execution]:
+def _candidates(attentions: Sequence[Attention], head: OutputHead) -> Iterator[Execution]:
     for batching in LADDER:
         for attention in attentions:
-            yield Execution(batching, attention)
+            yield Execution(batching, attention, head)
 
 
 def _tolerance(layout: Layout) -> float:
@@ -119,22 +115,21 @@ def _rows(layout: Layout) -> list[list[int]]:
 def _through_storage(
     model: Module, layout: Layout, execution: Execution, rows: Sequence[Sequence[int]]
 ) -> mx.array:
-    """Logits after each row's last token, `[rows, vocabulary]`."""
+    """Logits after each row's last token in each step, as `_expected`."""
     layout = layout.within(max(map(len, rows)))
     sizes = _sizes(layout, rows)
     storage = Storage(layout, sizes, _BLOCK_SIZE)
     groups = build_groups(sizes, _BLOCK_SIZE, len(rows[0]))
     store = KVStore(BlockPool(sizes.n_blocks), NoIndex(), _BLOCK_SIZE, groups)
-    cached = CachedModel(model, layout, storage, execution.attention, execution.batching)
+    cached = CachedModel(model, layout, storage, execution)
     leases = [_admitted(store.admit(Namespace(), Tokens(tokens))) for tokens in rows]
     tables = {lease: SequenceTables(cached.n_groups) for lease in leases}
-    first, *rest = _STEPS
-    longer = len(rows[0]) - sum(step[0] for step in _STEPS)
-    logits: dict[Lease, mx.array] = {}
-    for step in ((first[0] + longer, *first[1:]), *rest):
-        chunks = {lease: n for lease, n in zip(leases, step, strict=True) if n}
+    found = []
+    for step in _steps(rows):
+        chunks = {leases[row]: n_tokens for row, n_tokens in step.items()}
         logits = _compute(store, cached, tables, chunks)
-    return mx.stack([logits[lease] for lease in leases])
+        found += [logits[lease] for lease in chunks]
+    return mx.stack(found)
 
 
 def _compute(
@@ -151,15 +146,18 @@ def _compute(
         cached.storage.carry_out(room.before)
         for patch in lease.take_patches():
             tables[lease].patch(patch)
-    leases = list(chunks)
-    pieces = [tables[lease].piece(starts[lease], n_tokens) for lease, n_tokens in chunks.items()]
+    leases, runs, token_ids = list(chunks), list[Run](), list[int]()
+    for index, (lease, n_tokens) in enumerate(chunks.items()):
+        piece = tables[lease].piece(starts[lease], n_tokens)
+        runs.append(Run(piece, index, len(token_ids), n_read=1))
+        token_ids += lease.tokens.ids(piece.start, piece.stop)
+    forwards = cached.arrange(runs, _UNBOUNDED)
     found: dict[Lease, mx.array] = {}
-    for group in cached.groups(pieces, _UNBOUNDED):
-        tokens = [leases[i].tokens.ids(pieces[i].start, pieces[i].stop) for i in group]
-        logits = cached.forward([pieces[i] for i in group], padded_tokens(tokens)).logits
-        lasts = {leases[i]: logits[row, chunks[leases[i]] - 1] for row, i in enumerate(group)}
-        mx.eval(list(lasts.values()), cached.storage.arrays())
-        found |= lasts
+    for batch in (*forwards.prompts, *forwards.sampling):
+        computed = cached.forward(batch, mx.array(token_ids))
+        read = [leases[run.index] for run in batch.runs if run.n_read]
+        mx.eval(computed.logits if read else [], cached.storage.arrays())
+        found.update(zip(read, computed.logits, strict=False))
     for lease, n_tokens in chunks.items():
         store.publish(lease, lease.written_tokens + n_tokens)
     return found
@@ -182,11 +180,30 @@ def _admitted(lease: Lease | Refusal) -> Lease:
     return lease
 
 
-def _last_logits(model: Module, tokens: Sequence[int]) -> mx.array:
+def _steps(rows: Sequence[Sequence[int]]) -> Iterator[dict[int, int]]:
+    """How many tokens of which row each step computes; the first row is longer than `_STEPS`."""
+    first, *rest = _STEPS
+    longer = len(rows[0]) - sum(step[0] for step in _STEPS)
+    for step in ((first[0] + longer, *first[1:]), *rest):
+        yield {row: n_tokens for row, n_tokens in enumerate(step) if n_tokens}
+
+
+def _expected(model: Module, rows: Sequence[Sequence[int]]) -> mx.array:
+    """Logits after each row's last token in each step, `[steps x rows, vocabulary]`."""
+    by_row = [_own_logits(model, tokens) for tokens in rows]
+    ends, found = [0] * len(rows), []
+    for step in _steps(rows):
+        for row, n_tokens in step.items():
+            ends[row] += n_tokens
+            found.append(by_row[row][ends[row] - 1])
+    return mx.stack(found)
+
+
+def _own_logits(model: Module, tokens: Sequence[int]) -> mx.array:
     logits: mx.array = model(mx.array([tokens]), cache=make_prompt_cache(model))
-    last = logits[0, -1].astype(mx.float32)
-    mx.eval(last)
-    return last
+    own = logits[0].astype(mx.float32)
+    mx.eval(own)
+    return own
 
 
 def _deviation(found: mx.array, expected: mx.array) -> float:

@@ -1,36 +1,26 @@
-"""How rows of a model may share a forward: a ladder of rules, from best to slowest."""
+"""How a step's tokens may share a forward: a ladder of rules, from best to slowest."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.mlx_backend.model.forward import Forward, GroupedMaskForward, LoneForward, Piece
+from engine.mlx_backend.model.forward import Forward, GroupedMaskForward, LoneForward
+from engine.mlx_backend.model.forward_batch import ForwardBatch, Run, StepForwards
+from engine.mlx_backend.model.grouping import (
+    ForwardCost,
+    Grouping,
+    bounded,
+    fresh_apart,
+    of_equal_length,
+    one_by_one,
+    padded,
+)
 from kvstore.state_arena import StateArena
 from kvstore.types import SlotId
 
-FORWARD_TOKENS = 16
-"""What one more forward costs, in tokens computed: padding below this is cheaper than a forward.
-
-A forward reads all weights however few its tokens are: with 27 M parameters on two cores one row of
-one token takes 12 ms without attention, and a token more in a chunk 0.6 ms.
-"""
-
-Groups = list[list[int]]
-"""Forwards, as lists of indices into some pieces."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardCost:
-    """What one more forward costs: as much as padding rows by so many tokens, or by so many keys
-    that attention reads for each."""
-
-    tokens: int
-    keys: float
-
-
-Grouping = Callable[[Sequence[Piece], ForwardCost], Groups]
-"""Splits pieces into forwards, where padding would cost more than one more."""
+Arrangement = Callable[[Sequence[Run], ForwardCost], StepForwards]
+"""Splits a step's runs into forwards. Of each run at most the last token's logits are read."""
 
 
 ReadStates = Callable[[StateArena, Sequence[SlotId], bool], Sequence[mx.array | None]]
@@ -56,63 +46,87 @@ class Batching:
     """A rung of the ladder: which rows run side by side, and what their caches give them."""
 
     name: str
-    group: Grouping
+    arrange: Arrangement
     forward: type[Forward] = Forward
     read_states: ReadStates = initial_or_saved
 
 
-def group_by_length(lengths: Sequence[int], most_padding: float) -> Groups:
-    """Split what is padded to one length into groups, as lists of indices into `lengths`.
-
-    They are taken longest first; each joins the group before it unless the padding of that group
-    would then outweigh one more. Within a group they stay in order.
+def joined(runs: Sequence[Run], cost: ForwardCost) -> StepForwards:
+    """Short runs and the last tokens of long ones in one forward, as far as their keys allow: each
+    token is a row there. What comes before is computed as in `lasts_apart`.
     """
-    groups: Groups = []
-    longest = padding = 0
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        padding += longest - lengths[index]
-        if not groups or padding > most_padding:
-            groups.append([])
-            longest, padding = lengths[index], 0
-        groups[-1].append(index)
-    return [sorted(group) for group in groups]
+    long = [run for run in runs if run.piece.n_tokens > cost.joined_tokens]
+    short = [run for run in runs if run.piece.n_tokens <= cost.joined_tokens]
+    prompts, lasts = _parted(long)
+    rows = [run for run in short if run.piece.n_tokens > 1]
+    single = [*lasts, *(run for run in short if run.piece.n_tokens == 1)]
+    parts = [*_parts(rows, of_equal_length, cost), *_parts(_neighbours(single), padded, cost)]
+    batches = list(_filled(parts, cost.most_keys))
+    return StepForwards(
+        [
+            *(ForwardBatch((part,)) for part in _parts(prompts, padded, cost)),
+            *(batch for batch in batches if not batch.is_read),
+        ],
+        [batch for batch in batches if batch.is_read],
+    )
 
 
-def padded(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
-    """Rows of like length and like context, padded to the longest."""
-    return [
-        [group[index] for index in part]
-        for group in group_by_length([piece.n_tokens for piece in pieces], cost.tokens)
-        for part in group_by_length([pieces[index].stop for index in group], cost.keys)
-    ]
+def lasts_apart(grouping: Grouping) -> Arrangement:
+    """Runs of like length side by side, and the last tokens of those that are read with the
+    decodes: so logits are computed for these alone, and a state may be saved before them.
+    """
+
+    def arrange(runs: Sequence[Run], cost: ForwardCost) -> StepForwards:
+        prompts, lasts = _parted(runs)
+        return StepForwards(
+            [ForwardBatch((part,)) for part in _parts(prompts, grouping, cost)],
+            [ForwardBatch((part,)) for part in _parts(_neighbours(lasts), grouping, cost)],
+        )
+
+    return arrange
 
 
-def of_equal_length(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
-    """Rows of one length: for recurrent layers that take padding for tokens."""
-    return padded(pieces, replace(cost, tokens=0))
+def _parted(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """What nobody reads the logits of, and the last tokens of those that are read."""
+    ahead = [run.without_last() if run.n_read else run for run in runs]
+    return (
+        [run for run in ahead if run.piece.n_tokens],
+        [run.last() for run in runs if run.n_read],
+    )
 
 
-def fresh_apart(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
-    """Of equal length, and those that begin apart: for layers that have no initial state."""
-    groups = of_equal_length(pieces, cost)
-    parts = [
-        [index for index in group if (pieces[index].start == 0) is is_fresh]
-        for group in groups
-        for is_fresh in (True, False)
-    ]
-    return [part for part in parts if part]
+def _neighbours(runs: Sequence[Run]) -> list[Run]:
+    """Rows that share a prefix side by side."""
+    return sorted(runs, key=lambda run: run.piece.blocks.tobytes())
 
 
-def one_by_one(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
-    """Each row alone: for models that ask for one position, or count keys from the end."""
-    return [[index] for index in range(len(pieces))]
+def _parts(runs: Sequence[Run], grouping: Grouping, cost: ForwardCost) -> list[tuple[Run, ...]]:
+    groups = bounded(grouping)([run.piece for run in runs], cost)
+    return [tuple(runs[index] for index in group) for group in groups]
+
+
+def _filled(parts: Iterable[tuple[Run, ...]], most_keys: float) -> Iterator[ForwardBatch]:
+    """As few forwards as hold these parts in this order, with at most so many keys each."""
+    batch, keys = list[tuple[Run, ...]](), 0
+    for part in parts:
+        own = len(part) * max(run.piece.stop for run in part)
+        if batch and keys + own > most_keys:
+            yield ForwardBatch(tuple(batch))
+            batch, keys = [], 0
+        batch.append(part)
+        keys += own
+    if batch:
+        yield ForwardBatch(tuple(batch))
 
 
 LADDER = (
-    Batching("padded rows", padded),
-    Batching("padded rows with masks by KV head", padded, GroupedMaskForward),
-    Batching("rows of equal length", of_equal_length),
-    Batching("rows of equal length, fresh ones apart", fresh_apart, Forward, none_or_saved),
-    Batching("one row at a time", one_by_one, LoneForward, none_or_saved),
+    Batching("joined rows", joined),
+    Batching("padded rows", lasts_apart(padded)),
+    Batching("padded rows with masks by KV head", lasts_apart(padded), GroupedMaskForward),
+    Batching("rows of equal length", lasts_apart(of_equal_length)),
+    Batching(
+        "rows of equal length, fresh ones apart", lasts_apart(fresh_apart), Forward, none_or_saved
+    ),
+    Batching("one row at a time", lasts_apart(one_by_one), LoneForward, none_or_saved),
 )
 """From the fewest forwards to the most. The check at load takes the first that is right."""

@@ -4,8 +4,9 @@ A view answers what mlx-lm's own cache answers during a forward and is backed by
 no longer than the forward, because it refers to the arena's arrays (see `kvstore.arena`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -14,54 +15,73 @@ from engine.mlx_backend.model.forward import Forward
 from kvstore.arena import LayerArena
 
 
+class Positions(Protocol):
+    """What the views of a forward know of its tokens, `[rows, length]`.
+
+    `offset` and `offset_after`: the position of each row's first token, and the one after its last.
+    """
+
+    rows: int
+    offset: mx.array | int
+    offset_after: mx.array | int
+
+    def mask(self, window: int | None = None) -> mx.array:
+        """Which keys each token sees."""
+        ...
+
+    def places(self, kv_heads: int) -> mx.array:
+        """Where K and V go in a layer of `kv_heads`; see `Arena.places`."""
+        ...
+
+    def cleared(self, kv_heads: int) -> mx.array | None:
+        """What is to be zeroed there before, as places."""
+        ...
+
+
 class UnusedView:
     """A cache that the model never writes: it knows positions and nothing else."""
 
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
-        self.offset = forward.offset
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+        self.offset = positions.offset
 
     def make_mask(
         self, length: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
         """The attention mask of this forward, in mlx-lm's terms; see `create_attention_mask`."""
-        if self.forward.rows == 1 and not return_array and window_size is None:
+        if self._positions.rows == 1 and not return_array and window_size is None:
             return None if length == 1 else "causal"
-        return self.forward.mask(window_size)
+        return self._positions.mask(window_size)
 
 
-class CacheView(UnusedView):
-    """One layer's blocks, for one forward.
+class KVView(UnusedView, ABC):
+    """One layer's K and V, for one forward.
 
     `offset`: `[rows]`, the position of each row's next token. `keys` and `values` are there from
     `update_and_fetch` on; a model may read and replace them, with no effect on what is stored.
     """
 
-    def __init__(self, layer: LayerArena, forward: Forward) -> None:
-        super().__init__(forward)
+    def __init__(self, layer: LayerArena, positions: Positions) -> None:
+        super().__init__(positions)
         self.layer = layer
         self.fetched: tuple[mx.array, mx.array] | None = None
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the new tokens; return every row's K and V, `[rows, kv_heads, keys, dim]`.
-
-        The gather is lazy: nothing is read unless the model uses what is returned.
-        """
+        """Write the new tokens' K and V; what the model is to pass on to attention."""
         kv_heads = self.layer.shape.kv_heads
-        cleared = self.forward.cleared(kv_heads)
+        cleared = self._positions.cleared(kv_heads)
         if cleared is not None:
             self.layer.clear(cleared)
-        self.layer.write(self.forward.places(kv_heads), keys, values)
-        self.offset = self.forward.offset_after
-        fetched = self.layer.read(self.forward.heads(kv_heads))
-        if self.forward.rows == 1:
-            n_keys = self.forward.n_keys
-            fetched = fetched[0][:, :, :n_keys], fetched[1][:, :, :n_keys]
-        self.fetched = fetched
-        self.keys, self.values = fetched
-        return fetched
+        self.layer.write(self._positions.places(kv_heads), keys, values)
+        self.offset = self._positions.offset_after
+        self.fetched = self.keys, self.values = self.fetch(keys, values)
+        return self.fetched
+
+    @abstractmethod
+    def fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """What stands for all K and V, when these, the new ones, have been written."""
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """What `update_and_fetch` returned; models that share KV between layers ask again."""
@@ -70,13 +90,39 @@ class CacheView(UnusedView):
         return self.fetched
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: object
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None = None,
     ) -> mx.array | None:
         """The attention's output, `[rows, heads, length, value_dim]`, if this view computes it.
 
-        None leaves it to the model's own function, as this reference does.
+        None leaves it to the model's own function, as the reference does.
         """
         return None
+
+
+class CacheView(KVView):
+    """A layer in a forward of one part: all keys of its rows, `[rows, kv_heads, keys, dim]`."""
+
+    def __init__(self, layer: LayerArena, forward: Forward) -> None:
+        super().__init__(layer, forward)
+        self.forward = forward
+
+    def fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return self.gather()
+
+    def gather(self) -> tuple[mx.array, mx.array]:
+        """Every row's K and V as written. It is lazy: nothing is read unless it is used."""
+        fetched = self.layer.read(self.forward.heads(self.layer.shape.kv_heads))
+        if self.forward.rows == 1:
+            n_keys = self.forward.n_keys
+            fetched = fetched[0][:, :, :n_keys], fetched[1][:, :, :n_keys]
+        self.fetched = fetched
+        return fetched
 
     def by_kv_head(self, queries: mx.array) -> mx.array:
         """`[rows, heads, length, key_dim]` to `[rows, kv_heads, group, length, key_dim]`."""
@@ -84,9 +130,13 @@ class CacheView(UnusedView):
         kv_heads = self.layer.shape.kv_heads
         return queries.reshape(rows, kv_heads, heads // kv_heads, length, key_dim)
 
-    def is_causal_attention(self, keys: mx.array, values: mx.array, mask: object) -> bool:
+    def is_causal_attention(
+        self, keys: mx.array, values: mx.array, mask: object, sinks: mx.array | None
+    ) -> bool:
         """Whether the model passes on just what this view gave it: all keys, causal mask."""
         if self.fetched is None or keys is not self.fetched[0] or values is not self.fetched[1]:
+            return False
+        if sinks is not None:
             return False
         if isinstance(mask, mx.array):
             return mask is self.forward.mask()

@@ -1,26 +1,27 @@
 """A model over the storage of all groups: runs pieces of sequences through cache views."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.model.batching import FORWARD_TOKENS, Batching, ForwardCost
-from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.model.execution import Execution
+from engine.mlx_backend.model.forward_batch import ForwardBatch, Indices, Run, StepForwards
+from engine.mlx_backend.model.grouping import FORWARD_TOKENS, ForwardCost
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.storage import Storage
-from engine.mlx_backend.model.view_tree import ViewFactory
+from engine.mlx_backend.model.view_tree import ViewFactory, ViewTree
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
     """A forward that has been laid out: all lazy.
 
-    `logits`: `[rows, length, vocabulary]`. Who evaluates `witnesses` has all written that the
-    forward leaves in the storage; unlike the storage's own arrays they may be evaluated while
-    another forward is in flight.
+    `logits`: `[tokens, vocabulary]`, of the tokens that are read, run after run. Who evaluates
+    `witnesses` has all written that the forward leaves in the storage; unlike the storage's own
+    arrays they may be evaluated while another forward is in flight.
     """
 
     logits: mx.array
@@ -30,7 +31,8 @@ class Computed:
 class CachedModel:
     """Lays out forwards over `storage`, one after another.
 
-    Belongs to the thread that made it, as all MLX arrays do.
+    `most_keys`: what one forward of several rows may read. Belongs to the thread that made it, as
+    all MLX arrays do.
     """
 
     def __init__(
@@ -38,34 +40,51 @@ class CachedModel:
         model: Module,
         layout: Layout,
         storage: Storage,
-        attention: Attention,
-        batching: Batching,
+        execution: Execution,
+        most_keys: float = math.inf,
     ) -> None:
         self.storage = storage
         self._model = model
         self._layout = layout
-        self._attention = attention
-        self._batching = batching
+        self._execution = execution
+        self._most_keys = most_keys
 
     @property
     def n_groups(self) -> int:
         """Groups of the store: a table for each comes with a piece."""
         return len(self._layout.windows) + bool(self._layout.states)
 
-    def groups(
-        self, pieces: Sequence[Piece], forward_tokens: int = FORWARD_TOKENS
-    ) -> list[list[int]]:
-        """Which pieces run in one forward, as indices; `forward_tokens` as in `ForwardCost`."""
-        cost = ForwardCost(forward_tokens, self._attention.padding_keys)
-        return self._batching.group(pieces, cost)
+    def arrange(self, runs: Sequence[Run], forward_tokens: int = FORWARD_TOKENS) -> StepForwards:
+        """The forwards of a step, in which these run; `forward_tokens` as in `ForwardCost`."""
+        padding_keys = self._execution.attention.padding_keys
+        layers = len(self._layout.specs)
+        cost = ForwardCost(forward_tokens, padding_keys, self._most_keys, layers)
+        return self._execution.batching.arrange(runs, cost)
 
-    def forward(self, pieces: Sequence[Piece], tokens: mx.array) -> Computed:
-        """One forward; `tokens`, `[rows, length]`, are padded on the right.
+    def forward(self, batch: ForwardBatch, token_ids: mx.array) -> Computed:
+        """One forward. `token_ids`: those of the step, in which the batch's runs find theirs.
 
         Raises whatever the model raises; the pieces' blocks and states are undefined then.
         """
-        views = ViewFactory(self.storage, self._layout, self._attention, self._batching, pieces)
+        views = ViewFactory(
+            self.storage,
+            self._layout,
+            self._execution.attention,
+            self._execution.batching,
+            batch.pieces,
+        )
         caches = [views.view(spec) for spec in self._layout.caches]
-        logits: mx.array = self._model(tokens, cache=caches)
+        tokens = token_ids[mx.array(batch.token_indices())]
+        logits = self._logits(tokens, caches, batch.read_indices())
         views.keep_states()
         return Computed(logits, views.witnesses() + self.storage.states.unevaluated())
+
+    def _logits(self, tokens: mx.array, caches: Sequence[ViewTree], read: Indices) -> mx.array:
+        if read.size in (0, tokens.size):
+            logits: mx.array = self._model(tokens, cache=caches)
+        else:
+            with self._execution.head.only(mx.array(read)):
+                logits = self._model(tokens, cache=caches)
+            if logits.shape[:2] != (read.size, 1):
+                raise ValueError("its logits cannot be computed for some tokens alone")
+        return logits.reshape(-1, logits.shape[-1])

@@ -157,14 +157,6 @@ class GroupedMaskForward(Forward):
         return super()._make_mask(window)[:, :, None]
 
 
-def padded_tokens(rows: Sequence[Sequence[int]]) -> mx.array:
-    """The rows' tokens, `[rows, length]`, with zeros behind those of shorter rows."""
-    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
-    for row, own in enumerate(rows):
-        tokens[row, : len(own)] = own
-    return mx.array(tokens)
-
-
 def _needed_blocks(piece: Piece, block_size: int) -> npt.NDArray[np.uint32]:
     needed = blocks_for(piece.stop, block_size) - piece.first_block
     if len(piece.blocks) < needed or piece.first_block * block_size > piece.start:

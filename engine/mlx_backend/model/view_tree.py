@@ -1,16 +1,18 @@
 """The views of one forward, in the shape in which the model keeps its caches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
 
+from engine.mlx_backend.attention.joined import JoinedForward, JoinedView
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.cache_views import (
     CacheView,
     ChunkView,
+    KVView,
     StateView,
     UnusedView,
     WindowView,
@@ -25,15 +27,21 @@ from engine.mlx_backend.model.layout import (
     UnusedSpec,
 )
 from engine.mlx_backend.model.storage import Storage
+from kvstore.arena import Arena
 from kvstore.groups.window import first_needed
 from kvstore.types import SlotId
+
+T = TypeVar("T")
 
 ViewTree: TypeAlias = "UnusedView | StateView | list[ViewTree]"
 """One view, or those of a layer that keeps several caches."""
 
 
 class ViewFactory:
-    """Makes one forward's views, asked for in the order of the layout's caches."""
+    """Makes one forward's views, asked for in the order of the layout's caches.
+
+    Several parts are joined. Raises ValueError where a cache is not of K and V, and cannot be.
+    """
 
     def __init__(
         self,
@@ -41,28 +49,27 @@ class ViewFactory:
         layout: Layout,
         attention: Attention,
         batching: Batching,
-        pieces: Sequence[Piece],
+        parts: Sequence[Sequence[Piece]],
     ) -> None:
-        self.forward = batching.forward(pieces, storage.full)
-        self._full = iter(attention.views(storage.full, self.forward))
-        self._windows = {
-            window: (
-                batching.forward(_windowed(pieces, index, window, arena.block_size), arena),
-                iter(arena.layers),
-            )
-            for index, (window, arena) in enumerate(
-                zip(layout.windows, storage.windows, strict=True)
-            )
+        full = [batching.forward(pieces, storage.full) for pieces in parts]
+        self._lanes: dict[int | None, _Lane] = {
+            None: _Lane(full, zip(*(attention.views(storage.full, f) for f in full), strict=True))
         }
+        for index, (window, arena) in enumerate(zip(layout.windows, storage.windows, strict=True)):
+            forwards = [
+                batching.forward(_windowed(pieces, index, window, arena.block_size), arena)
+                for pieces in parts
+            ]
+            self._lanes[window] = _Lane(forwards, _window_views(arena, forwards, window))
         self._storage = storage.states
-        self._slots = _state_slots(pieces) if layout.states else []
-        is_fresh = pieces[0].start == 0
+        self._slots = _state_slots(_only(parts)) if layout.states else []
+        is_fresh = parts[0][0].start == 0
         self._states = iter(
             batching.read_states(storage.states, self._slots, is_fresh) if self._slots else ()
         )
-        self._lengths = _lengths(self.forward)
+        self._lengths = _lengths(full[0])
         self._state_views: list[StateView] = []
-        self._last: CacheView | None = None
+        self._last: KVView | None = None
 
     def view(self, spec: SpecTree) -> ViewTree:
         """The next view of this kind."""
@@ -72,7 +79,7 @@ class ViewFactory:
             case StateSpec(arrays):
                 return self._state_view(len(arrays))
             case UnusedSpec():
-                return UnusedView(self.forward)
+                return UnusedView(self._lanes[None].positions)
             case _:
                 self._last = self._kv_view(spec)
                 return self._last
@@ -87,21 +94,41 @@ class ViewFactory:
         """Of the last layer with K and V: what layers before it have written leads there."""
         return self._last.layer.witnesses() if self._last is not None else []
 
-    def _kv_view(self, spec: KVCacheSpec | ChunkedCacheSpec) -> CacheView:
-        if spec.window is None:
-            view = next(self._full)
-            return (
-                ChunkView(view.layer, view.forward) if isinstance(spec, ChunkedCacheSpec) else view
-            )
-        forward, layers = self._windows[spec.window]
+    def _kv_view(self, spec: KVCacheSpec | ChunkedCacheSpec) -> KVView:
+        lane = self._lanes[spec.window]
+        views = next(lane.views)
         if isinstance(spec, ChunkedCacheSpec):
-            return ChunkView(next(layers), forward)
-        return WindowView(next(layers), forward, spec.window)
+            view = _only(views)
+            return ChunkView(view.layer, view.forward)
+        if isinstance(lane.positions, JoinedForward):
+            return JoinedView(views[0].layer, lane.positions, views)
+        return _only(views)
 
     def _state_view(self, n_arrays: int) -> StateView:
         view = StateView([next(self._states) for _ in range(n_arrays)], self._lengths)
         self._state_views.append(view)
         return view
+
+
+class _Lane:
+    """The layers of one arena: of each its views, one for each part."""
+
+    def __init__(self, parts: Sequence[Forward], views: Iterator[Sequence[CacheView]]) -> None:
+        self.positions = parts[0] if len(parts) == 1 else JoinedForward(parts)
+        self.views = views
+
+
+def _window_views(
+    arena: Arena, parts: Sequence[Forward], window: int
+) -> Iterator[Sequence[CacheView]]:
+    for layer in arena.layers:
+        yield [WindowView(layer, forward, window) for forward in parts]
+
+
+def _only(parts: Sequence[T]) -> T:
+    if len(parts) > 1:
+        raise ValueError("its caches take no parts of unlike length in one forward")
+    return parts[0]
 
 
 def _windowed(pieces: Sequence[Piece], group: int, window: int, block_size: int) -> list[Piece]:
