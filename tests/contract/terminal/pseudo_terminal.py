@@ -5,27 +5,36 @@ import pty
 import select
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
+"""A test that fails takes so long. None that passes does, on however busy a machine."""
+
+SIZE = (40, 100)  # lines and columns
+ELSEWHERE = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+"""What the environment of the tests may say of a terminal, which is not this one."""
 
 
 @contextmanager
 def terminal(state: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """The command's process, and the terminal's other end. Nobody there answers when it is asked
-    where the cursor is.
+    where the cursor is. It is as large wherever the tests run.
     """
     ours, theirs = pty.openpty()
     try:
+        termios.tcsetwinsize(theirs, SIZE)
+        around = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
         with subprocess.Popen(
             [sys.executable, "-m", "server", *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             env={
-                **os.environ,
+                **around,
                 "TERM": "xterm",
                 "PROMPT_TOOLKIT_NO_CPR": "1",
                 "XDG_STATE_HOME": str(state),
@@ -41,9 +50,13 @@ def terminal(state: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[b
 
 
 def read_until(terminal: int, awaited: bytes) -> bytes:
-    """What the terminal shows, up to the awaited bytes and a little more."""
+    """What the terminal shows up to the awaited bytes, and nothing of what is behind them: how many
+    come at a time is the kernel's to choose.
+    """
     shown = b""
-    while awaited not in shown:
-        assert select.select([terminal], [], [], WAIT_SECONDS)[0], shown
-        shown += os.read(terminal, 1024)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not shown.endswith(awaited):
+        left = max(0, deadline - time.monotonic())
+        assert select.select([terminal], [], [], left)[0], shown
+        shown += os.read(terminal, 1)
     return shown
