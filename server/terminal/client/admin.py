@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from server.schemas.admin import LiveRequest, LiveRequests
 from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse
+from server.schemas.cache_tree import CacheTree
 from server.terminal.client.http import PATIENT, Endpoint, answer, ask, connection
-from server.terminal.client.picture import Picture
 from server.terminal.client.sse import EventStream
 from server.terminal.client.wire import one_line
 from server.terminal.errors import NotThere, TerminalError
@@ -41,12 +41,12 @@ class Admin:
     def requests(self) -> list[LiveRequest]:
         return self._asked(LiveRequests, "GET", "requests").requests
 
-    def picture(self) -> Picture:
+    def picture(self) -> CacheTree:
         """The cache as it is now."""
         with _pictures_needed():
-            return self._asked(Picture, "GET", "cache/tree")
+            return self._asked(CacheTree, "GET", "cache/tree")
 
-    def pictures(self) -> Generator[Picture]:
+    def pictures(self) -> Generator[CacheTree]:
         """The same again and again, for as long as the daemon runs and only when it has changed."""
         stream = EventStream()
         with (
@@ -55,7 +55,7 @@ class Admin:
         ):
             for piece in response.iter_bytes():
                 for data in stream.feed(piece):
-                    yield _read(Picture, data)
+                    yield _read(CacheTree, data)
 
     def _asked(self, model: type[Answer], method: str, path: str, body: object = None) -> Answer:
         return _read(model, ask(self.http, method, path, body))

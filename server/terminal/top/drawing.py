@@ -8,7 +8,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from server.terminal.client.picture import Arena, Picture, Request
+from server.schemas.cache_tree import CacheTree, TreeArena, TreeRequest
 from server.terminal.tables import facts, listing
 from server.terminal.text import bytes_text
 from server.terminal.top.prefixes import heaviest
@@ -26,7 +26,7 @@ MOST_GUIDE = 24  # cells that the lines of the tree may take
 class ArenaBar:
     """One line of the terminal's width, of held, cached and free."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: TreeArena) -> None:
         self._arena = arena
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
@@ -57,9 +57,9 @@ def _facts(seen: Seen, url: str) -> list[tuple[str, str]]:
     picture, counts = seen.picture, seen.picture.counters
     hit_share = counts.cached_tokens / max(counts.prompt_tokens, 1)
     first_seconds = counts.first_token_seconds / max(counts.first_tokens, 1)
-    waiting = sum(request.state == "waiting" for request in picture.requests)
-    running = len(picture.requests) - waiting + picture.hidden_requests.running
-    waiting += picture.hidden_requests.waiting
+    running = sum(request.state == "running" for request in picture.requests)
+    waiting = len(picture.requests) - running + picture.hidden_requests.waiting
+    running += picture.hidden_requests.running
     return [
         ("daemon", f"{picture.model} at {url}"),
         ("requests", f"{running:,} running, {waiting:,} waiting"),
@@ -76,7 +76,7 @@ def _rates_text(rates: Rates) -> str:
     )
 
 
-def _legend(arena: Arena) -> Text:
+def _legend(arena: TreeArena) -> Text:
     legend = Text()
     for state, mark, color in STATES:
         legend.append(mark, color).append(f" {state} {getattr(arena, state):,}   ")
@@ -111,10 +111,10 @@ def _prefixes(seen: Seen, n_rows: int) -> Iterator[RenderableType]:
         yield Text(f"and {found.left_nodes:,} more nodes of {found.left_tokens:,} tokens", "dim")
 
 
-def _requests(picture: Picture, n_rows: int) -> Iterator[RenderableType]:
+def _requests(picture: CacheTree, n_rows: int) -> Iterator[RenderableType]:
     if not picture.requests:
         return
-    waits_last = sorted(picture.requests, key=lambda request: request.state == "waiting")
+    waits_last = sorted(picture.requests, key=lambda request: request.state != "running")
     yield Text()
     yield listing(REQUEST_HEADS, [_request_row(request) for request in waits_last[:n_rows]])
     hidden = picture.hidden_requests
@@ -123,7 +123,7 @@ def _requests(picture: Picture, n_rows: int) -> Iterator[RenderableType]:
         yield Text(f"and {left:,} more requests", "dim")
 
 
-def _request_row(request: Request) -> tuple[str, ...]:
+def _request_row(request: TreeRequest) -> tuple[str, ...]:
     return (
         request.id,
         request.state,

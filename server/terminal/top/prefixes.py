@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from server.terminal.client.picture import Node, Picture
+from server.schemas.cache_tree import CacheTree, TreeNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Prefix:
     """A row. `guide` is the lines that lead to it, `weight` the tokens of it and all below."""
 
     guide: str
-    node: Node
+    node: TreeNode
     weight: int
 
 
@@ -26,9 +26,9 @@ class Prefixes:
     left_tokens: int
 
 
-def heaviest(picture: Picture, n_rows: int) -> Prefixes:
+def heaviest(picture: CacheTree, n_rows: int) -> Prefixes:
     """At most so many nodes: always the heaviest of those whose parents are among them."""
-    children: defaultdict[int | None, list[Node]] = defaultdict(list)
+    children: defaultdict[int | None, list[TreeNode]] = defaultdict(list)
     for node in picture.nodes:
         children[node.parent].append(node)
     weights = _weights(picture.nodes)
@@ -44,7 +44,7 @@ def heaviest(picture: Picture, n_rows: int) -> Prefixes:
     return Prefixes(rows, left, everything - sum(row.node.tokens for row in rows))
 
 
-def _weights(nodes: Sequence[Node]) -> Mapping[int, int]:
+def _weights(nodes: Sequence[TreeNode]) -> Mapping[int, int]:
     """Tokens by node, those of all its descendants included."""
     weights = {n.id: n.tokens + (n.hidden.tokens if n.hidden else 0) for n in nodes}
     for node in reversed(nodes):  # children before their parents
@@ -54,7 +54,7 @@ def _weights(nodes: Sequence[Node]) -> Mapping[int, int]:
 
 
 def _chosen(
-    children: Mapping[int | None, list[Node]], weights: Mapping[int, int], n_rows: int
+    children: Mapping[int | None, list[TreeNode]], weights: Mapping[int, int], n_rows: int
 ) -> set[int]:
     chosen: set[int] = set()
     open_nodes = [(-weights[node.id], node.id) for node in children[None]]
@@ -67,7 +67,9 @@ def _chosen(
     return chosen
 
 
-def _rows(drawn: Mapping[int | None, list[Node]], weights: Mapping[int, int]) -> Iterator[Prefix]:
+def _rows(
+    drawn: Mapping[int | None, list[TreeNode]], weights: Mapping[int, int]
+) -> Iterator[Prefix]:
     """Depth first; without recursion, as deep as a tree may be."""
     open_nodes = [("", "", root) for root in reversed(drawn.get(None, []))]
     while open_nodes:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.terminal.client.picture import Counters, Picture
+from server.schemas.cache_tree import CacheTree, TreeCounters
 
 WINDOW_SECONDS = 5.0
 LEAST_SECONDS = 1.0  # before that a rate is mostly chance
@@ -23,12 +23,12 @@ class Rates:
 class Seen:
     """What is drawn. `rates` is None where there is one picture alone."""
 
-    picture: Picture
+    picture: CacheTree
     age_seconds: float  # how long ago that was
     rates: Rates | None
 
 
-_Count = tuple[float, Counters]
+_Count = tuple[float, TreeCounters]
 """When, by the clock, and what had been counted."""
 
 
@@ -38,11 +38,11 @@ class Watch:
     No picture comes while nothing moves, so rates fall in a silence.
     """
 
-    def __init__(self, first: Picture, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, first: CacheTree, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: tuple[Picture, tuple[_Count, ...]] = (first, ((clock(), first.counters),))
+        self._known: tuple[CacheTree, tuple[_Count, ...]] = (first, ((clock(), first.counters),))
 
-    def take(self, picture: Picture) -> None:
+    def take(self, picture: CacheTree) -> None:
         now = self._clock()
         _, counts = self._known
         self._known = (picture, (*_since(now - WINDOW_SECONDS, counts), (now, picture.counters)))
@@ -61,7 +61,7 @@ def _since(seconds: float, counts: tuple[_Count, ...]) -> tuple[_Count, ...]:
     return counts[max(0, n_older - 1) :]
 
 
-def _rates(first: Counters, last: Counters, seconds: float) -> Rates:
+def _rates(first: TreeCounters, last: TreeCounters, seconds: float) -> Rates:
     """A daemon that was started anew has counted from 0: there are no rates below that."""
     prompt = max(0, last.prompt_tokens - first.prompt_tokens)
     cached = min(prompt, max(0, last.cached_tokens - first.cached_tokens))

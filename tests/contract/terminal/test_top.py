@@ -1,16 +1,16 @@
 """`rootstock top` against a server that shows pictures of a cache."""
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from server.cli import app
+from server.schemas.cache_tree import CacheTree
 from server.settings import Settings
+from tests.cache_trees import cache_tree, counted, node
 from tests.contract.canned_server import CannedServer, canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
@@ -19,59 +19,53 @@ from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, te
 TREE = "/admin/cache/tree"
 STREAM = f"{TREE}/stream"
 ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"  # the terminal's second screen
-SHOWS_CURSOR = b"\x1b[?25h"
 
 
-def node(number: int, parent: int | None, start: int, tokens: int, **fields: Any) -> dict[str, Any]:
+def asked(name: str, state: str, computed_tokens: int, output_tokens: int) -> dict[str, object]:
     return {
-        **{"id": number, "parent": parent, "start": start, "tokens": tokens, "namespace": "0"},
-        **{"blocks": -(-tokens // 16), "tail": tokens % 16, "holders": 0, "idle_seconds": 4.2},
-        **{"states": [], "holes": [], "next_evicted": None, "hidden": None, **fields},
+        **{"id": name, "state": state, "node": 2, "namespace": "0"},
+        **{"prompt_tokens": 1500, "cached_tokens": 1000},
+        **{"computed_tokens": computed_tokens, "output_tokens": output_tokens},
     }
 
 
-def worked(computed_tokens: int, output_tokens: int) -> dict[str, int]:
-    return {"computed_tokens": computed_tokens, "output_tokens": output_tokens}
-
-
-def picture(**fields: Any) -> dict[str, Any]:
+def picture(**fields: object) -> CacheTree:
     """Three prompts on a shared one, and another; two requests."""
-    asked = {"node": 2, "namespace": "0", "prompt_tokens": 1500, "cached_tokens": 1000}
-    return {
-        **{"version": 1, "time": 1.8e9, "model": "tiny", "block_tokens": 16, "groups": []},
+    shown: dict[str, object] = {
         "arena": {"blocks": 4096, "free": 1024, "cached": 2048, "held": 1024, "block_bytes": 65536},
-        "nodes": [
-            node(1, None, 0, 1000, holders=1, idle_seconds=0),
-            node(2, 1, 1000, 500, holders=1, idle_seconds=0),
-            node(3, 1, 1000, 300, idle_seconds=150.0),
-            node(4, 1, 1000, 20, next_evicted=1),
-            node(5, None, 0, 64, namespace="1"),
-        ],
         "hidden": {"nodes": 2, "tokens": 7, "blocks": 2},
         "namespaces": [
             {"id": "0", "name": "default", "nodes": 4, "tokens": 1820},
             {"id": "1", "name": "salted 01234567\x1b[2J", "nodes": 3, "tokens": 71},
         ],
         "requests": [
-            {"id": "chatcmpl-2", "state": "waiting", **asked, **worked(0, 0)},
-            {"id": "chatcmpl-1", "state": "running", **asked, **worked(1500, 12)},
+            asked("chatcmpl-2", "waiting", 0, 0),
+            asked("chatcmpl-1", "running", 1500, 12),
         ],
-        "counters": {
-            **{"prompt_tokens": 4000, "cached_tokens": 3000, "generated_tokens": 90},
-            **{"evictions": 3, "requests": 6, "first_tokens": 4, "first_token_seconds": 1.0},
-        },
-        **fields,
     }
+    nodes = [
+        node(1, None, 1000, holders=1),
+        node(2, 1, 500, start=1000, holders=1),
+        node(3, 1, 300, start=1000, idle_seconds=150.0),
+        node(4, 1, 20, start=1000, idle_seconds=4.2, next_evicted=1),
+        node(5, None, 64, namespace="1"),
+    ]
+    prompts = counted(prompt_tokens=4000, cached_tokens=3000, first_tokens=4, first_token_seconds=1)
+    return cache_tree(**{"nodes": nodes, "counters": prompts, **shown, **fields})
 
 
-def events(*pictures: dict[str, Any]) -> bytes:
-    return b"".join(b": alive\n\ndata: %b\n\n" % json.dumps(one).encode() for one in pictures)
+def events(*pictures: CacheTree) -> bytes:
+    return b"".join(b": alive\n\ndata: %b\n\n" % encoded(one) for one in pictures)
+
+
+def encoded(picture: CacheTree) -> bytes:
+    return picture.model_dump_json().encode()
 
 
 @pytest.fixture
 def server() -> Iterator[CannedServer]:
     with canned() as server:
-        server.pages[TREE] = json.dumps(picture()).encode()
+        server.pages[TREE] = encoded(picture())
         yield server
 
 
@@ -110,9 +104,7 @@ def test_without_a_terminal_there_is_one_picture(server: CannedServer) -> None:
 
 
 def test_an_empty_cache(server: CannedServer) -> None:
-    hidden = {"nodes": 0, "tokens": 0, "blocks": 0}
-    empty = picture(nodes=[], requests=[], hidden=hidden)
-    server.pages[TREE] = json.dumps(empty).encode()
+    server.pages[TREE] = encoded(cache_tree())
     assert run("--url", server.url).stdout.rstrip().endswith("The cache is empty.")
 
 
@@ -152,8 +144,7 @@ def test_what_is_no_picture(server: CannedServer) -> None:
 
 @pytest.mark.usefixtures("interruptible")
 def test_at_a_terminal_it_follows_until_ctrl_c(server: CannedServer, tmp_path: Path) -> None:
-    later = picture(requests=[], counters=picture()["counters"] | {"generated_tokens": 1000})
-    server.pages[STREAM] = events(picture(), later)
+    server.pages[STREAM] = events(picture(), picture(requests=[]))
     server.open_pages.add(STREAM)
     with terminal(tmp_path, "top", "--url", server.url) as (process, screen):
         read_until(screen, ENTERS)

@@ -4,32 +4,15 @@ import random
 
 import pytest
 
-from server.terminal.client.picture import Picture
+from server.schemas.cache_tree import CacheTree
 from server.terminal.top.prefixes import heaviest
 from server.terminal.top.watch import Rates, Watch
+from tests.cache_trees import cache_tree, counted, node
 
 
-def picture(*nodes: tuple[int, int | None, int], **counted: int) -> Picture:
+def picture(*nodes: tuple[int, int | None, int], **counts: int) -> CacheTree:
     """Nodes as (id, parent, tokens)."""
-    counters = {
-        **dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens", "evictions"), 0),
-        **{"first_tokens": 0, "first_token_seconds": 0.0, **counted},
-    }
-    return Picture.model_validate(
-        {
-            "model": "tiny",
-            "arena": {"blocks": 1, "free": 1, "cached": 0, "held": 0, "block_bytes": 1},
-            "nodes": [
-                {"id": number, "parent": parent, "namespace": "0", "start": 0, "tokens": tokens}
-                | {"holders": 0, "idle_seconds": 0.0}
-                for number, parent, tokens in nodes
-            ],
-            "hidden": {"nodes": 0, "tokens": 0},
-            "namespaces": [],
-            "requests": [],
-            "counters": counters,
-        }
-    )
+    return cache_tree(nodes=[node(*one) for one in nodes], counters=counted(**counts))
 
 
 class Clock:
