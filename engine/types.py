@@ -10,6 +10,10 @@ from typing import Annotated, Protocol
 from annotated_types import Ge, Le
 
 from kvstore.groups.group import GroupStats
+from kvstore.tier.types import Fault
+
+DISK_FAULTS = tuple(fault.value for fault in Fault)
+"""Why a disk cache may fail to read or to write."""
 
 
 class RefusalReason(StrEnum):
@@ -205,7 +209,8 @@ class DiskCacheStats:
     """The tier below the arena at one moment; counted since start are those from `read_bytes` on.
 
     `hits` are prompts of which something was loaded: `loaded_tokens` in `load_seconds`, from the
-    decision to read to the last block. `failures` are of reading and writing, by `tier.Fault`.
+    decision to read to the last block. `failures` are of reading and writing; those of DISK_FAULTS
+    that there were.
     """
 
     entries: int  # blocks, and ends of prompts within one

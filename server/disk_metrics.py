@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.types import DiskCacheStats
+from engine.types import DISK_FAULTS, DiskCacheStats
 
 
 def disk_families(disk: DiskCacheStats) -> Iterator[Metric]:
@@ -43,6 +43,6 @@ def disk_families(disk: DiskCacheStats) -> Iterator[Metric]:
         "What could not be read or written, by fault; it is computed instead.",
         labels=["fault"],
     )
-    for fault, count in disk.failures.items():
-        failures.add_metric([fault], count)
+    for fault in DISK_FAULTS:  # from 0 on, or Prometheus had no rate of the first
+        failures.add_metric([fault], disk.failures.get(fault, 0))
     yield failures

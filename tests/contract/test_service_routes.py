@@ -399,6 +399,7 @@ def test_the_disk_cache_is_measured(http: httpx.Client) -> None:
     }
     assert {name: value(text, f"rootstock_disk_{name}") for name in shown} == shown
     assert value(text, "rootstock_disk_failures_total", fault="checksum") == 1
+    assert value(text, "rootstock_disk_failures_total", fault="no_space") == 0  # none so far
 
 
 def test_vllm_names_can_be_turned_off() -> None:
