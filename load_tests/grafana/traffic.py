@@ -1,11 +1,13 @@
-"""What a daemon can meet with: shared prompts, a crowd, and requests that come to nothing."""
+"""What a daemon can meet with: shared prompts, a crowd, requests that come to nothing, a disk."""
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 import httpx
 
 from load_tests.client import Target, connected
+from load_tests.grafana import disk
 from load_tests.scenarios.kinds import Load
 from load_tests.scenarios.load import play
 from load_tests.scenarios.workloads import build
@@ -33,12 +35,13 @@ ROUNDS = 3
 """What is counted first has no rate yet: it must be counted again."""
 
 
-async def drive(target: Target, seed: int) -> None:
-    """Raises TargetError where the shared prompts are not answered."""
+async def drive(target: Target, disk_folder: Path, seed: int) -> None:
+    """Raises TargetError where what is no trouble is not answered."""
     for number in range(ROUNDS):
         await play(build(SHARED, seed + number), target)
         async with connected(target) as asker:
             await _trouble(asker.http, target)
+        await disk.drive(target, disk_folder, seed + number)
 
 
 async def _trouble(http: httpx.AsyncClient, target: Target) -> None:

@@ -44,8 +44,6 @@ def test_a_panel_with_nothing_but_zeros_is_empty() -> None:
     one, other, third = Query("one", "a"), Query("other", "b"), Query("third", "c")
     problems = list(empty([(one, [0.0, 2.0]), (other, [0.0]), (third, [])]))
     assert problems == ["other: nothing but 0: b", "third: no data: c"]
-    disk = Query("disk", "rate(rootstock_disk_read_bytes_total[4s])")
-    assert not list(empty([(disk, [])]))
     preempted = Query("pressure", "rate(rootstock_preemptions_total[4s])")
     assert not list(empty([(preempted, [0.0])]))
     assert len(list(empty([(preempted, [])]))) == 1
