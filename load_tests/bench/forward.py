@@ -12,7 +12,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -108,7 +108,12 @@ def measure(engine: TurnedEngine, bare: "BareModel", rows: int, rounds: int) -> 
     """Let the two take turns, the first rounds uncounted."""
     engine.begin(rows, PROMPT_TOKENS)
     bare.begin(rows, PROMPT_TOKENS)
-    taken = list(itertools.islice(_rounds(engine, bare), WARM_UP_ROUNDS, WARM_UP_ROUNDS + rounds))
+    taken = itertools.islice(_rounds(engine, bare), WARM_UP_ROUNDS, WARM_UP_ROUNDS + rounds)
+    return figures_of(rows, list(taken))
+
+
+def figures_of(rows: int, taken: Sequence[tuple[float, float]]) -> Figures:
+    """Of rounds, in seconds of the engine's and of the bare model's."""
     ratios = [ours / theirs for ours, theirs in taken]
     return Figures(
         rows=rows,
