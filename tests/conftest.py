@@ -1,7 +1,21 @@
 """What holds for every test."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 # A busy machine is no failure. A failure prints what brings it back.
 settings.register_profile("rootstock", deadline=None, print_blob=True)
 settings.load_profile("rootstock")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is asked over TLS, and reading those that a machine trusts is nearly all the time that
+    a client takes to be made.
+    """
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("SSL_CERT_FILE", raising=False)
+        environment.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("authorities")))
+        yield
