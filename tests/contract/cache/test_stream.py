@@ -169,6 +169,7 @@ def test_fifty_who_come_and_go_leave_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, url: str, watched: LoopKeepingEngine
 ) -> None:
     monkeypatch.setattr(cache_feed, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(cache_feed, "INTERVAL_SECONDS", 0.01)  # each waits for the next picture
     come_and_go(url, 5)  # whatever is made once, workers among it
     wait_for(lambda: watched.watches == 0)
     tasks, threads = n_tasks(watched), threading.active_count()
@@ -188,7 +189,7 @@ def come_and_go(url: str, n: int) -> None:
 
 def frames() -> list[object]:
     gc.collect()
-    return [each for each in gc.get_objects() if isinstance(each, cache_feed.Frame)]
+    return [each for each in gc.get_objects() if type(each) is cache_feed.Frame]
 
 
 def n_tasks(engine: LoopKeepingEngine) -> int:
