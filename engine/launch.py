@@ -10,7 +10,7 @@ from engine.constraints.compiler import GrammarCompiler
 from engine.constraints.masks import MaskFiller
 from engine.constraints.vocabulary import Vocabulary
 from engine.detokenizer import detokenizer_factory
-from engine.disk_cache.cache import NO_DISK_CACHE
+from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.disk_cache.opening import open_disk_cache
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
@@ -50,14 +50,19 @@ def _build(
 ) -> EngineParts:
     backend = load_backend(config, report)
     try:
-        return assemble(backend, config, telemetry, inbox, deliver)
+        return assemble(backend, config, telemetry, report, inbox, deliver)
     except BaseException:
         backend.release_thread()
         raise
 
 
 def assemble(
-    backend: Backend, config: EngineConfig, telemetry: Telemetry, inbox: Inbox, deliver: Deliver
+    backend: Backend,
+    config: EngineConfig,
+    telemetry: Telemetry,
+    report: Report,
+    inbox: Inbox,
+    deliver: Deliver,
 ) -> EngineParts:
     """Everything around a loaded backend. Belongs to the thread that loaded it."""
     pool = BlockPool(backend.sizes.n_blocks)
@@ -76,13 +81,16 @@ def assemble(
         step_seconds=backend.max_step_seconds,
     )
     outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
+    disk: DiskCache = NO_DISK_CACHE
+    if config.disk is not None:
+        disk = open_disk_cache(config.disk, backend, store, inbox, report)
     scheduler = Scheduler(
         store,
         outputs,
         limits,
         draw_seed=partial(secrets.randbits, 63),
         unsalted=Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
-        disk=open_disk_cache(config.disk, backend, store, inbox) if config.disk else NO_DISK_CACHE,
+        disk=disk,
     )
     timing = Timing(time.monotonic, telemetry)
     card = backend.card

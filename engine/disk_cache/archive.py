@@ -47,6 +47,10 @@ class _Read:
     node: Node
     candidates: tuple[Candidate, ...]
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(candidate.n_bytes for candidate in self.candidates)
+
 
 class Archive:
     """An observer of the tree, told after `names` is."""
@@ -69,10 +73,11 @@ class Archive:
         self._later: dict[Node, float] = {}  # in the order of the times at which they are due
         self._due: dict[Node, None] = {}
         self._reads: dict[int, list[_Read]] = {}  # by the step's number
-        self._reading: set[Digest] = set()
+        self._reading: dict[Digest, int] = {}  # and how long a path may be behind it, in bytes
         self._scanned: dict[Node, int] = {}  # blocks of which nothing is new, as far as is known
         self._retry_at = -math.inf
         self._is_ending = False
+        self._bytes_left = math.inf  # that may be read until the end
 
     @property
     def is_due(self) -> bool:
@@ -92,9 +97,13 @@ class Archive:
         return None if first == math.inf else max(first - now, 0.0)
 
     def end(self) -> None:
-        """Nothing will be added any more: all that is dirty is due, the last used first."""
+        """Nothing will be added any more: all that is dirty is due, the last used first, as much as
+        the tier holds without losing the first of it.
+        """
         self._is_ending = True
         nodes = sorted({**self._due, **self._later}, key=lambda node: -node.last_used)
+        if nodes:
+            self._bytes_left = self._tier.path_room(self._names.root(nodes[0].namespace))
         self._later.clear()
         self._due = dict.fromkeys(nodes)
         self._retry_at = -math.inf
@@ -148,19 +157,15 @@ class Archive:
         now = self._clock()
         if now < self._retry_at:
             return []
-        found = list[_Read]()
-        budget = min(self._rules.step_bytes, self._tier.room - self._bytes_on_their_way())
-        for node in list(self._due_now()):
-            if budget <= 0 and found:
-                break
-            budget = self._plan_node(node, budget, found)
-            if budget < 0:
-                break
-        if not found:
-            if self._due:
-                self._retry_at = now + RETRY_SECONDS
-            return []
-        self._reads[number] = found
+        is_tier_idle = self._tier.is_idle
+        found = self._find()
+        if found:
+            self._reads[number] = found
+            self._bytes_left -= sum(read.n_bytes for read in found)
+        elif self._is_ending and not self._reads and (is_tier_idle or self._bytes_left <= 0):
+            self._due.clear()  # nobody makes room any more
+        elif self._due:
+            self._retry_at = now + RETRY_SECONDS
         return [candidate.read for each in found for candidate in each.candidates]
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
@@ -224,20 +229,42 @@ class Archive:
             self._due[node] = None
         return self._due
 
-    def _plan_node(self, node: Node, budget: int, found: list[_Read]) -> int:
+    def _find(self) -> list[_Read]:
+        """What is due, as much as a step may read and the tier would take."""
+        found = list[_Read]()
+        room = min(self._tier.room - self._bytes_on_their_way(), self._bytes_left)
+        if room <= 0:
+            return found
+        budget = min(self._rules.step_bytes, room)
+        for node in list(self._due_now()):
+            if budget <= 0 and found:
+                break
+            budget = self._plan_node(node, budget, found)
+            if budget < 0:
+                break
+        return found
+
+    def _plan_node(self, node: Node, budget: float, found: list[_Read]) -> float:
         """Read what is new of the path to the node's end; returns what is left of the budget, and
-        less than nothing where that was too little.
+        less than nothing where that was too little. Where the path has become longer than the tier
+        keeps, its end is not dirty any more.
         """
         path = self._path(node) if self._is_worth(node) else []
         for each in path:
             taken = list[Candidate]()
             for index, candidate in self._new(each):
+                path_room = self._path_room(candidate.parent) - candidate.n_bytes
+                if path_room < 0:
+                    self._take(each, taken, found)
+                    self._forget(node)
+                    return budget
                 if candidate.n_bytes > budget:
                     self._scanned[each] = index
                     self._take(each, taken, found)
                     return self._squeeze(each, candidate, found)
                 budget -= candidate.n_bytes
                 taken.append(candidate)
+                self._reading[candidate.name] = path_room
             self._take(each, taken, found)
         self._forget(node)
         return budget
@@ -247,12 +274,12 @@ class Archive:
         room = self._tier.room
         is_alone = not found and not self._reading
         if is_alone and self._rules.step_bytes < candidate.n_bytes <= room:
+            self._reading[candidate.name] = self._path_room(candidate.parent) - candidate.n_bytes
             self._take(node, [candidate], found)
         return -1
 
     def _take(self, node: Node, taken: list[Candidate], found: list[_Read]) -> None:
         if taken:
-            self._reading.update(candidate.name for candidate in taken)
             found.append(_Read(self._names.root(node.namespace), node, tuple(taken)))
 
     def _path(self, node: Node) -> list[Node]:
@@ -308,12 +335,16 @@ class Archive:
     def _is_held(self, name: Digest) -> bool:
         return name in self._reading or self._tier.held([name]) == 1
 
+    def _path_room(self, name: Digest) -> int:
+        found = self._reading.get(name)
+        return self._tier.path_room(name) if found is None else found
+
     def _bytes_on_their_way(self) -> int:
-        reads = (read for each in self._reads.values() for read in each)
-        return sum(candidate.n_bytes for read in reads for candidate in read.candidates)
+        return sum(read.n_bytes for reads in self._reads.values() for read in reads)
 
     def _let_go(self, read: _Read) -> None:
-        self._reading.difference_update(candidate.name for candidate in read.candidates)
+        for candidate in read.candidates:
+            self._reading.pop(candidate.name, None)
 
     def _offer(self, read: _Read, contents: Sequence[Parts]) -> bool:
         return all(self._tier.offer(extent) for extent in _extents(read, contents))

@@ -1,6 +1,7 @@
 """Opens the configured disk cache for one model."""
 
 import math
+from collections.abc import Callable, Sequence
 
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
@@ -8,27 +9,75 @@ from engine.disk_cache.recalls import RecallRules
 from engine.inbox import Inbox
 from engine.mlx_backend.parts import Backend
 from engine.types import DiskCacheConfig
+from kvstore.block_table import blocks_for
 from kvstore.store import KVStore
+from kvstore.tier.disk.space import holding, longest_path
 from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import TierLimits
+from kvstore.tier.types import MIB, TierError, TierLimits
+
+BUFFER_BYTES = 64 * MIB
 
 
 def open_disk_cache(
-    config: DiskCacheConfig, backend: Backend, store: KVStore, inbox: Inbox
+    config: DiskCacheConfig,
+    backend: Backend,
+    store: KVStore,
+    inbox: Inbox,
+    report: Callable[[str], None],
 ) -> TieredCache:
-    """Raises TierError, in words, when the folder cannot be used."""
-    daily_bytes = math.inf if config.daily_bytes is None else config.daily_bytes
+    """Raises TierError, in words, when the folder cannot be used, or the limit is too small."""
+    rules = ArchiveRules(writes=config.write, salted=config.salted)
+    n_tokens = kept_tokens(config.max_bytes, backend.part_bytes, store.block_size)
+    if n_tokens < rules.least_tokens:
+        raise TierError(_too_small(config.max_bytes, rules, backend.part_bytes, store.block_size))
+    tier = DiskTier.open(
+        config.directory,
+        f"{backend.card.fingerprint} {backend.kv_format}",
+        tier_limits(config, backend.part_bytes),
+    )
+    report(
+        f"disk cache: {config.directory}, at most {_mib(config.max_bytes)}, "
+        f"of a prompt its first {n_tokens:,} tokens"
+    )
     return TieredCache(
-        DiskTier.open(
-            config.directory,
-            f"{backend.card.fingerprint} {backend.kv_format}",
-            TierLimits(max_bytes=config.max_bytes, daily_bytes=daily_bytes),
-        ),
+        tier,
         store,
         backend.part_bytes,
         config.max_bytes,
         inbox.post,
-        ArchiveRules(writes=config.write, salted=config.salted),
+        rules,
         RecallRules(salted=config.salted),
         config.shutdown_seconds,
     )
+
+
+def tier_limits(config: DiskCacheConfig, part_bytes: Sequence[int]) -> TierLimits:
+    """Room for the largest entry: a saved state may have a hundred megabytes."""
+    return TierLimits(
+        max_bytes=config.max_bytes,
+        buffer_bytes=max(BUFFER_BYTES, sum(part_bytes)),
+        daily_bytes=math.inf if config.daily_bytes is None else config.daily_bytes,
+    )
+
+
+def kept_tokens(max_bytes: int, part_bytes: Sequence[int], block_size: int) -> int:
+    """How many tokens of a prompt such a limit keeps at least: every block with what its windows
+    have, and a state at the end.
+    """
+    *block, state = part_bytes
+    return max(0, longest_path(max_bytes) - state) // sum(block) * block_size
+
+
+def _too_small(
+    max_bytes: int, rules: ArchiveRules, part_bytes: Sequence[int], block_size: int
+) -> str:
+    *block, state = part_bytes
+    least_bytes = blocks_for(rules.least_tokens, block_size) * sum(block) + state
+    return (
+        f"a disk cache of {_mib(max_bytes)} is too small for this model: the least that is kept, "
+        f"{rules.least_tokens} tokens of a prompt, needs {_mib(holding(least_bytes))}"
+    )
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{math.ceil(n_bytes / MIB):,} MiB"

@@ -36,9 +36,11 @@ class WriteBuffer:
         self._catalog = catalog
         self._most_bytes = most_bytes
         self._allowance = 0.0
+        self._longest_path = 0
         self._jobs = deque[Job]()
         self._n_bytes = 0
         self._names = Counter[Digest]()
+        self._path_bytes: dict[Digest, int] = {}
         self._at_work: Job | None = None
         self._is_revoked = False
         self._is_closed = False
@@ -54,19 +56,30 @@ class WriteBuffer:
         with self._changed:
             return self._room()
 
-    def allow(self, n_bytes: float) -> None:
-        """So much may be written from now on, what waits here included."""
+    def allow(self, n_bytes: float, longest_path: int = 0) -> None:
+        """So much may be written from now on, what waits here included, and a path be so long."""
         with self._changed:
-            self._allowance = n_bytes
+            self._allowance, self._longest_path = n_bytes, longest_path
+
+    def path_room(self, name: Digest) -> int:
+        """Bytes that a path may still take behind this entry, or from this root on."""
+        with self._changed:
+            return max(0, self._longest_path - self._path_to(name))
 
     def put(self, extent: Extent) -> bool:
-        """Whether it was taken: there must be room, and its parent stored or on its way."""
+        """Whether it was taken: there must be room, also for a path of that length, and its parent
+        stored or on its way.
+        """
         with self._changed:
-            if extent.n_bytes > self._room():
+            path_bytes = self._path_to(extent.parent)
+            if extent.n_bytes > min(self._room(), self._longest_path - path_bytes):
                 return False
             on_its_way = extent.parent in self._names
             if not on_its_way and not self._catalog.has_place(extent.root, extent.parent):
                 return False
+            for entry in extent.entries:
+                path_bytes += entry.n_bytes
+                self._path_bytes[entry.name] = path_bytes
             self._names.update(entry.name for entry in extent.entries)
             self._n_bytes += extent.n_bytes
             self._add(extent)
@@ -141,6 +154,10 @@ class WriteBuffer:
             return 0
         return max(0, int(min(self._most_bytes, self._allowance)) - self._n_bytes)
 
+    def _path_to(self, name: Digest) -> int:
+        found = self._path_bytes.get(name)
+        return self._catalog.path_bytes(name) if found is None else found
+
     def _add(self, job: Job) -> None:
         self._jobs.append(job)
         self._changed.notify_all()
@@ -150,4 +167,4 @@ class WriteBuffer:
         self._names.subtract(entry.name for entry in extent.entries)
         for entry in extent.entries:
             if not self._names[entry.name]:
-                del self._names[entry.name]
+                del self._names[entry.name], self._path_bytes[entry.name]

@@ -49,6 +49,11 @@ class Catalog:
         with self._lock:
             return frozenset(record.n_tokens for record in self._children.get(name, ()))
 
+    def path_bytes(self, name: Digest) -> int:
+        """Of an entry and all that it hangs from; none of a root, and of what is not there."""
+        record = self._records.get(name)
+        return record.path_bytes if record else 0
+
     def has_place(self, root: Digest, parent: Digest) -> bool:
         """Whether something below this parent would be no orphan."""
         record = self._records.get(parent)
@@ -95,7 +100,6 @@ class Catalog:
                 if old is not None:
                     self._displace(old)
                     useless.append(old)
-                self._records[record.name] = record
                 self._place(record)
                 self._touch(record.parent, record.last_used)
             return useless
@@ -163,11 +167,12 @@ class Catalog:
         """Whether its parent was there to hang it from."""
         if not self.has_place(record.root, record.parent):
             return False
-        self._records[record.name] = record
         self._place(record)
         return True
 
     def _place(self, record: Record) -> None:
+        self._records[record.name] = record
+        record.path_bytes = self.path_bytes(record.parent) + record.n_bytes
         siblings = self._children.get(record.parent)
         if siblings is None:
             self._children[record.parent] = {record}

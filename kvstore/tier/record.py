@@ -19,6 +19,7 @@ class Record:
     """Where an entry's bytes stand: its parts one after the other, raw, in one segment.
 
     `key` is its row's, and grows with time. `last_used` is never before that of a descendant.
+    `path_bytes` are those of all that it hung from when it came, and its own.
     """
 
     key: int
@@ -32,6 +33,7 @@ class Record:
     part_bytes: tuple[int | None, ...]
     n_bytes: int
     last_used: float
+    path_bytes: int = 0
 
     @property
     def end(self) -> int:

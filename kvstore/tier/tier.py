@@ -112,17 +112,30 @@ class DiskTier:
 
     @property
     def room(self) -> int:
-        """Bytes that `offer` would take now: none when the day's budget is spent, and for a while
-        after the disk has failed.
+        """Bytes that `offer` would take now: none when the day's budget is spent or the disk is
+        full, and for a while after it has failed.
         """
         return self._buffer.room
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no entry that was handed over is still to be written: `room` grows no more by
+        waiting for it.
+        """
+        return not self._buffer.n_bytes
+
+    def path_room(self, name: Digest) -> int:
+        """Bytes that a path may still take behind this entry, stored or on its way; of a root, a
+        path of its namespace. A longer one would push its own beginning out.
+        """
+        return self._buffer.path_room(name)
 
     def offer(self, extent: Extent) -> bool:
         """Hand over what is to be written; its buffers are not to change any more.
 
-        False when there is no room, or when its parent is neither stored nor on its way: come
-        again, from the first name that is not `held`. What was taken may still be lost, with all
-        below it. An entry that is stored already is written again if it brings more parts.
+        False when there is no room, no `path_room`, or when its parent is neither stored nor on its
+        way: come again, from the first name that is not `held`. What was taken may still be lost,
+        with all below it. An entry that is stored is written again if it brings more parts.
         """
         return self._buffer.put(extent)
 

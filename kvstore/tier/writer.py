@@ -79,9 +79,9 @@ class Writer:
 
     def keep_up(self) -> None:
         """Every now and then; a disk that failed is given another chance."""
-        self.buffer.allow(self.budget.left)
         try:
             self._make_room(0)
+            self._allow()
             left_behind, self._left_behind = self._left_behind, []
             self.erase(left_behind)
             self.index.touch(self.catalog.take_touched())
@@ -139,7 +139,7 @@ class Writer:
             raise
         self.segments.advance(places[-1], entries[-1])
         self.budget.spend(n_bytes)
-        self.buffer.allow(self.budget.left)
+        self._allow()
         self.tally.count(written_entries=len(entries), written_bytes=n_bytes)
         self.erase(self.buffer.publish(records))
 
@@ -180,6 +180,11 @@ class Writer:
             self.tally.count(evicted_entries=len(evicted))
             self.erase(evicted)
         return True
+
+    def _allow(self) -> None:
+        """What the day's budget has left, where the disk has room for anything."""
+        longest_path = self.space.longest_path
+        self.buffer.allow(self.budget.left if longest_path else 0, longest_path)
 
     def _failed(self, error: OSError | sqlite3.Error) -> None:
         """Nothing more is taken until the next upkeep."""

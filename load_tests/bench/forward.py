@@ -62,9 +62,9 @@ class TurnedEngine:
     def __init__(self, checkpoint: Path, max_running: int) -> None:
         config = EngineConfig(str(checkpoint), kv_cache_bytes=KV_BYTES, max_running=max_running)
         telemetry: Telemetry = EngineTelemetry()
-        backend = load_backend(config, lambda line: None)
+        backend = load_backend(config, _silent)
         self._events: list[OutputEvent] = []
-        parts = assemble(backend, config, telemetry, Inbox(), self._events.extend)
+        parts = assemble(backend, config, telemetry, _silent, Inbox(), self._events.extend)
         self._loop, self._limits = parts.loop, parts.limits
         self._vocab_size = parts.card.vocab_size
         self._names = itertools.count()
@@ -102,6 +102,10 @@ class TurnedEngine:
         request = Request(str(number), tuple(prompt), MAX_TOKENS, GREEDY, ignore_eos=True)
         self._loop.submit(prepare(request, self._limits), time.monotonic())
         return request.id
+
+
+def _silent(line: str) -> None:
+    """Nobody reads how loading goes."""
 
 
 def measure(engine: TurnedEngine, bare: "BareModel", rows: int, rounds: int) -> Figures:

@@ -68,10 +68,14 @@ def build(
     deliver: Deliver,
 ) -> EngineParts:
     """The parts of an engine on the demonstration model, its runner replaced."""
-    backend = load_backend(config, lambda line: None)
+    backend = load_backend(config, _silent)
     (token_id,) = backend.tokenizer.encode(word, add_special_tokens=False)
     paced = replace(backend, runner=PacedRunner(token_id, tokens_per_second))
-    return assemble(paced, config, telemetry, inbox, deliver)
+    return assemble(paced, config, telemetry, _silent, inbox, deliver)
+
+
+def _silent(line: str) -> None:
+    """Nobody reads how loading goes."""
 
 
 def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:

@@ -161,6 +161,8 @@ class TierMachine(RuleBasedStateMachine):
         assert self.tier.flush(PATIENCE)
         assert self.tier.stats().entries == 0 or allocated(self.path) <= kept_bytes
         self.files.capacity = None
+        self.tier.upkeep()
+        assert self.tier.flush(PATIENCE)
         if not self.is_damaged:
             assert self.known() <= before
             self.parents = {name: self.parents[name] for name in self.known()}

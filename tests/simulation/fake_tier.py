@@ -44,6 +44,7 @@ class FakeTier:
     records: dict[Digest, Stored] = field(default_factory=dict)
     tickets: list[FakeTicket] = field(default_factory=list)
     room: int = 1 << 20
+    is_idle: bool = True
     read_rate: float | None = None
     n_read: int = 0
     n_written: int = 0
@@ -62,6 +63,9 @@ class FakeTier:
 
     def lengths_below(self, name: Digest) -> frozenset[int]:
         return frozenset(s.entry.n_tokens for s in self.records.values() if s.parent == name)
+
+    def path_room(self, name: Digest) -> int:
+        return 1 << 20
 
     def offer(self, extent: Extent) -> bool:
         if extent.n_bytes > self.room:

@@ -1,11 +1,26 @@
 """How much of the disk the directory may take, and takes."""
 
+from math import ceil
 from pathlib import Path
 
 from kvstore.tier.disk.files import Files
 from kvstore.tier.disk.folder import folders
 from kvstore.tier.disk.index import SLACK_BYTES
 from kvstore.tier.types import TierLimits
+
+PATH_SHARE = 0.75
+"""Of what entries may take: the end of a path that took more would push its own beginning out. The
+rest is for what stands beside it in its segments."""
+
+
+def longest_path(allowed_bytes: int) -> int:
+    """Bytes of entries that may hang from each other, where the directory may take so many."""
+    return int(max(0, allowed_bytes - SLACK_BYTES) * PATH_SHARE)
+
+
+def holding(path_bytes: int) -> int:
+    """The bytes of a directory that has room for such a path."""
+    return ceil(path_bytes / PATH_SHARE) + SLACK_BYTES
 
 
 class Space:
@@ -18,12 +33,17 @@ class Space:
         self._directory = directory
         self._folder = folder
         self._limits = limits
-        self._used = 0
+        self._used = self._allowed = 0
 
     @property
     def last_used_bytes(self) -> int:
         """As it was measured last."""
         return self._used
+
+    @property
+    def longest_path(self) -> int:
+        """In bytes, as it was measured last."""
+        return longest_path(self._allowed)
 
     def lacks(self, n_bytes: int) -> bool:
         """Whether so much more, and what the index may need, would be more than is allowed: more
@@ -32,8 +52,8 @@ class Space:
         self._used = self._files.allocated(self._directory)
         free, total = self._files.disk(self._directory)
         spare = free - int(self._limits.least_free * total)
-        allowed = min(self._limits.max_bytes, self._used + spare)
-        return self._used + n_bytes + SLACK_BYTES > allowed
+        self._allowed = min(self._limits.max_bytes, self._used + spare)
+        return self._used + n_bytes + SLACK_BYTES > self._allowed
 
     def drop_other(self) -> bool:
         """Remove the folder of another fingerprint, that which was opened longest ago. Whole: a

@@ -141,9 +141,9 @@ def test_the_disk_is_left_its_part(tmp_path: Path) -> None:
 def test_what_is_larger_than_the_tier_is_refused(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, "model", LIMITS)
     chain = Chain("large", 1, 20 * MIB)
-    stored(tier, chain.extent())
+    assert not tier.offer(chain.extent())
+    assert tier.flush(PATIENCE)
     assert tier.known(chain.names) == 0
-    assert tier.stats().counters.refused_entries == 1
     assert tier.stats().counters.faults == ()
     tier.close()
 
@@ -159,4 +159,52 @@ def test_descendants_do_not_outlive_their_parents(tmp_path: Path) -> None:
     tier.forget(trunk.names[2])
     assert tier.known(trunk.names) == tier.stats().entries == 2
     assert not any(tier.known(branch.names) for branch in branches)
+    tier.close()
+
+
+def test_the_end_of_a_long_path_does_not_push_its_beginning_out(tmp_path: Path) -> None:
+    """Twice as long as there is room for, offered as often as it takes."""
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    long, other = Chain("long", 800), Chain("other", 25)
+    stored(tier, other.extent())
+    for _ in range(3):
+        start = tier.held(long.names)
+        while start < 800 and tier.offer(long.extent(start, start + 5)):
+            start += 5
+            tier.flush(PATIENCE)
+    kept = tier.known(long.names)
+    assert kept * 40_960 > LIMITS.max_bytes // 2
+    assert tier.stats().counters.written_bytes == (kept + 25) * 40_960  # each but once
+    room = tier.path_room(long.names[kept - 1])
+    assert 0 <= room < 5 * 40_960
+    assert tier.path_room(long.root) == room + kept * 40_960
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert tier.path_room(long.names[kept - 1]) == room
+    tier.close()
+
+
+def test_a_path_on_its_way_is_as_long_as_one_that_is_stored(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("chain", 50)
+    assert tier.offer(chain.extent())
+    rooms = [tier.path_room(name) for name in chain.names]
+    assert tier.flush(PATIENCE)
+    assert rooms == [tier.path_room(name) for name in chain.names]
+    assert rooms[0] - rooms[-1] == 49 * 40_960
+    tier.close()
+
+
+def test_nothing_is_taken_while_the_disk_is_full(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    files.capacity = 3 * MIB
+    limits = replace(LIMITS, least_free=0.05)
+    tier = DiskTier.open(tmp_path, "model", limits, files)
+    assert (tier.room, tier.is_idle) == (0, True)
+    assert not tier.offer(Chain("chain", 1).extent())
+    files.capacity = 50 * MIB
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    stored(tier, Chain("chain", 1).extent())
+    assert tier.stats().counters.faults == ()
     tier.close()

@@ -1,0 +1,83 @@
+"""What a daemon with a disk cache finds of an earlier one's prompts."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from engine.api import Engine
+from engine.launch import launch
+from engine.types import DiskCacheConfig, EngineConfig, Request, SamplingParams
+from kvstore.tier.types import MIB, TierError
+from load_tests.random_checkpoint import write_checkpoint
+from server.metrics import EngineTelemetry
+from tests.checkpoints import FAMILIES, tiny_tokenizer
+from tests.golden.driving import random_tokens
+
+PROMPT = random_tokens(450, seed=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose KV is large for its weights: 64 KiB a token."""
+    config = {
+        **FAMILIES["qwen3"].config,
+        **{"num_hidden_layers": 8, "num_attention_heads": 8},
+        **{"num_key_value_heads": 8, "head_dim": 128},
+    }
+    directory = tmp_path_factory.mktemp("models") / "large-kv"
+    write_checkpoint(directory, config, 0, tiny_tokenizer(), mx.float32)
+    return directory
+
+
+class Lives:
+    """Daemons over one directory, one after the other."""
+
+    def __init__(self, model: Path, disk: DiskCacheConfig) -> None:
+        self._config = EngineConfig(str(model), kv_cache_bytes=64 * MIB, max_running=2, disk=disk)
+        self.said: list[str] = []
+
+    def serve(self, *prompts: Sequence[int]) -> list[int]:
+        """How many tokens of each prompt were cached in a daemon that is then ended."""
+        engine = launch(self._config, EngineTelemetry(), self.said.append)
+        return asyncio.run(_serve(engine, prompts))
+
+
+async def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[int]:
+    try:
+        return [await _ask(engine, str(n), prompt) for n, prompt in enumerate(prompts)]
+    finally:
+        await engine.drain(10.0)
+
+
+async def _ask(engine: Engine, name: str, prompt: Sequence[int]) -> int:
+    sampling = SamplingParams(temperature=0)
+    cached_tokens = -1
+    async for event in engine.generate(Request(name, tuple(prompt), 2, sampling)):
+        assert event.error is None
+        if event.usage is not None:
+            cached_tokens = event.usage.cached_tokens
+    return cached_tokens
+
+
+def test_of_a_prompt_larger_than_the_cache_the_beginning_is_kept(
+    model: Path, tmp_path: Path
+) -> None:
+    """The daemon is ended at once after its only answer. Its end used to push its beginning out,
+    again and again until there was no time left.
+    """
+    lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=32 * MIB, shutdown_seconds=60))
+    assert lives.serve(PROMPT) == [0]
+    limits = "at most 32 MiB, of a prompt its first 320 tokens"
+    assert lives.said[-1] == f"disk cache: {tmp_path}, {limits}"
+    assert lives.serve(PROMPT) == [320]
+
+
+def test_a_limit_that_keeps_no_prompt_is_refused_in_words(model: Path, tmp_path: Path) -> None:
+    lives = Lives(model, DiskCacheConfig(tmp_path / "disk", max_bytes=16 * MIB))
+    needed = "the least that is kept, 256 tokens of a prompt, needs 26 MiB"
+    with pytest.raises(TierError, match=f"16 MiB is too small for this model: {needed}"):
+        lives.serve()
+    assert not (tmp_path / "disk").exists()
