@@ -145,11 +145,11 @@ class Recalls:
         for load in tuple(self._loads):
             n_entries = n_bytes = 0
             while load.arrived and (left > 0):
-                if not self._entries.fits(load.arrived[0].parts):
+                each = load.arrived.popleft()
+                if not self._entries.fits(each.parts):
                     self._tier.forget(load.names[load.n_filled])
                     self._cut(load)
                     break
-                each = load.arrived.popleft()
                 orders += self._fill(load, each)
                 n_entries, n_bytes = n_entries + 1, n_bytes + each.n_bytes
                 left -= each.n_bytes
@@ -240,17 +240,28 @@ class Recalls:
     def _deliver(self, load: _Load, found: Found) -> None:
         """On a reader's thread."""
         if isinstance(found, ReadFailure):
-            self._post(partial(self._cut, load))
+            self._post(partial(self._fail, load))
             return
         arrived = [
             _Arrived(entry.n_tokens, _as_bytes(entry.parts), entry.n_bytes)
             for entry in found.entries
         ]
-        self._post(partial(load.arrived.extend, arrived))
+        self._post(partial(self._arrive, load, arrived))
+
+    def _arrive(self, load: _Load, arrived: Sequence[_Arrived]) -> None:
+        if not load.is_cut:
+            load.arrived += arrived
+
+    def _fail(self, load: _Load) -> None:
+        """No more will come of it than has arrived."""
+        load.is_cut = True
 
     def _cut(self, load: _Load) -> None:
-        """No more will come of it than has arrived and is whole."""
-        load.is_cut = True
+        """Nothing behind what has been filled is of use."""
+        self._fail(load)
+        load.arrived.clear()
+        if load.ticket is not None:
+            load.ticket.cancel()
 
     def _fill(self, load: _Load, each: _Arrived) -> Iterator[Order]:
         index = load.first + load.n_filled

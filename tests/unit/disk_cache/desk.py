@@ -1,0 +1,165 @@
+"""A store without a model, a disk cache over it, and a tier that does what a test says."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import Random
+
+from engine.disk_cache.archive import ArchiveRules
+from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.recalls import Prompt, RecallRules
+from kvstore import invariants
+from kvstore.actions import FillBlock, Order, Parts, ReadBlock
+from kvstore.block_pool import BlockPool
+from kvstore.digest import Digest
+from kvstore.groups.group import Group
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from kvstore.tier.types import Entry, Extent, Fault, ReadFailure, ReadRun
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+from tests.simulation.fake_tier import FakeTier
+from tests.unit.kv_helpers import BLOCK, NS
+
+BLOCK_BYTES, WINDOW_BYTES, STATE_BYTES = 16, 8, 4
+IDLE = 1.0
+ARCHIVE = ArchiveRules(least_tokens=2 * BLOCK, idle_seconds=IDLE)
+RECALLS = RecallRules(least_tokens=2 * BLOCK, worth=1e9)
+
+
+@dataclass(slots=True)
+class Shelf(FakeTier):
+    """Loses nothing, and reads when it is told to. `longest_path` is in bytes."""
+
+    offered: list[Extent] = field(default_factory=list)
+    touched: list[Digest] = field(default_factory=list)
+    longest_path: int = 1 << 20
+
+    def offer(self, extent: Extent) -> bool:
+        is_taken = super(Shelf, self).offer(extent)
+        if is_taken:
+            self.offered.append(extent)
+        return is_taken
+
+    def path_room(self, name: Digest) -> int:
+        above = self.longest_path
+        while (stored := self.records.get(name)) is not None:
+            above -= stored.entry.n_bytes
+            name = stored.parent
+        return above
+
+    def touch(self, names: Sequence[Digest]) -> None:
+        self.touched += names
+
+    def hand_over(self, n_entries: int) -> None:
+        """So many entries of the first reading that is not over."""
+        ticket = next(ticket for ticket in self.tickets if not ticket.is_over)
+        names = ticket.names[ticket.done : ticket.done + n_entries]
+        run = ReadRun(ticket.done, tuple(self.records[name].entry for name in names))
+        ticket.done += len(names)
+        ticket.ahead_bytes += run.n_bytes
+        ticket.is_over = ticket.done == len(ticket.names)
+        ticket.deliver(run)
+
+    def break_off(self) -> None:
+        """The first reading that is not over cannot go on."""
+        ticket = next(ticket for ticket in self.tickets if not ticket.is_over)
+        ticket.is_over = True
+        ticket.deliver(ReadFailure(ticket.done, Fault.CHECKSUM))
+
+    def change(self, name: Digest, parts: Parts) -> None:
+        stored = self.records[name]
+        self.records[name] = replace(stored, entry=Entry(name, stored.entry.n_tokens, parts))
+
+
+class Desk:
+    """Nothing is computed. `step` carries out what the disk cache has planned."""
+
+    def __init__(
+        self,
+        shelf: Shelf | None = None,
+        archive: ArchiveRules = ARCHIVE,
+        recalls: RecallRules = RECALLS,
+        groups: Sequence[Group] = (),
+        n_blocks: int = 64,
+        n_windows: int = 0,
+        shutdown_seconds: float = 10.0,
+    ) -> None:
+        pool = BlockPool(n_blocks)
+        self.now = 100.0
+        self.shelf = shelf or Shelf(Random(0))
+        self.store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK, groups)
+        self.posted = deque[Callable[[], None]]()
+        self.disk = TieredCache(
+            self.shelf,
+            self.store,
+            (BLOCK_BYTES, *[WINDOW_BYTES] * n_windows, STATE_BYTES),
+            0,
+            self.posted.append,
+            archive,
+            recalls,
+            shutdown_seconds,
+            clock=lambda: self.now,
+        )
+        self._numbers = count(1)
+
+    def step(self) -> tuple[list[Order], list[ReadBlock]]:
+        """What one step fills in and reads; it is carried out."""
+        number, fills, reads = self.plan()
+        self.disk.commit(number, [contents(read) for read in reads])
+        invariants.check(self.store)
+        return fills, reads
+
+    def plan(self) -> tuple[int, list[Order], list[ReadBlock]]:
+        """A step in flight: its number and what it fills in and reads."""
+        self.handle()
+        number = next(self._numbers)
+        fills = list(self.disk.fills(number))
+        return number, fills, list(self.disk.reads(number))
+
+    def handle(self) -> None:
+        """What readers have posted."""
+        while self.posted:
+            self.posted.popleft()()
+
+    def write(self) -> list[ReadBlock]:
+        """Steps until nothing more is read."""
+        found = list[ReadBlock]()
+        while reads := self.step()[1]:
+            found += reads
+        return found
+
+    def wait(self, seconds: float = IDLE) -> None:
+        self.now += seconds
+
+    def recall(
+        self,
+        tokens: Sequence[int],
+        namespace: Namespace = NS,
+        spare_blocks: int = 0,
+        compute_seconds: float = 1.0,
+    ) -> bool:
+        prompt = Prompt(namespace, Tokens(tokens), self.disk.names(namespace, tokens))
+        return self.disk.recall(prompt, spare_blocks, lambda start, n_tokens: compute_seconds)
+
+    def has(self, tokens: Sequence[int], namespace: Namespace = NS) -> int:
+        """How many of the tokens are on the shelf, as whole blocks."""
+        names = self.disk.names(namespace, [*tokens, 0])
+        return self.shelf.known(names) * BLOCK
+
+    def cached(self, tokens: Sequence[int]) -> int:
+        """How many of a prompt's tokens could be adopted in memory."""
+        return self.store.probe(NS, Tokens([*tokens, 0]))
+
+
+def contents(read: ReadBlock) -> Parts:
+    """What a step reads: bytes that tell of the block, and of the slots."""
+    windows = (None if slot is None else bytes([slot]) * WINDOW_BYTES for slot in read.windows)
+    state = None if read.state is None else bytes([read.state]) * STATE_BYTES
+    return (bytes([read.block]) * BLOCK_BYTES, *windows, state)
+
+
+def filled(orders: Sequence[Order]) -> list[bytes]:
+    """What goes into blocks, in order."""
+    return [order.data for order in orders if isinstance(order, FillBlock)]

@@ -1,0 +1,268 @@
+"""What is loaded, when, how much at once, and what is left when it goes wrong."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kvstore.announcements import Prospect
+from kvstore.store import KVStore
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+from tests.unit.disk_cache.desk import ARCHIVE, BLOCK_BYTES, RECALLS, Desk, Shelf, filled
+from tests.unit.kv_helpers import BLOCK, NS, admit, run_of, serve
+
+PROMPT = run_of(0, 10 * BLOCK)
+SALTED = replace(NS, cache_salt="pepper")
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    """With ten blocks of an earlier life."""
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    assert len(desk.write()) == 10
+    return desk.shelf
+
+
+@pytest.fixture
+def desk(shelf: Shelf) -> Desk:
+    return Desk(shelf)
+
+
+def stored(shelf: Shelf, desk: Desk) -> list[bytes]:
+    """The blocks' bytes of the prompt, as they were written."""
+    parts = [shelf.records[name].entry.parts[0] for name in desk.disk.names(NS, [*PROMPT, 0])]
+    return [bytes(part) for part in parts if part is not None]
+
+
+def prospect(store: KVStore) -> Prospect:
+    return store.announcements.expect(NS, Tokens([*PROMPT, 0]))
+
+
+def test_what_was_written_comes_back_block_for_block(desk: Desk, shelf: Shelf) -> None:
+    assert desk.recall([*PROMPT, 0])
+    assert desk.disk.is_loading
+    shelf.hand_over(10)
+    fills, _ = desk.step()
+    assert filled(fills) == stored(shelf, desk)
+    assert not desk.disk.is_loading
+    assert desk.cached(PROMPT) == len(PROMPT)
+    stats = desk.disk.stats()
+    assert (stats.hits, stats.loaded_tokens) == (1, len(PROMPT))
+    assert desk.store.pool.n_held == 0
+
+
+def test_what_is_filled_in_is_published_with_its_step_and_not_before(
+    desk: Desk, shelf: Shelf
+) -> None:
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(4)
+    number, fills, _ = desk.plan()
+    assert len(fills) == 4
+    assert desk.cached(PROMPT) == 0
+    desk.disk.commit(number, ())
+    assert desk.cached(PROMPT) == 4 * BLOCK
+    assert desk.disk.is_loading
+
+
+def test_a_step_fills_in_a_bounded_number_of_bytes(shelf: Shelf) -> None:
+    desk = Desk(shelf, recalls=replace(RECALLS, step_bytes=3 * BLOCK_BYTES))
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(10)
+    assert [len(desk.step()[0]) for _ in range(5)] == [3, 3, 3, 1, 0]
+    assert shelf.tickets[0].ahead_bytes == 0  # all has been consumed
+    assert desk.cached(PROMPT) == len(PROMPT)
+
+
+def test_an_entry_larger_than_that_is_filled_in_alone(shelf: Shelf) -> None:
+    desk = Desk(shelf, recalls=replace(RECALLS, step_bytes=1))
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(10)
+    assert [len(desk.step()[0]) for _ in range(11)] == [1] * 10 + [0]
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "is_worth"), [(len(PROMPT) + 1, True), (2 * BLOCK + 1, True), (2 * BLOCK, False)]
+)
+def test_few_tokens_are_not_worth_a_load(desk: Desk, n_tokens: int, is_worth: bool) -> None:
+    assert desk.recall([*PROMPT, 0][:n_tokens]) == is_worth
+
+
+def test_reading_must_be_predicted_to_be_faster_than_computing(shelf: Shelf) -> None:
+    rate = 1000.0
+    desk = Desk(shelf, recalls=replace(RECALLS, worth=0.5, first_rate=rate))
+    seconds = 10 * BLOCK_BYTES / rate
+    assert not desk.recall([*PROMPT, 0], compute_seconds=2 * seconds)
+    assert desk.recall([*PROMPT, 0], compute_seconds=2 * seconds + 0.001)
+
+
+def test_the_observed_rate_counts_once_there_is_one(shelf: Shelf) -> None:
+    desk = Desk(shelf, recalls=replace(RECALLS, worth=0.5, first_rate=1e9))
+    shelf.read_rate = 1000.0
+    assert not desk.recall([*PROMPT, 0], compute_seconds=0.1)
+
+
+@pytest.mark.parametrize("salted", [False, True])
+def test_salted_prompts_are_looked_up_only_if_a_rule_says_so(salted: bool) -> None:
+    writer = Desk(archive=replace(ARCHIVE, salted=True))
+    serve(writer.store, PROMPT, namespace=SALTED)
+    writer.wait()
+    writer.write()
+    desk = Desk(writer.shelf, recalls=replace(RECALLS, salted=salted))
+    assert desk.recall([*PROMPT, 0], SALTED) == salted
+
+
+def test_only_what_memory_lacks_is_read(desk: Desk, shelf: Shelf) -> None:
+    serve(desk.store, PROMPT[: 3 * BLOCK])
+    desk.recall([*PROMPT, 0])
+    assert shelf.tickets[0].names == desk.disk.names(NS, [*PROMPT, 0])[3:]
+    shelf.hand_over(10)
+    assert filled(desk.step()[0]) == stored(shelf, desk)[3:]
+    assert desk.cached(PROMPT) == len(PROMPT)
+    assert desk.disk.stats().loaded_tokens == 7 * BLOCK
+
+
+def test_what_memory_gets_meanwhile_stays(desk: Desk, shelf: Shelf) -> None:
+    """Somebody computes the same while it is being loaded: one of the two is let go."""
+    desk.recall([*PROMPT, 0])
+    serve(desk.store, PROMPT)
+    shelf.hand_over(10)
+    desk.step()
+    assert desk.cached(PROMPT) == len(PROMPT)
+    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_free == 64 - 10
+
+
+def test_where_there_is_no_room_nothing_is_loaded(desk: Desk, shelf: Shelf) -> None:
+    assert not desk.recall([*PROMPT, 0], spare_blocks=64 - 9)
+    assert not shelf.tickets
+    assert desk.recall([*PROMPT, 0], spare_blocks=64 - 10)
+
+
+def test_a_twin_waits_for_the_load_and_finds_it(desk: Desk, shelf: Shelf) -> None:
+    desk.recall([*PROMPT, 0])
+    twin = prospect(desk.store)
+    assert desk.store.announcements.must_wait(twin)
+    shelf.hand_over(9)
+    desk.step()
+    assert desk.store.announcements.must_wait(twin)
+    shelf.hand_over(1)
+    desk.step()
+    assert not desk.store.announcements.must_wait(twin)
+    assert admit(desk.store, [*PROMPT, 0]).cached_tokens == len(PROMPT)
+
+
+def test_a_failure_leaves_what_came_before_it(desk: Desk, shelf: Shelf) -> None:
+    desk.recall([*PROMPT, 0])
+    waiting = prospect(desk.store)
+    shelf.hand_over(4)
+    shelf.break_off()
+    assert len(desk.step()[0]) == 4
+    assert not desk.disk.is_loading
+    assert not desk.store.announcements.must_wait(waiting)
+    assert desk.cached(PROMPT) == 4 * BLOCK
+
+
+def test_parts_of_a_wrong_size_end_the_load_at_once(desk: Desk, shelf: Shelf) -> None:
+    """What would have come behind them is not waited for, and the prompt is computed."""
+    names = desk.disk.names(NS, [*PROMPT, 0])
+    shelf.change(names[4], (bytes(BLOCK_BYTES - 1), None))
+    desk.recall([*PROMPT, 0])
+    waiting = prospect(desk.store)
+    shelf.hand_over(6)
+    assert len(desk.step()[0]) == 4
+    assert not desk.disk.is_loading
+    assert not desk.store.announcements.must_wait(waiting)
+    assert shelf.tickets[0].is_over
+    assert desk.cached(PROMPT) == shelf.known(names) * BLOCK == 4 * BLOCK
+    assert desk.store.pool.n_held == 0
+
+
+def test_wrong_parts_are_forgotten_once(desk: Desk, shelf: Shelf) -> None:
+    """While a step is in flight the load goes on, but asks nothing again."""
+    names = desk.disk.names(NS, [*PROMPT, 0])
+    shelf.change(names[1], (bytes(1), None))
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(1)
+    first, fills, _ = desk.plan()
+    assert len(fills) == 1
+    shelf.hand_over(1)
+    second, fills, _ = desk.plan()
+    assert not fills
+    assert shelf.known(names) == 1
+    shelf.records[names[1]] = shelf.records[names[0]]  # somebody has written it again
+    third, _, _ = desk.plan()
+    assert shelf.known(names) == 2
+    for number in (first, second, third):
+        desk.disk.commit(number, ())
+    assert not desk.disk.is_loading
+
+
+def test_a_load_that_takes_too_long_is_given_up(desk: Desk, shelf: Shelf) -> None:
+    desk.recall([*PROMPT, 0])
+    waiting = prospect(desk.store)
+    shelf.hand_over(4)
+    desk.step()
+    seconds = RECALLS.timeout_seconds + RECALLS.timeout_token_seconds * len(PROMPT)
+    desk.wait(seconds - 0.001)
+    desk.step()
+    assert desk.disk.is_loading
+    assert desk.disk.wait_seconds() == pytest.approx(0.001)
+    desk.wait(0.002)
+    desk.step()
+    assert not desk.disk.is_loading
+    assert not desk.store.announcements.must_wait(waiting)
+    assert shelf.tickets[0].is_over
+    assert desk.cached(PROMPT) == 4 * BLOCK
+
+
+def test_a_failed_step_publishes_nothing_of_what_it_filled_in(desk: Desk, shelf: Shelf) -> None:
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(4)
+    desk.step()
+    shelf.hand_over(2)
+    number, fills, _ = desk.plan()
+    assert len(fills) == 2
+    desk.disk.fail(number)
+    assert not desk.disk.is_loading
+    assert desk.cached(PROMPT) == 4 * BLOCK
+    assert desk.store.pool.n_held == 0
+
+
+@pytest.mark.parametrize("namespace", [None, NS])
+def test_a_clear_ends_it_and_leaves_nothing_held(
+    desk: Desk, shelf: Shelf, namespace: Namespace | None
+) -> None:
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(4)
+    number, _, _ = desk.plan()
+    shelf.hand_over(2)  # on their way to the engine thread
+    desk.disk.clear(namespace)
+    desk.store.clear(namespace)
+    desk.disk.commit(number, ())
+    desk.step()
+    assert not desk.disk.is_loading
+    assert desk.cached(PROMPT) == 0
+    assert desk.store.pool.n_free == 64
+
+
+def test_a_clear_of_another_namespace_does_not_end_it(desk: Desk) -> None:
+    desk.recall([*PROMPT, 0])
+    desk.disk.clear(SALTED)
+    assert desk.disk.is_loading
+
+
+def test_the_end_of_the_engine_cancels_the_reading(desk: Desk, shelf: Shelf) -> None:
+    """Before its inbox closes, so that no reader delivers to nobody."""
+    desk.recall([*PROMPT, 0])
+    desk.disk.close()
+    assert not desk.disk.is_loading
+    assert all(ticket.is_over for ticket in [*shelf.tickets])
+
+
+def test_with_nothing_on_the_shelf_there_is_no_load() -> None:
+    desk = Desk(Shelf(Random(0)))
+    assert not desk.recall([*PROMPT, 0])
+    assert desk.store.pool.n_held == 0
