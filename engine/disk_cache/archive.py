@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.names import BlockNames
 from engine.disk_cache.tier import Tier
+from engine.disk_cache.unwritten import Unwritten
 from engine.types import DiskWrites
 from kvstore.actions import Parts, ReadBlock
 from kvstore.digest import Digest
@@ -39,13 +40,14 @@ class ArchiveRules:
     step_bytes: int = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Read:
     """What a step reads of one node."""
 
     root: Digest
     node: Node
     candidates: tuple[Candidate, ...]
+    is_wanted: bool = True
 
     @property
     def n_bytes(self) -> int:
@@ -67,14 +69,12 @@ class Archive:
         self._tier = tier
         self._index = index
         self._names = names
-        self._entries = entries
         self._rules = rules
         self._clock = clock
         self._later: dict[Node, float] = {}  # in the order of the times at which they are due
         self._due: dict[Node, None] = {}
         self._reads: dict[int, list[_Read]] = {}  # by the step's number
-        self._reading: dict[Digest, int] = {}  # and how long a path may be behind it, in bytes
-        self._scanned: dict[Node, int] = {}  # blocks of which nothing is new, as far as is known
+        self._unwritten = Unwritten(tier, names, entries)
         self._retry_at = -math.inf
         self._is_ending = False
         self._bytes_left = math.inf  # that may be read until the end
@@ -108,22 +108,25 @@ class Archive:
         self._due = dict.fromkeys(nodes)
         self._retry_at = -math.inf
 
-    def forget_reads(self) -> None:
-        """What is being read is not to be written: something has been cleared."""
-        dropped = [read for reads in self._reads.values() for read in reads]
-        self._reads = {number: [] for number in self._reads}
-        self._reading.clear()
-        for read in dropped:
-            self._postpone(read.node)
+    def clear(self, namespace: Namespace | None) -> None:
+        """Nothing of it, or of anything, is to be written before somebody adds to it."""
+        for read in [read for reads in self._reads.values() for read in reads]:
+            read.is_wanted = read.is_wanted and namespace not in (None, read.node.namespace)
+        for node in [*self._due, *self._later]:
+            if namespace in (None, node.namespace):
+                self._forget(node)
 
     # What the tree tells.
 
     def stored(self, node: Node, first: int) -> None:
+        self._unwritten.stored(node, first)
         self._soil(node)
-        if first == 0 and node.parent is not None and node.parent.blocks:
-            self._soil(node.parent)  # a state may stand where its children part
+        if first == 0 and (above := node.parent) is not None and above.blocks:
+            self._unwritten.stored(above, len(above.blocks))
+            self._soil(above)  # a state may stand where its children part
 
     def split(self, node: Node, lower: Node) -> None:
+        self._unwritten.split(node, lower)
         if node in self._due:
             self._due[lower] = None
         elif node in self._later:
@@ -143,12 +146,11 @@ class Archive:
     def removed(self, node: Node, n_blocks: int) -> None:
         if not node.blocks:
             self._forget(node)
+            self._unwritten.forget(node)
 
     def cleared(self, namespace: Namespace) -> None:
-        for node in [*self._due, *self._later]:
-            if not node.blocks:
-                self._forget(node)
-        self.forget_reads()
+        self._unwritten.forget_those_that_left()
+        self.clear(namespace)
 
     # What the steps do.
 
@@ -164,7 +166,7 @@ class Archive:
             self._bytes_left -= sum(read.n_bytes for read in found)
         elif self._is_ending and not self._reads and (is_tier_idle or self._bytes_left <= 0):
             self._due.clear()  # nobody makes room any more
-        elif self._due:
+        elif self._due_now():
             self._retry_at = now + RETRY_SECONDS
         return [candidate.read for each in found for candidate in each.candidates]
 
@@ -175,14 +177,15 @@ class Archive:
             parts = contents[at : at + len(read.candidates)]
             at += len(read.candidates)
             self._let_go(read)
-            if not self._offer(read, parts):
-                self._postpone(read.node)
+            if read.is_wanted and not self._offer(read, parts):
+                self._postpone(read)
 
     def fail(self, number: int) -> None:
         """The step has read nothing."""
         for read in self._reads.pop(number, ()):
             self._let_go(read)
-            self._postpone(read.node)
+            if read.is_wanted:
+                self._postpone(read)
 
     def save_evictable(self, n_nodes: int) -> None:
         """The next to be evicted are due."""
@@ -210,14 +213,15 @@ class Archive:
     def _forget(self, node: Node) -> None:
         self._due.pop(node, None)
         self._later.pop(node, None)
-        self._scanned.pop(node, None)
 
-    def _postpone(self, node: Node) -> None:
-        """Try again in a while."""
-        if node.blocks and node not in self._later:
-            self._forget(node)
-            self._due[node] = None
-            self._retry_at = self._clock() + RETRY_SECONDS
+    def _postpone(self, read: _Read) -> None:
+        """Try again in a while, wherever its blocks stand now."""
+        found = (self._index.node_of(candidate.read.block) for candidate in read.candidates)
+        for node in {node: None for node in found if node is not None}:
+            self._unwritten.forget(node)
+            if node not in self._later:
+                self._due[node] = None
+                self._retry_at = self._clock() + RETRY_SECONDS
 
     def _due_now(self) -> dict[Node, None]:
         now = self._clock()
@@ -249,47 +253,39 @@ class Archive:
         less than nothing where that was too little. Where the path has become longer than the tier
         keeps, its end is not dirty any more.
         """
-        path = self._path(node) if self._is_worth(node) else []
+        unwritten = self._unwritten
+        path = unwritten.path(node) if self._is_worth(node) else []
         for each in path:
             taken = list[Candidate]()
-            for index, candidate in self._new(each):
-                path_room = self._path_room(candidate.parent) - candidate.n_bytes
-                if path_room < 0:
+            for index, candidate in unwritten.of(each):
+                if unwritten.path_room(candidate) < 0:
                     self._take(each, taken, found)
                     self._forget(node)
                     return budget
                 if candidate.n_bytes > budget:
-                    self._scanned[each] = index
+                    unwritten.saw(each, index)
                     self._take(each, taken, found)
                     return self._squeeze(each, candidate, found)
                 budget -= candidate.n_bytes
                 taken.append(candidate)
-                self._reading[candidate.name] = path_room
+                unwritten.read(candidate)
             self._take(each, taken, found)
+            unwritten.saw_all(each)
         self._forget(node)
         return budget
 
     def _squeeze(self, node: Node, candidate: Candidate, found: list[_Read]) -> int:
         """One that is larger than what a step may read is read alone, if the tier takes it."""
         room = self._tier.room
-        is_alone = not found and not self._reading
+        is_alone = not found and not self._unwritten.is_reading
         if is_alone and self._rules.step_bytes < candidate.n_bytes <= room:
-            self._reading[candidate.name] = self._path_room(candidate.parent) - candidate.n_bytes
+            self._unwritten.read(candidate)
             self._take(node, [candidate], found)
         return -1
 
     def _take(self, node: Node, taken: list[Candidate], found: list[_Read]) -> None:
         if taken:
             found.append(_Read(self._names.root(node.namespace), node, tuple(taken)))
-
-    def _path(self, node: Node) -> list[Node]:
-        """From the first node of which something may be new to this one."""
-        path = [node]
-        while (above := path[-1].parent) is not None and above.blocks:
-            if above not in self._due and self._is_held(self._names.of(above.blocks[-1])):
-                break
-            path.append(above)
-        return path[::-1]
 
     def _is_worth(self, node: Node) -> bool:
         n_tokens = 0
@@ -301,50 +297,11 @@ class Archive:
             above = above.parent
         return self._rules.writes is DiskWrites.ALL
 
-    def _new(self, node: Node) -> Iterator[tuple[int, Candidate]]:
-        """What of a node the tier has not, in order, with the blocks' indices."""
-        block_size, whole = self._entries.block_size, self._names.whole_blocks(node)
-        for index in range(self._first_new(node), len(node.blocks)):
-            block, parent = node.blocks[index], self._names.above(node, index)
-            n_tokens = min(len(node.packed) // TOKEN_BYTES - index * block_size, block_size)
-            names = [
-                (end, self._names.tail(node, index, end))
-                for end in self._entries.ends(block, n_tokens)
-            ]
-            if index < whole:
-                names.append((block_size, self._names.of(block)))
-            for end, name in names:
-                candidate = self._entries.candidate(parent, name, block, end)
-                if self._is_new(candidate):
-                    yield index, candidate
-
-    def _first_new(self, node: Node) -> int:
-        """The first block of which something may be new."""
-        scanned = self._scanned.get(node, 0)
-        if self._entries.has_groups:
-            return scanned
-        whole = node.blocks[scanned : self._names.whole_blocks(node)]
-        return scanned + self._tier.held([self._names.of(block) for block in whole])
-
-    def _is_new(self, candidate: Candidate) -> bool:
-        if candidate.name in self._reading:
-            return False
-        info = self._tier.entry(candidate.name)
-        return candidate.adds_to(info) if info else not self._is_held(candidate.name)
-
-    def _is_held(self, name: Digest) -> bool:
-        return name in self._reading or self._tier.held([name]) == 1
-
-    def _path_room(self, name: Digest) -> int:
-        found = self._reading.get(name)
-        return self._tier.path_room(name) if found is None else found
-
     def _bytes_on_their_way(self) -> int:
         return sum(read.n_bytes for reads in self._reads.values() for read in reads)
 
     def _let_go(self, read: _Read) -> None:
-        for candidate in read.candidates:
-            self._reading.pop(candidate.name, None)
+        self._unwritten.let_go(read.candidates)
 
     def _offer(self, read: _Read, contents: Sequence[Parts]) -> bool:
         return all(self._tier.offer(extent) for extent in _extents(read, contents))

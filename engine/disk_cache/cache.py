@@ -68,7 +68,9 @@ class DiskCache(Protocol):
         ...
 
     def clear(self, namespace: Namespace | None) -> None:
-        """Forget what is on disk of a namespace, or all."""
+        """Forget what is on disk of a namespace, or all. What memory has of it is written again
+        when somebody goes on with it, and not before.
+        """
         ...
 
     def end(self) -> None:
@@ -207,7 +209,7 @@ class TieredCache:
 
     def clear(self, namespace: Namespace | None) -> None:
         self._recalls.clear(namespace)
-        self._archive.forget_reads()
+        self._archive.clear(namespace)
         self._tier.clear(None if namespace is None else root_digest(namespace))
 
     def end(self) -> None:

@@ -157,7 +157,7 @@ def contents(read: ReadBlock) -> Parts:
     """What a step reads: bytes that tell of the block, and of the slots."""
     windows = (None if slot is None else bytes([slot]) * WINDOW_BYTES for slot in read.windows)
     state = None if read.state is None else bytes([read.state]) * STATE_BYTES
-    return (bytes([read.block]) * BLOCK_BYTES, *windows, state)
+    return (bytes([read.block % 256]) * BLOCK_BYTES, *windows, state)
 
 
 def filled(orders: Sequence[Order]) -> list[bytes]:

@@ -200,6 +200,24 @@ def test_wrong_parts_are_forgotten_once(desk: Desk, shelf: Shelf) -> None:
     assert not desk.disk.is_loading
 
 
+def test_what_was_delivered_behind_wrong_parts_is_not_taken(desk: Desk, shelf: Shelf) -> None:
+    """It would be filled in where the wrong ones should have been."""
+    shelf.change(desk.disk.names(NS, [*PROMPT, 0])[1], (bytes(1), None))
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(1)
+    number, fills, _ = desk.plan()
+    assert len(fills) == 1
+    shelf.hand_over(1)
+    desk.handle()
+    shelf.hand_over(1)  # posted before the reading is cancelled, and handled after
+    assert not desk.disk.fills(number + 1)
+    desk.handle()
+    assert not desk.disk.fills(number + 2)
+    desk.disk.commit(number, ())
+    assert not desk.disk.is_loading
+    assert desk.cached(PROMPT) == BLOCK
+
+
 def test_a_load_that_takes_too_long_is_given_up(desk: Desk, shelf: Shelf) -> None:
     desk.recall([*PROMPT, 0])
     waiting = prospect(desk.store)
