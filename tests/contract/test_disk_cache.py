@@ -1,6 +1,7 @@
 """What a daemon with a disk cache finds of an earlier one's prompts."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,14 +10,16 @@ import pytest
 
 from engine.api import Engine
 from engine.launch import launch
-from engine.types import DiskCacheConfig, EngineConfig, Request, SamplingParams
+from engine.types import DiskCacheConfig, DiskWrites, EngineConfig, Request, SamplingParams
 from kvstore.tier.types import MIB, TierError
 from load_tests.random_checkpoint import write_checkpoint
 from server.metrics import EngineTelemetry
 from tests.checkpoints import FAMILIES, tiny_tokenizer
 from tests.golden.driving import random_tokens
+from tests.tier_harness import PATIENCE, segment_files
 
-PROMPT = random_tokens(450, seed=1)
+TOKEN_BYTES = 64 << 10
+PROMPT, SHORT = random_tokens(450, seed=1), random_tokens(40, seed=2)
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +39,12 @@ class Lives:
     """Daemons over one directory, one after the other."""
 
     def __init__(self, model: Path, disk: DiskCacheConfig) -> None:
-        self._config = EngineConfig(str(model), kv_cache_bytes=64 * MIB, max_running=2, disk=disk)
+        self.config = EngineConfig(str(model), kv_cache_bytes=64 * MIB, max_running=2, disk=disk)
         self.said: list[str] = []
 
     def serve(self, *prompts: Sequence[int]) -> list[int]:
         """How many tokens of each prompt were cached in a daemon that is then ended."""
-        engine = launch(self._config, EngineTelemetry(), self.said.append)
+        engine = launch(self.config, EngineTelemetry(), self.said.append)
         return asyncio.run(_serve(engine, prompts))
 
 
@@ -81,3 +84,43 @@ def test_a_limit_that_keeps_no_prompt_is_refused_in_words(model: Path, tmp_path:
     with pytest.raises(TierError, match=f"16 MiB is too small for this model: {needed}"):
         lives.serve()
     assert not (tmp_path / "disk").exists()
+
+
+def test_selective_writes_what_has_paused_and_the_rest_at_the_end(
+    model: Path, tmp_path: Path
+) -> None:
+    lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=64 * MIB, shutdown_seconds=60))
+    assert lives.serve(PROMPT[:300], SHORT) == [0, 0]
+    assert lives.serve(PROMPT[:300], SHORT) == [288, 0]  # a prompt of 40 tokens is no matter
+
+
+@pytest.mark.parametrize("mode", ["exit", "all"])
+def test_exit_writes_at_the_end_alone_and_all_at_once(
+    model: Path, tmp_path: Path, mode: str
+) -> None:
+    disk = DiskCacheConfig(tmp_path, 64 * MIB, DiskWrites(mode), shutdown_seconds=60.0)
+    lives = Lives(model, disk)
+    engine = launch(lives.config, EngineTelemetry(), lives.said.append)
+
+    async def served() -> None:
+        await _ask(engine, "one", PROMPT[:300])
+        if mode == "all":
+            await asyncio.to_thread(_wait_until_stored, tmp_path, 9 * 32 * TOKEN_BYTES)
+        else:
+            assert not _stored(tmp_path)
+        await engine.drain(10.0)
+
+    asyncio.run(served())
+    assert lives.serve(PROMPT[:300]) == [288]
+
+
+def _wait_until_stored(directory: Path, n_bytes: int) -> None:
+    began = time.monotonic()
+    while _stored(directory) < n_bytes:
+        assert time.monotonic() - began < PATIENCE
+        time.sleep(0.01)
+
+
+def _stored(directory: Path) -> int:
+    """Bytes of entries."""
+    return sum(path.stat().st_size for path in segment_files(directory))

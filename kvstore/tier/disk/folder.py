@@ -55,7 +55,7 @@ class Lock:
         except BlockingIOError as error:
             owner = os.pread(self._descriptor, 20, 0).decode().strip()
             os.close(self._descriptor)
-            message = f"the disk cache {directory} is in use by another process (pid {owner})"
+            message = f"the disk cache {directory} is in use by another daemon (pid {owner})"
             raise TierError(message) from error
         except BaseException:
             os.close(self._descriptor)

@@ -5,6 +5,7 @@ import logging
 import typer
 
 from engine.api import Engine
+from engine.disk_folder import TierError
 from engine.launch import launch
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind, freeze_what_has_loaded
@@ -42,6 +43,9 @@ def _launch(settings: Settings, telemetry: EngineTelemetry) -> Engine:
     """The engine with its model loaded, or a line that says why not."""
     try:
         return launch(settings.engine_config(), telemetry, log.info)
+    except TierError as error:  # names the directory, and has nothing to do with the model
+        log.error("%s", error)
+        raise typer.Exit(1) from None
     except Exception as error:
         log.error("cannot load %s: %s", settings.model or "the default model", error)
         log.debug("the whole story", exc_info=True)

@@ -15,6 +15,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from engine.types import MachineReport
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import MIB, TierLimits
 from server import __version__
 from server.cli import app
 from server.settings import Settings
@@ -56,6 +58,18 @@ def test_a_model_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFixture
     assert CliRunner().invoke(app, arguments).exit_code == 1
     assert "cannot load /no/such/model: " in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_a_disk_cache_that_is_in_use_is_no_fault_of_the_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = DiskTier.open(tmp_path, "model", TierLimits(16 * MIB))
+    limits = ["--kv-cache-bytes", "16MiB", "--disk-cache-bytes", "64MiB"]
+    arguments = ["serve", "--port", "0", *limits, "--disk-cache", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 1
+    tier.close()
+    owner = f"is in use by another daemon (pid {os.getpid()})"
+    assert caplog.messages[-1] == f"the disk cache {tmp_path} {owner}"
 
 
 def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> None:

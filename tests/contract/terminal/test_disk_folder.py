@@ -94,7 +94,7 @@ def test_a_daemon_that_runs_is_left_alone(
 ) -> None:
     result = run(command, tmp_path)
     assert result.exit_code == 1
-    assert f"error: the disk cache {tmp_path} is in use by another process (pid " in result.stderr
+    assert f"error: the disk cache {tmp_path} is in use by another daemon (pid " in result.stderr
     assert open_tier.known(Chain("one", N_ENTRIES).names) == N_ENTRIES
 
 

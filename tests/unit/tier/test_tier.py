@@ -92,7 +92,7 @@ def test_nobody_else_may_read_the_files(tmp_path: Path) -> None:
 
 
 def test_a_second_daemon_is_refused(tmp_path: Path, tier: DiskTier) -> None:
-    with pytest.raises(TierError, match=r"in use by another process \(pid \d+\)"):
+    with pytest.raises(TierError, match=r"in use by another daemon \(pid \d+\)"):
         DiskTier.open(tmp_path, "another model", LIMITS)
     with pytest.raises(TierError, match="in use"):
         list(maintenance.verify(tmp_path))

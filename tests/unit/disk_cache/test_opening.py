@@ -1,0 +1,21 @@
+"""What a disk cache's limits are for a model, and how much of a prompt that is."""
+
+from pathlib import Path
+
+from engine.disk_cache.opening import kept_tokens, tier_limits
+from engine.types import DiskCacheConfig
+from kvstore.tier.types import MIB
+
+
+def test_the_buffer_takes_the_largest_entry() -> None:
+    """Else a block with a saved state of 80 MiB would never be written."""
+    config = DiskCacheConfig(Path("disk"), max_bytes=1024 * MIB)
+    assert tier_limits(config, (MIB, MIB, 80 * MIB)).buffer_bytes == 82 * MIB
+    assert tier_limits(config, (MIB, 0)).buffer_bytes == 64 * MIB
+
+
+def test_what_is_kept_of_a_prompt_counts_windows_and_a_state() -> None:
+    path_bytes = (64 - 4) * MIB * 3 // 4
+    assert kept_tokens(64 * MIB, (MIB, 0), 32) == path_bytes // MIB * 32
+    assert kept_tokens(64 * MIB, (MIB, 2 * MIB, 15 * MIB), 32) == 10 * 32
+    assert kept_tokens(64 * MIB, (MIB, 0, 50 * MIB), 32) == 0
