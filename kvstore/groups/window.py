@@ -27,7 +27,11 @@ class WindowHold:
         self._journal.note(first, first + len(slots))
 
     def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
-        return min(n_tokens, self.group.step_tokens)
+        """A step is planned while the one before is computed, so two of them may be held: where
+        there is one lease's room alone, the second is cut short.
+        """
+        room_tokens = self.group.end_tokens(self.first) - planned_tokens
+        return min(n_tokens, self.group.step_tokens, room_tokens)
 
     def checkpoint(self, n_tokens: int) -> None:
         """The blocks are there for as long as nobody else needs them more."""
@@ -111,6 +115,10 @@ class WindowGroup:
     def first_needed(self, n_tokens: int) -> int:
         """The entry of the table with the first token that the one at `n_tokens` sees."""
         return first_needed(n_tokens, self.window, self._block_size)
+
+    def end_tokens(self, first: int) -> int:
+        """Where all slots together end, if the first is for that entry of a table."""
+        return (first + self.slots.n_slots) * self._block_size
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         while n_tokens:

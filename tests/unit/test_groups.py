@@ -149,6 +149,18 @@ class TestWindows:
             store.publish(lease, lease.written_tokens + n_tokens)
         assert most <= lease_slots(6, BLOCK, STEP)
 
+    def test_a_step_that_is_planned_ahead_fits_where_there_is_room_for_one_lease(self) -> None:
+        group = windows(window=6, n_slots=lease_slots(6, BLOCK, STEP))
+        store = make_store(group)
+        lease = admit(store, run_of(0, 200))
+        while lease.planned_tokens < 200:
+            in_flight = lease.planned_tokens
+            n_tokens = store.stride(lease, min(STEP, 200 - in_flight))
+            assert n_tokens > 0
+            assert not isinstance(store.extend(lease, n_tokens), Refusal)
+            if in_flight:
+                store.publish(lease, in_flight)
+
     def test_a_hit_needs_the_trailing_window_alone(self) -> None:
         group = windows(window=6, n_slots=lease_slots(6, BLOCK, STEP))
         store = make_store(group)
