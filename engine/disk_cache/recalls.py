@@ -89,6 +89,10 @@ class _Load:
     is_cut: bool = False  # no more will arrive
 
 
+_Fill = tuple[_Load, int, int]
+"""What a step fills in of a load: so many entries, of so many bytes."""
+
+
 class Recalls:
     """The loads under way."""
 
@@ -109,7 +113,7 @@ class Recalls:
         self._post = post
         self._block_size = store.block_size
         self._loads: list[_Load] = []
-        self._fills: dict[int, list[tuple[_Load, int, int]]] = {}  # load, entries, bytes
+        self._fills: dict[int, list[_Fill]] = {}  # by the step's number
         self.counters = RecallCounters()
 
     @property
@@ -156,11 +160,16 @@ class Recalls:
             if n_entries:
                 self._fills.setdefault(number, []).append((load, n_entries, n_bytes))
             self._settle(load)
+        if not orders:
+            self._skip(number)
         return orders
 
     def commit(self, number: int) -> None:
         """The step has filled in what it was to."""
-        for load, n_entries, n_bytes in self._fills.pop(number, ()):
+        self._commit(self._fills.pop(number, ()))
+
+    def _commit(self, fills: Sequence[_Fill]) -> None:
+        for load, n_entries, n_bytes in fills:
             if load in self._loads:
                 load.n_committed += n_entries
                 if load.ticket is not None:
@@ -262,6 +271,16 @@ class Recalls:
         load.arrived.clear()
         if load.ticket is not None:
             load.ticket.cancel()
+
+    def _skip(self, number: int) -> None:
+        """Memory lacks nothing of what the step was to fill in, so there may be no step at all: that
+        is as good as committed, behind what is on its way.
+        """
+        fills = self._fills.pop(number, [])
+        if self._fills:
+            self._fills[max(self._fills)] += fills
+        else:
+            self._commit(fills)
 
     def _fill(self, load: _Load, each: _Arrived) -> Iterator[Order]:
         index = load.first + load.n_filled

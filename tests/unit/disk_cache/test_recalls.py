@@ -6,6 +6,8 @@ from random import Random
 import pytest
 
 from kvstore.announcements import Prospect
+from kvstore.groups.window import WindowGroup
+from kvstore.lease import Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -13,6 +15,7 @@ from tests.unit.disk_cache.desk import ARCHIVE, BLOCK_BYTES, RECALLS, Desk, Shel
 from tests.unit.kv_helpers import BLOCK, NS, admit, run_of, serve
 
 PROMPT = run_of(0, 10 * BLOCK)
+WINDOW = BLOCK + 2
 SALTED = replace(NS, cache_salt="pepper")
 
 
@@ -278,6 +281,25 @@ def test_the_end_of_the_engine_cancels_the_reading(desk: Desk, shelf: Shelf) -> 
     desk.disk.close()
     assert not desk.disk.is_loading
     assert all(ticket.is_over for ticket in [*shelf.tickets])
+
+
+def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
+    """There would be none: all is in memory but for windows, and those have no room."""
+    before = Desk(groups=(WindowGroup(0, WINDOW, 14, BLOCK, 10 * BLOCK),), n_windows=1)
+    serve(before.store, PROMPT)
+    before.wait()
+    before.write()
+    group = WindowGroup(0, WINDOW, 14, BLOCK, 10 * BLOCK)
+    desk = Desk(before.shelf, groups=(group,), n_windows=1)
+    serve(desk.store, PROMPT)
+    other = admit(desk.store, run_of(500, 14 * BLOCK))
+    while group.slots.n_held < group.slots.n_slots:
+        assert not isinstance(desk.store.extend(other, 1), Refusal)
+    assert desk.recall([*PROMPT, 0])
+    before.shelf.hand_over(10)
+    _, fills, _ = desk.plan()
+    assert not fills
+    assert not desk.disk.is_loading
 
 
 def test_with_nothing_on_the_shelf_there_is_no_load() -> None:
