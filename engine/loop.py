@@ -79,10 +79,10 @@ class EngineLoop:
         """Forget all that no running request holds, of one namespace or of all."""
         if CacheTier.DISK in tiers:
             self._disk.clear(namespace)
-        if CacheTier.MEMORY not in tiers:
-            return Cleared(blocks=0, bytes=0)
-        self._disk.forget(namespace)
-        cleared = clear(self.scheduler.store, self._sizes, namespace)
+        cleared = Cleared(blocks=0, bytes=0)
+        if CacheTier.MEMORY in tiers:
+            self._disk.forget(namespace)
+            cleared = clear(self.scheduler.store, self._sizes, namespace)
         self._publish()
         return cleared
 
