@@ -68,6 +68,13 @@ class Admission:
         self.waiting.remove(sequence)
         self._forget(sequence)
 
+    def awaited(self, sequence: LiveSequence) -> Lease | None:
+        """Whose tokens it waits for, where it does."""
+        prospect = self._prospects.get(sequence)
+        if prospect is None or prospect.awaited is None or not prospect.is_waiting:
+            return None
+        return prospect.awaited.lease
+
     def _may_start(self, sequence: LiveSequence) -> bool:
         """Whether nobody is about to compute what it could adopt."""
         if _waits_for_first(sequence):

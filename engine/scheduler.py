@@ -107,6 +107,11 @@ class Scheduler:
         """None when it is over."""
         return self._live.get(sequence_id)
 
+    def is_loading(self, sequence: LiveSequence) -> bool:
+        """Whether it waits for what comes from disk."""
+        lease = self._admission.awaited(sequence) if self._disk.is_loading else None
+        return lease is not None and self._disk.loads(lease)
+
     def take_admissions(self) -> list[OutputEvent]:
         """News of those who were admitted for the first time since this was last asked."""
         news, self._admissions = self._admissions, []

@@ -195,7 +195,9 @@ class ThreadedEngine:
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         card = self._parts.card
         glimpses = Glimpses(self._loop.scheduler, self._loop.timing)
-        painter = Painter(card.block_size, card.block_size * card.kv_bytes_per_token)
+        painter = Painter(
+            card.block_size, card.block_size * card.kv_bytes_per_token, self._loop.scheduler.disk
+        )
         watch = LiveWatch(self._ask, glimpses, painter, self._versions, self._n_received)
         return watching(self._ask, glimpses, watch)
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -13,8 +14,9 @@ from engine.disk_cache.tier import Tier
 from engine.types import DiskCacheStats
 from kvstore.actions import Order, Parts, ReadBlock
 from kvstore.digest import Digest, block_digests, root_digest
+from kvstore.lease import Lease
 from kvstore.store import KVStore
-from kvstore.types import Namespace
+from kvstore.types import BlockId, Namespace
 
 
 class DiskCache(Protocol):
@@ -23,6 +25,10 @@ class DiskCache(Protocol):
     @property
     def is_loading(self) -> bool:
         """Whether somebody may be waiting for it."""
+        ...
+
+    def loads(self, lease: Lease) -> bool:
+        """Whether it is filled from disk now."""
         ...
 
     @property
@@ -81,7 +87,13 @@ class DiskCache(Protocol):
         """Let go of the disk."""
         ...
 
-    def stats(self) -> DiskCacheStats | None: ...
+    def on_disk(self, blocks: Sequence[BlockId]) -> int:
+        """How many blocks of a run in the tree, from the first on, could be read. On any thread."""
+        ...
+
+    def stats(self) -> DiskCacheStats | None:
+        """On any thread."""
+        ...
 
 
 class NoDiskCache:
@@ -90,6 +102,9 @@ class NoDiskCache:
     is_loading = False
     is_busy = False
     is_ending = False
+
+    def loads(self, lease: Lease) -> bool:
+        return False
 
     def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
         return ()
@@ -123,6 +138,9 @@ class NoDiskCache:
 
     def close(self) -> None:
         """There is no disk."""
+
+    def on_disk(self, blocks: Sequence[BlockId]) -> int:
+        return 0
 
     def stats(self) -> DiskCacheStats | None:
         return None
@@ -158,12 +176,12 @@ class TieredCache:
         self._store = store
         self._limit_bytes = limit_bytes
         entries = Entries(store.groups, part_bytes, store.block_size)
-        names = BlockNames(store.block_size)
-        self._archive = Archive(tier, store.index, names, entries, archive, clock)
+        self._names = BlockNames(store.block_size)
+        self._archive = Archive(tier, store.index, self._names, entries, archive, clock)
         self._recalls = Recalls(tier, store, entries, recalls, clock, post)
-        store.index.observers.add(names)
+        store.index.observers.add(self._names)
         store.index.observers.add(self._archive)
-        store.pool.when_freed(names.forget)
+        store.pool.when_freed(self._names.forget)
 
     @property
     def is_loading(self) -> bool:
@@ -172,6 +190,9 @@ class TieredCache:
     @property
     def is_ending(self) -> bool:
         return self._archive.is_dirty and self._clock() < self._ends_at
+
+    def loads(self, lease: Lease) -> bool:
+        return self._recalls.fills(lease)
 
     @property
     def is_busy(self) -> bool:
@@ -221,6 +242,13 @@ class TieredCache:
         self._recalls.end()
         self._tier.flush(max(self._ends_at - self._clock(), 0.0))
         self._tier.close()
+
+    def on_disk(self, blocks: Sequence[BlockId]) -> int:
+        return bisect_left(blocks, True, key=self._is_missing)  # none is there without its parent
+
+    def _is_missing(self, block: BlockId) -> bool:
+        name = self._names.get(block)
+        return name is None or not self._tier.known((name,))
 
     def stats(self) -> DiskCacheStats:
         tier, loads = self._tier.stats(), self._recalls.counters

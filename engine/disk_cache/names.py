@@ -7,7 +7,7 @@ from kvstore.types import BlockId, Namespace
 
 
 class BlockNames:
-    """An observer of the tree. Whole blocks have names for as long as they are not free."""
+    """An observer of the tree. Its blocks, tails too, have names until they are free."""
 
     def __init__(self, block_size: int) -> None:
         self._block_bytes = block_size * TOKEN_BYTES
@@ -20,8 +20,12 @@ class BlockNames:
         return self._roots[namespace]
 
     def of(self, block: BlockId) -> Digest:
-        """Raises KeyError for a block that is not whole in the tree."""
+        """Raises KeyError for a block that is not in the tree and never was."""
         return self._names[block]
+
+    def get(self, block: BlockId) -> Digest | None:
+        """On any thread, where a block may have been handed on since."""
+        return self._names.get(block)
 
     def above(self, node: Node, index: int) -> Digest:
         """The name behind which the node's block at `index` stands."""
@@ -45,11 +49,8 @@ class BlockNames:
         self._names.pop(block, None)
 
     def stored(self, node: Node, first: int) -> None:
-        whole = self.whole_blocks(node)
-        if first >= whole:
-            return
         name = self.above(node, first)
-        for index in range(first, whole):
+        for index in range(first, len(node.blocks)):
             start = index * self._block_bytes
             name = digest_behind(name, bytes(node.packed[start : start + self._block_bytes]))
             self._names[node.blocks[index]] = name

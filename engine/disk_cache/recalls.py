@@ -120,6 +120,10 @@ class Recalls:
     def is_loading(self) -> bool:
         return bool(self._loads)
 
+    def fills(self, lease: Lease) -> bool:
+        """Whether it is one of the loads'."""
+        return any(load.lease is lease for load in self._loads)
+
     def wait_seconds(self) -> float | None:
         """Until a load is given up, if nothing else happens; None: there is none."""
         deadline = min((load.deadline for load in self._loads), default=None)

@@ -11,14 +11,13 @@ from itertools import islice
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
 from engine.timing import Timing
-from engine.watching.picture import GroupSlots
+from engine.watching.picture import GroupSlots, RequestState
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
 from kvstore.lease import Lease
 from kvstore.mirror.changes import Change
 from kvstore.mirror.journal import TreeJournal
-from kvstore.prefix_index import PrefixIndex
 from kvstore.types import BlockId, Namespace
 
 SHOWN_REQUESTS = 128
@@ -31,7 +30,7 @@ class Live:
 
     id: str
     namespace: Namespace
-    is_running: bool
+    state: RequestState
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
@@ -92,7 +91,7 @@ class Glimpses:
         waiting = islice(scheduler.waiting, SHOWN_REQUESTS)
         pool, groups = store.pool, store.groups
         return Moment(
-            live=tuple(_live(each, self._index) for each in (*scheduler.running, *waiting)),
+            live=tuple(map(self._live, (*scheduler.running, *waiting))),
             waiting=scheduler.n_waiting,
             blocks=(pool.n_blocks, pool.n_free, pool.n_cached, pool.n_held),
             groups=tuple(_slots(group) for group in groups),
@@ -101,6 +100,27 @@ class Glimpses:
             next_evicted=tuple(node.serial for node in self._index.next_evicted(NEXT_EVICTED)),
             counters=self._counters(),
         )
+
+    def _live(self, sequence: LiveSequence) -> Live:
+        block = None if sequence.lease is None else _last_indexed(sequence.lease)
+        node = None if block is None else self._index.node_of(block)
+        request = sequence.request
+        return Live(
+            id=request.id if sequence.index == 0 else f"{request.id}#{sequence.index}",
+            namespace=sequence.namespace,
+            state=self._state(sequence),
+            prompt_tokens=sequence.prompt_tokens,
+            cached_tokens=sequence.cached_tokens,
+            computed_tokens=sequence.computed_tokens,
+            output_tokens=sequence.output_tokens,
+            node=None if node is None else node.serial,
+            has_all=node is not None and node.blocks[-1] == block,
+        )
+
+    def _state(self, sequence: LiveSequence) -> RequestState:
+        if sequence.lease is not None:
+            return "running"
+        return "loading" if self._scheduler.is_loading(sequence) else "waiting"
 
     def _counters(self) -> tuple[int, int, int, int, int, float]:
         counters, cached = self._scheduler.counters, self._scheduler.admission_counters
@@ -112,23 +132,6 @@ class Glimpses:
             self._timing.first_tokens,
             self._timing.first_token_seconds,
         )
-
-
-def _live(sequence: LiveSequence, index: PrefixIndex) -> Live:
-    block = None if sequence.lease is None else _last_indexed(sequence.lease)
-    node = None if block is None else index.node_of(block)
-    request = sequence.request
-    return Live(
-        id=request.id if sequence.index == 0 else f"{request.id}#{sequence.index}",
-        namespace=sequence.namespace,
-        is_running=sequence.lease is not None,
-        prompt_tokens=sequence.prompt_tokens,
-        cached_tokens=sequence.cached_tokens,
-        computed_tokens=sequence.computed_tokens,
-        output_tokens=sequence.output_tokens,
-        node=None if node is None else node.serial,
-        has_all=node is not None and node.blocks[-1] == block,
-    )
 
 
 def _last_indexed(lease: Lease) -> BlockId | None:

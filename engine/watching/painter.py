@@ -5,10 +5,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from engine.disk_cache.cache import DiskCache
+from engine.types import DiskCacheStats
 from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Live, Moment
 from engine.watching.picture import (
     ArenaBlocks,
     CachePicture,
+    DiskUse,
     Hidden,
     HiddenRequests,
     PictureCounters,
@@ -24,9 +27,9 @@ MAX_NODES = 2000
 MAX_MARKS = 32
 """Of each kind on one node: saved states, holes. The last ones, where the next will resume."""
 
-PICTURE_BYTES = 148_000
+PICTURE_BYTES = 147_800
 """What a picture may come to as JSON, by these sizes of its parts, which are the most they take."""
-NODE_BYTES = 235
+NODE_BYTES = 255
 REQUEST_BYTES = 260
 NAMESPACE_BYTES = 110
 STATE_BYTES = 9
@@ -38,20 +41,24 @@ DEFAULT_NAMESPACE = "0"
 class Painter:
     """Takes glimpses in and makes pictures. For one thread at a time."""
 
-    def __init__(self, block_size: int, block_bytes: int) -> None:
+    def __init__(self, block_size: int, block_bytes: int, disk: DiskCache) -> None:
         self._block_size = block_size
         self._block_bytes = block_bytes
         self._mirror = TreeMirror()
         self._last: Glimpse | None = None
+        self._disk = disk
+        self._disk_use: DiskUse | None = None
 
     def take_in(self, glimpse: Glimpse) -> bool:
         """Whether anything has changed."""
         last, self._last = self._last, glimpse
+        used, self._disk_use = self._disk_use, _disk_use(self._disk.stats())
         self._mirror.apply(glimpse.changes)
         for live in glimpse.moment.live:
             if live.node is not None:
                 self._mirror.use(live.node, glimpse.seconds)
-        return bool(glimpse.changes) or last is None or last.moment != glimpse.moment
+        has_moved = last is None or last.moment != glimpse.moment
+        return bool(glimpse.changes) or has_moved or used != self._disk_use
 
     def first_block(self, node_id: int) -> tuple[int, BlockId] | None:
         """How many tokens a node has, and which block it begins with."""
@@ -74,6 +81,7 @@ class Painter:
             block_tokens=self._block_size,
             arena=ArenaBlocks(*moment.blocks, self._block_bytes),
             groups=moment.groups,
+            disk=self._disk_use,
             nodes=tuple(
                 self._node(node, glimpse, holders, hidden[node.serial], places.get(node.serial))
                 for node in shown
@@ -141,6 +149,7 @@ class Painter:
             namespace=namespace_id(node.namespace),
             start=node.start,
             tokens=node.tokens,
+            disk_tokens=self._on_disk(node),
             blocks=len(node.blocks),
             tail=node.tokens % self._block_size,
             holders=holders[node.serial],
@@ -150,6 +159,9 @@ class Painter:
             next_evicted=place,
             hidden=hidden if hidden.nodes else None,
         )
+
+    def _on_disk(self, node: MirrorNode) -> int:
+        return min(self._disk.on_disk(node.blocks) * self._block_size, node.tokens)
 
     def _states(self, node: MirrorNode, moment: Moment) -> tuple[int, ...]:
         if not moment.states or moment.states.keys().isdisjoint(node.blocks):
@@ -236,7 +248,7 @@ def _request(live: Live, mirror: TreeMirror) -> PictureRequest:
         id=live.id,
         node=live.node if live.node in mirror.nodes else None,
         namespace=namespace_id(live.namespace),
-        state="running" if live.is_running else "waiting",
+        state=live.state,
         prompt_tokens=live.prompt_tokens,
         cached_tokens=live.cached_tokens,
         computed_tokens=live.computed_tokens,
@@ -246,8 +258,23 @@ def _request(live: Live, mirror: TreeMirror) -> PictureRequest:
 
 def _hidden_requests(moment: Moment) -> HiddenRequests:
     shown, left_out = moment.live[:SHOWN_REQUESTS], moment.live[SHOWN_REQUESTS:]
-    waiting = sum(not live.is_running for live in shown)
-    return HiddenRequests(sum(live.is_running for live in left_out), moment.waiting - waiting)
+    running = sum(live.state == "running" for live in left_out)
+    waiting = sum(live.state != "running" for live in shown)
+    return HiddenRequests(running, moment.waiting - waiting)
+
+
+def _disk_use(stats: DiskCacheStats | None) -> DiskUse | None:
+    if stats is None:
+        return None
+    return DiskUse(
+        entries=stats.entries,
+        used_bytes=stats.used_bytes,
+        limit_bytes=stats.limit_bytes,
+        read_bytes=stats.read_bytes,
+        written_bytes=stats.written_bytes,
+        hits=stats.hits,
+        loaded_tokens=stats.loaded_tokens,
+    )
 
 
 def _counters(moment: Moment, requests: int) -> PictureCounters:

@@ -1,6 +1,7 @@
 """What a watcher is shown of the cache. Frozen values; no token and no salt is in them."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,19 @@ class GroupSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskUse:
+    """The disk cache. Counted since start are those from `read_bytes` on."""
+
+    entries: int  # blocks, and ends of prompts within one
+    used_bytes: int
+    limit_bytes: int
+    read_bytes: int
+    written_bytes: int
+    hits: int  # prompts of which something was loaded
+    loaded_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hidden:
     """What a picture leaves out, summed up."""
 
@@ -42,6 +56,7 @@ class PictureNode:
     namespace: str
     start: int
     tokens: int
+    disk_tokens: int  # of them, from the first on, that are on disk
     blocks: int
     tail: int  # tokens in its last block where that is not full, else 0
     holders: int  # live sequences whose path goes through its last block
@@ -60,6 +75,10 @@ class PictureNamespace:
     tokens: int
 
 
+RequestState: TypeAlias = Literal["waiting", "loading", "running"]
+"""Who is loading waits for what is being read from disk."""
+
+
 @dataclass(frozen=True, slots=True)
 class PictureRequest:
     """A live sequence, and the node with the last of its blocks that the tree has."""
@@ -67,7 +86,7 @@ class PictureRequest:
     id: str
     node: int | None
     namespace: str
-    state: str  # "waiting" or "running"
+    state: RequestState
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
@@ -76,7 +95,7 @@ class PictureRequest:
 
 @dataclass(frozen=True, slots=True)
 class HiddenRequests:
-    """Live sequences that a picture leaves out."""
+    """Live sequences that a picture leaves out. `waiting` includes those that are loading."""
 
     running: int
     waiting: int
@@ -107,6 +126,7 @@ class CachePicture:
     block_tokens: int
     arena: ArenaBlocks
     groups: tuple[GroupSlots, ...]
+    disk: DiskUse | None  # None without a disk cache
     nodes: tuple[PictureNode, ...]
     hidden: Hidden  # below roots
     namespaces: tuple[PictureNamespace, ...]

@@ -4,20 +4,27 @@
 
 The first glimpses copy the tree bit by bit; those after tell what has changed, here one prompt
 served between two of them. Both are the engine thread's time. Pictures, and their JSON, are made on
-another thread. All are processor seconds of their thread, in milliseconds.
+another thread. All are processor seconds of their thread, in milliseconds. What is in the tree at
+first is on disk as well.
 """
 
 import random
 import statistics
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from engine.disk_cache.archive import ArchiveRules
+from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.recalls import RecallRules
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.timing import Timing
+from engine.types import DiskWrites
 from engine.validation import Limits
 from engine.watching.glimpse import Glimpse, Glimpses
 from engine.watching.painter import Painter
@@ -25,6 +32,8 @@ from kvstore.block_pool import BlockPool
 from kvstore.lease import Refusal
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import TierLimits
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from load_tests.bench.steps import silent
@@ -33,6 +42,7 @@ from server.metrics import EngineTelemetry
 from server.schemas.cache_tree import CacheTree
 
 BLOCK_TOKENS = 16
+DISK_BYTES = 1 << 30
 MOST_BLOCKS = 10  # of what a prompt adds
 NAMESPACE = Namespace(model="benchmark")
 VOCABULARY = 150_000
@@ -41,15 +51,24 @@ VOCABULARY = 150_000
 class Branches:
     """Prompts that leave earlier ones somewhere, so that the tree is deep and fragmented."""
 
-    def __init__(self, nodes: int, seed: int) -> None:
+    def __init__(self, nodes: int, seed: int, directory: Path) -> None:
         self._random = random.Random(seed)
         self._prompts: list[list[int]] = [[]]
         pool = BlockPool((nodes + 100) * MOST_BLOCKS)
         self.store = KVStore(pool, RadixTree(pool, BLOCK_TOKENS, time.monotonic), BLOCK_TOKENS)
+        self.disk = TieredCache(
+            DiskTier.open(directory, "benchmark", TierLimits(DISK_BYTES)),
+            *(self.store, (1, 0), DISK_BYTES, lambda told: told()),
+            ArchiveRules(writes=DiskWrites.ALL),
+            RecallRules(),
+        )
         while self.store.index.n_nodes < nodes:
             self.serve()
+        while reads := self.disk.reads(0):
+            self.disk.commit(0, [(b"b", None)] * len(reads))
 
     def serve(self) -> None:
+        """One of them, which nobody writes to disk."""
         base = self._random.choice(self._prompts[-500:])
         cut = self._random.randint(0, len(base) // BLOCK_TOKENS) * BLOCK_TOKENS
         length = self._random.randint(BLOCK_TOKENS, MOST_BLOCKS * BLOCK_TOKENS)
@@ -66,12 +85,14 @@ class Branches:
 class Watch:
     """The two ends of it, each timed."""
 
-    def __init__(self, store: KVStore) -> None:
+    def __init__(self, branches: Branches) -> None:
         limits = Limits(VOCABULARY, 10**6, 10**9, 32, 1024, 512)
         outputs = OutputFactory(frozenset(), silent)
-        scheduler = Scheduler(store, outputs, limits, draw_seed=lambda: 0)
+        scheduler = Scheduler(
+            branches.store, outputs, limits, draw_seed=lambda: 0, disk=branches.disk
+        )
         self._glimpses = Glimpses(scheduler, Timing(time.monotonic, EngineTelemetry()))
-        self._painter = Painter(BLOCK_TOKENS, block_bytes=0)
+        self._painter = Painter(BLOCK_TOKENS, 0, branches.disk)
 
     def look(self) -> tuple[Glimpse, float]:
         began = time.thread_time()
@@ -89,9 +110,9 @@ class Watch:
         return len(tree.nodes), len(body), time.thread_time() - began
 
 
-def measure(nodes: int, repeats: int) -> Table:
-    branches = Branches(nodes, seed=1)
-    watch = Watch(branches.store)
+def measure(nodes: int, repeats: int, directory: Path) -> Table:
+    branches = Branches(nodes, 1, directory)
+    watch = Watch(branches)
     copying, telling, painting = list[float](), list[float](), list[float]()
     is_whole = False
     while not is_whole:
@@ -113,6 +134,7 @@ def measure(nodes: int, repeats: int) -> Table:
         ("a glimpse, median and longest ms", _milliseconds(telling)),
         ("a picture as JSON, median and longest ms", _milliseconds(painting)),
     )
+    branches.disk.close()
     return Table(("", "of another thread, but for glimpses"), rows)
 
 
@@ -125,7 +147,8 @@ def main(
     repeats: Annotated[int, typer.Option(min=1)] = 50,
 ) -> None:
     """Fill a tree, watch it, and time both ends."""
-    Console(width=100).print(measure(nodes, repeats).rich())
+    with TemporaryDirectory() as directory:
+        Console(width=100).print(measure(nodes, repeats, Path(directory)).rich())
 
 
 if __name__ == "__main__":

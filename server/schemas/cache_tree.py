@@ -32,6 +32,18 @@ class TreeGroup(_Seen):
     used: int
 
 
+class TreeDisk(_Seen):
+    """The disk cache. Bytes read and written, hits and tokens are counted since start."""
+
+    entries: int = Field(description="Blocks, and ends of prompts within one.")
+    used_bytes: int = Field(description="Of all its files.")
+    limit_bytes: int
+    read_bytes: int
+    written_bytes: int
+    hits: int = Field(description="Prompts of which something was loaded.")
+    loaded_tokens: int
+
+
 class HiddenNodes(_Seen):
     """What a picture leaves out, summed up."""
 
@@ -48,6 +60,7 @@ class TreeNode(_Seen):
     namespace: str
     start: int = Field(description="The position of its first token.")
     tokens: int
+    disk_tokens: int = Field(description="Of its tokens, from the first on, that are on disk.")
     blocks: int
     tail: int = Field(description="Tokens in its last block where that is not full, else 0.")
     holders: int = Field(description="Live sequences whose path goes through its last block.")
@@ -81,7 +94,9 @@ class TreeRequest(_Seen):
     id: str = Field(description="The request's; behind # the index of one of several choices.")
     node: int | None = Field(description="The node with the last of its blocks in the tree.")
     namespace: str
-    state: Literal["waiting", "running"]
+    state: Literal["waiting", "loading", "running"] = Field(
+        description="`loading`: it waits for what is being read from disk; `waiting`: for others."
+    )
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
@@ -89,7 +104,7 @@ class TreeRequest(_Seen):
 
 
 class HiddenRequests(_Seen):
-    """Live sequences that a picture leaves out."""
+    """Live sequences that a picture leaves out. `waiting` includes those that are loading."""
 
     running: int
     waiting: int
@@ -118,6 +133,7 @@ class CacheTree(_Seen):
     block_tokens: int
     arena: TreeArena
     groups: list[TreeGroup]
+    disk: TreeDisk | None = Field(description="Null without a disk cache.")
     nodes: list[TreeNode] = Field(description="Parents come before their children.")
     hidden: HiddenNodes = Field(description="What is left out of the first nodes of namespaces.")
     namespaces: list[TreeNamespace]

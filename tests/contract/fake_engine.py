@@ -34,6 +34,7 @@ from engine.types import (
 from engine.watching.picture import (
     ArenaBlocks,
     CachePicture,
+    DiskUse,
     GroupSlots,
     Hidden,
     HiddenRequests,
@@ -116,9 +117,10 @@ PICTURE = CachePicture(
     arena=ArenaBlocks(128, 100, 20, 8, 32_768),
     groups=(GroupSlots("window", 64, 16, 3), GroupSlots("recurrent", None, 8, 1)),
     nodes=(
-        PictureNode(1, None, "0", 0, 64, 2, 0, 1, 0.0, (), ((0, 32),), None, None),
-        PictureNode(2, 1, "0", 64, 40, 2, 8, 0, 4.2, (96, 104), (), 1, Hidden(1, 32, 1)),
+        PictureNode(1, None, "0", 0, 64, 64, 2, 0, 1, 0.0, (), ((0, 32),), None, None),
+        PictureNode(2, 1, "0", 64, 40, 32, 2, 8, 0, 4.2, (96, 104), (), 1, Hidden(1, 32, 1)),
     ),
+    disk=DiskUse(40, 5_242_880, 1 << 30, 1_048_576, 4_194_304, 3, 900),
     hidden=Hidden(),
     namespaces=(PictureNamespace("0", "default", 3, 136),),
     requests=(PictureRequest("r", 1, "0", "running", 70, 64, 70, 2),),

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
@@ -37,6 +38,7 @@ class Harness:
         eos_token_ids: frozenset[int] = frozenset(),
         row_fault: Callable[[SequenceId], bool] = lambda sequence_id: False,
         groups: Sequence[Group] = (),
+        disk: Callable[[KVStore], DiskCache] = lambda store: NO_DISK_CACHE,
     ) -> None:
         self.pool = BlockPool(n_blocks)
         self.store = KVStore(self.pool, RadixTree(self.pool, block_size), block_size, groups)
@@ -58,6 +60,7 @@ class Harness:
             self.outputs,
             self.limits,
             lambda: 7,
+            disk=disk(self.store),
         )
         self.events: dict[str, list[OutputEvent]] = defaultdict(list)
         self.plans: list[StepPlan] = []
@@ -97,7 +100,7 @@ class Harness:
             cache_salt=cache_salt,
             prompt_logprobs=prompt_logprobs,
         )
-        self.scheduler.add(prepare(request, self.limits))
+        self.scheduler.add(prepare(request, self.limits, names=self.scheduler.names))
         return request.id
 
     def step(self) -> StepPlan:

@@ -1,14 +1,15 @@
 """The cache of a real engine, watched while it is used."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from engine.launch import launch
-from engine.types import EngineConfig
+from engine.types import DiskCacheConfig, DiskWrites, EngineConfig
 from server.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
@@ -16,6 +17,7 @@ from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 
 BLOCK_SIZE = 8
+DISK_BYTES = 64 << 20
 SYSTEM = list(range(5, 37))
 
 
@@ -28,6 +30,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         block_size=BLOCK_SIZE,
         max_running=4,
         step_tokens=16,
+        disk=DiskCacheConfig(tmp_path_factory.mktemp("disk"), DISK_BYTES, DiskWrites.ALL),
     )
     telemetry = EngineTelemetry()
     engine = launch(config, telemetry, lambda line: None)
@@ -50,6 +53,15 @@ def complete(http: httpx.Client, prompt: list[int], **fields: Any) -> Any:
 
 def tree(http: httpx.Client) -> Any:
     return http.get("/admin/cache/tree").raise_for_status().json()
+
+
+def eventually(http: httpx.Client, is_so: Callable[[Any], bool]) -> Any:
+    """The first picture of which that is so: disks take their time."""
+    deadline = time.monotonic() + CLIENT_SECONDS
+    while not is_so(seen := tree(http)):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.02)
+    return seen
 
 
 def below(nodes: list[Any], parent: int | None) -> list[Any]:
@@ -127,6 +139,18 @@ def test_who_is_being_served_stands_at_a_node(http: httpx.Client) -> None:
         assert node["holders"] == 1
         assert node["idle_seconds"] == 0.0
         assert seen["arena"]["held"] > 0
+
+
+def test_what_is_written_is_on_disk_and_what_is_cleared_is_not(http: httpx.Client) -> None:
+    complete(http, SYSTEM)
+    (node,) = eventually(http, lambda seen: seen["nodes"][0]["disk_tokens"] >= 32)["nodes"]
+    assert node["disk_tokens"] <= node["tokens"]
+    disk = tree(http)["disk"]
+    assert disk["entries"] >= 4
+    assert disk["limit_bytes"] == DISK_BYTES >= disk["used_bytes"] > 0
+    http.post("/admin/cache/clear", params={"tiers": "disk"})
+    seen = eventually(http, lambda seen: seen["disk"]["entries"] == 0)
+    assert [node["disk_tokens"] for node in seen["nodes"]] == [0]
 
 
 def test_what_other_layers_keep_is_marked(http: httpx.Client) -> None:

@@ -41,6 +41,7 @@ def test_the_picture_is_what_the_document_says(base_url: str, http: httpx.Client
         "namespace": "0",
         "start": 64,
         "tokens": 40,
+        "disk_tokens": 32,
         "blocks": 2,
         "tail": 8,
         "holders": 0,
@@ -49,6 +50,15 @@ def test_the_picture_is_what_the_document_says(base_url: str, http: httpx.Client
         "holes": [],
         "next_evicted": 1,
         "hidden": {"nodes": 1, "tokens": 32, "blocks": 1},
+    }
+    assert picture["disk"] == {
+        "entries": 40,
+        "used_bytes": 5_242_880,
+        "limit_bytes": 1 << 30,
+        "read_bytes": 1_048_576,
+        "written_bytes": 4_194_304,
+        "hits": 3,
+        "loaded_tokens": 900,
     }
     assert top["holes"] == [[0, 32]]
     assert top["hidden"] is None

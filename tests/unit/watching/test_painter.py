@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from engine.disk_cache.cache import NoDiskCache
 from engine.timing import Timing
+from engine.types import DiskCacheStats
 from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Glimpses, Live, Moment
 from engine.watching.painter import MAX_NODES, Painter, namespace_id
 from engine.watching.picture import CachePicture, GroupSlots, Hidden
@@ -19,11 +22,22 @@ from kvstore.mirror.journal import COPIED_NODES
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
 from server.schemas.cache_tree import CacheTree
+from tests.contract.fake_engine import DISK
 from tests.simulation.simulator import SilentTelemetry
 from tests.unit.engine_harness import Harness, prompt
 
 BLOCK = 4
 MOST_BYTES = 150_000
+
+
+class FullDisk(NoDiskCache):
+    """Everything is there, in figures as long as they will ever be."""
+
+    def on_disk(self, blocks: Sequence[BlockId]) -> int:
+        return len(blocks)
+
+    def stats(self) -> DiskCacheStats:
+        return replace(DISK, entries=10**9, used_bytes=10**13, loaded_tokens=10**12)
 
 
 class Watcher:
@@ -33,7 +47,7 @@ class Watcher:
         self.now = 0.0
         timing = Timing(lambda: self.now, SilentTelemetry())
         self.glimpses = Glimpses(harness.scheduler, timing)
-        self.painter = Painter(BLOCK, 1024)
+        self.painter = Painter(BLOCK, 1024, harness.scheduler.disk)
 
     def look(self) -> bool:
         return self.painter.take_in(self.glimpses.take())
@@ -167,7 +181,7 @@ def made_glimpse(changes: Sequence[Change], live: tuple[Live, ...] = ()) -> Glim
 
 
 def picture_of(glimpse: Glimpse) -> CachePicture:
-    painter = Painter(BLOCK, 1024)
+    painter = Painter(BLOCK, 1024, FullDisk())
     painter.take_in(glimpse)
     return painter.paint(10**9, 10**9)
 
@@ -199,7 +213,7 @@ def busy(n_requests: int, n_nodes: int, random: Random) -> tuple[Live, ...]:
         Live(
             f"{random.getrandbits(128):032x}-{i}#3",
             Namespace(cache_salt="x"),
-            i % 2 == 0,
+            "running" if i % 2 == 0 else "loading",
             prompt_tokens=10**6 + i,
             cached_tokens=10**6,
             computed_tokens=10**6,
