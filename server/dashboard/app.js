@@ -13,6 +13,11 @@ import { History } from "./state/history.js";
 import { Picture } from "./tree/picture.js";
 
 const TICK_MS = 1000;
+const TIERS = [
+  ["Clear memory?", "memory"],
+  ["Clear the disk?", "disk"],
+  ["Clear both?", "memory,disk"],
+];
 const STATUS = {
   connecting: "connecting …",
   live: "live",
@@ -58,7 +63,7 @@ class App extends Component {
     return html`
       <section class="overview" aria-label="Right now">
         <${Numbers} snapshot=${snapshot} history=${this.history} />
-        <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} />
+        <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
       </section>
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       <${Picture} snapshot=${snapshot} lit=${this.adopted.lit(now)} seconds=${seconds}
@@ -72,9 +77,11 @@ class App extends Component {
   /** Without a namespace, of everything. */
   clearButton(namespace) {
     const what = namespace ? `“${namespace.name}”` : "the cache";
+    const choices = this.state.snapshot.disk ? TIERS : [[`Really clear ${what}?`, "memory"]];
+    const answers = choices.map(([text, tiers]) => [text, () => this.clear(namespace, tiers)]);
     return html`
       <${Confirm} label=${namespace ? "Clear this namespace" : "Clear the cache"}
-                  question="Really clear ${what}?" onConfirm=${() => this.clear(namespace)} />`;
+                  answers=${answers} />`;
   }
 
   show(snapshot) {
@@ -99,10 +106,10 @@ class App extends Component {
     this.setState({ status: "connecting" });
   }
 
-  async clear(namespace) {
-    const query = namespace ? `?namespace=${encodeURIComponent(namespace.id)}` : "";
+  async clear(namespace, tiers) {
+    const query = new URLSearchParams({ tiers, ...(namespace && { namespace: namespace.id }) });
     try {
-      await ask(`admin/cache/clear${query}`, { method: "POST" });
+      await ask(`admin/cache/clear?${query}`, { method: "POST" });
       this.setState({ problem: null });
     } catch (error) {
       this.setState({ problem: reason(error) });

@@ -5,18 +5,17 @@ from typing import Any
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 from pydantic import SecretStr
 
 from server.settings import Settings
+from tests.browser.axe import grave
 from tests.browser.conftest import Visit
 from tests.browser.demo import DESKTOP, PHONE, say
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
 
 KEY = "open-sesame"
-GRAVE = {"serious", "critical"}
 
 
 def test_it_asks_for_the_key_and_sends_it_in_a_header_alone(visit: Visit) -> None:
@@ -75,13 +74,3 @@ def test_a_phone_scrolls_in_one_direction(
     page = visit(demo_url, viewport=PHONE)
     expect(page.locator(".bar")).to_have_count(1)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-
-
-def grave(page: Page) -> list[str]:
-    """What axe finds that keeps somebody from using the page."""
-    violations = Axe().run(page).response["violations"]
-    return [
-        f"{found['id']}: {[node['target'] for node in found['nodes']]}"
-        for found in violations
-        if found["impact"] in GRAVE
-    ]

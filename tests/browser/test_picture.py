@@ -103,6 +103,61 @@ def test_a_click_tells_of_a_bar_and_the_keyboard_does_too(page: Page, daemon: ht
     expect(details).to_have_count(0)
 
 
+def test_a_click_fills_the_width_with_a_bar_and_what_is_behind_it(
+    page: Page, daemon: httpx.Client
+) -> None:
+    for question in QUESTIONS:
+        say(daemon, question, SYSTEM)
+    expect(page.locator(".bar")).to_have_count(4)
+    whole = bars(page)
+    shared, one, *_ = whole
+    page.locator(".bar").first.click()
+    trail = page.get_by_role("navigation", name="Where the picture begins")
+    expect(trail).to_contain_text(f"0 to {shared.tokens}")
+    end = max(bar.x + bar.width for bar in bars(page))
+    assert end > max(bar.x + bar.width for bar in whole)
+    page.locator(".bar").nth(1).click()
+    expect(page.locator(".bar")).to_have_count(1)
+    (alone,) = bars(page)
+    assert (alone.x, alone.tokens) == (0, one.tokens)
+    assert alone.width == pytest.approx(end, abs=1)
+    trail.get_by_role("button", name=f"0 to {shared.tokens}").click()
+    expect(page.locator(".bar")).to_have_count(4)
+    trail.get_by_role("button", name="All tokens").click()
+    expect(trail).to_have_count(0)
+    assert bars(page) == whole
+
+
+def test_the_keyboard_goes_in_and_out(page: Page, daemon: httpx.Client) -> None:
+    for question in QUESTIONS:
+        say(daemon, question, SYSTEM)
+    expect(page.locator(".bar")).to_have_count(4)
+    page.locator(".bar[tabindex='0']").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(page.locator(".bar")).to_have_count(1)
+    inner = page.locator(".bar")
+    expect(inner).to_be_focused()
+    inner_id = inner.get_attribute("data-node")
+    page.keyboard.press("Escape")
+    expect(page.locator(".bar")).to_have_count(4)
+    expect(page.locator(f".bar[data-node='{inner_id}']")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="All tokens").press("Enter")
+    expect(page.locator(".bar")).to_have_count(4)
+    expect(page.locator(f".bar[data-node='{inner_id}']")).to_be_focused()
+
+
+def test_what_fills_the_width_may_be_cleared(page: Page, daemon: httpx.Client) -> None:
+    say(daemon, QUESTIONS[0])
+    page.locator(".bar").click()
+    daemon.post("/admin/cache/clear").raise_for_status()
+    expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
+    expect(page.get_by_text("No longer in the cache")).to_be_visible()
+    say(daemon, QUESTIONS[1])
+    expect(page.locator(".bar")).to_have_count(1)
+
+
 def test_the_tables_say_the_same(page: Page, daemon: httpx.Client) -> None:
     usage = say(daemon, QUESTIONS[0])
     expect(page.locator(".bar")).to_have_count(1)

@@ -1,6 +1,6 @@
-// How the daemon does right now, in four numbers, and whose the memory is.
+// How the daemon does right now, in four numbers, whose the memory is, and how full the disk.
 
-import { bytes, percent, rate, short, whole } from "../parts/format.js";
+import { bytes, count, percent, rate, short, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
 import { queue } from "../state/queue.js";
 
@@ -8,7 +8,7 @@ const SMOOTHED_SECONDS = 3;
 
 export function Numbers({ snapshot, history }) {
   const { counters } = snapshot;
-  const { running, waiting } = queue(snapshot);
+  const { running, waiting, loading } = queue(snapshot);
   const share = counters.prompt_tokens ? counters.cached_tokens / counters.prompt_tokens : null;
   return html`
     <dl class="numbers">
@@ -17,7 +17,8 @@ export function Numbers({ snapshot, history }) {
                   note="${short(counters.generated_tokens)} since the start" />
       <${Number_} name="Running" value=${whole(running)}
                   note="${short(counters.requests)} requests so far" />
-      <${Number_} name="Waiting" value=${whole(waiting)} note="in the queue" />
+      <${Number_} name="Waiting" value=${whole(waiting)}
+                  note=${loading ? `${whole(loading)} of them loading from disk` : "in the queue"} />
       <${Number_} name="Found in the cache" value=${share === null ? "–" : percent(share)}
                   note="of ${short(counters.prompt_tokens)} prompt tokens" />
     </dl>`;
@@ -28,19 +29,35 @@ function Number_({ name, value, note }) {
 }
 
 /** The KV memory as one bar, and a thin one for each kind of layer with slots of its own. */
-export function Memory({ arena, groups }) {
+export function Memory({ arena, groups, disk }) {
   const parts = [["held", arena.held], ["cached", arena.cached], ["free", arena.free]];
   const size = (blocks) => bytes(blocks * arena.block_bytes);
   return html`
     <div class="memory">
       <h2>Memory <span class="muted">${size(arena.blocks)} in ${whole(arena.blocks)} blocks</span></h2>
-      <${Stack} parts=${parts} total=${arena.blocks} label="Blocks" />
+      <${Stack} parts=${parts} total=${arena.blocks} label=${spoken("Blocks", parts)} />
       <ul>
         ${parts.map(([kind, blocks]) => html`
           <li key=${kind}><span class="swatch ${kind}"></span>
             ${kind} <b>${whole(blocks)}</b> <span class="muted">${size(blocks)}</span></li>`)}
       </ul>
       ${groups.map((group) => html`<${Group} key=${group.kind + group.tokens} group=${group} />`)}
+      ${disk && html`<${Disk} disk=${disk} />`}
+    </div>`;
+}
+
+function Disk({ disk }) {
+  const { used_bytes, limit_bytes, hits, loaded_tokens } = disk;
+  const parts = [["disk", used_bytes], ["free", Math.max(0, limit_bytes - used_bytes)]];
+  const fullness = `${bytes(used_bytes)} of ${bytes(limit_bytes)}`;
+  const loaded = hits ? `${count(loaded_tokens, "token")} loaded for ${count(hits, "prompt")}`
+    : "nothing loaded";
+  return html`
+    <div class="group disk">
+      <span>Disk <span class="muted">${fullness}</span></span>
+      <${Stack} parts=${parts} total=${limit_bytes} label="Disk: ${fullness}" />
+      <p class="muted">Since the start: ${loaded}, ${bytes(disk.read_bytes)} read,${" "}
+        ${bytes(disk.written_bytes)} written</p>
     </div>`;
 }
 
@@ -51,14 +68,17 @@ function Group({ group }) {
   return html`
     <div class="group">
       <span>${name} <span class="muted">${whole(group.used)} of ${whole(group.slots)}</span></span>
-      <${Stack} parts=${parts} total=${group.slots} label=${name} />
+      <${Stack} parts=${parts} total=${group.slots} label=${spoken(name, parts)} />
     </div>`;
 }
 
+function spoken(name, parts) {
+  return `${name}: ${parts.map(([kind, number]) => `${whole(number)} ${kind}`).join(", ")}`;
+}
+
 function Stack({ parts, total, label }) {
-  const spoken = parts.map(([kind, number]) => `${whole(number)} ${kind}`).join(", ");
   return html`
-    <div class="stack" role="img" aria-label="${label}: ${spoken}">
+    <div class="stack" role="img" aria-label=${label}>
       ${parts.map(([kind, number]) => html`
         <span key=${kind} class=${kind} style=${{ flexGrow: total ? number / total : 0 }}></span>`)}
     </div>`;

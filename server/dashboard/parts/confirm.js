@@ -1,9 +1,10 @@
-// A button that asks once more before it does what cannot be undone.
+// A button that asks once more before it does what cannot be undone, and how where there is a choice.
 
 import { Component, html } from "./html.js";
 
 const ASKS_MS = 5000;
 
+/** `answers`: what may be said yes to, each a text and what is done then. */
 export class Confirm extends Component {
   state = { isAsking: false };
 
@@ -11,12 +12,14 @@ export class Confirm extends Component {
     clearTimeout(this.timer);
   }
 
-  render({ label, question, onConfirm }, { isAsking }) {
-    const click = isAsking ? () => this.answer(onConfirm) : () => this.ask();
+  render({ label, answers }, { isAsking }) {
+    const button = (text, act) => html`
+      <button class="quiet ${isAsking ? "danger" : ""}" onClick=${act}>${text}</button>`;
     return html`
-      <button class="quiet ${isAsking ? "danger" : ""}" onClick=${click}>
-        ${isAsking ? question : label}
-      </button>`;
+      <span class="confirm">
+        ${isAsking ? answers.map(([text, act]) => button(text, () => this.answer(act)))
+                   : [button(label, () => this.ask())]}
+      </span>`;
   }
 
   ask() {
@@ -24,9 +27,9 @@ export class Confirm extends Component {
     this.timer = setTimeout(() => this.setState({ isAsking: false }), ASKS_MS);
   }
 
-  answer(onConfirm) {
+  answer(act) {
     clearTimeout(this.timer);
     this.setState({ isAsking: false });
-    onConfirm();
+    act();
   }
 }

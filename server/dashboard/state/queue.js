@@ -1,10 +1,11 @@
 // How many sequences there are, with those that a snapshot only counts.
 
-/** { running, waiting } */
+/** { running, waiting, loading }: who is loading waits, too; of those only counted nobody knows. */
 export function queue({ requests, hidden_requests }) {
-  const listed = requests.filter((request) => request.state === "running").length;
+  const listed = (state) => requests.filter((request) => request.state === state).length;
   return {
-    running: listed + hidden_requests.running,
-    waiting: requests.length - listed + hidden_requests.waiting,
+    running: listed("running") + hidden_requests.running,
+    waiting: requests.length - listed("running") + hidden_requests.waiting,
+    loading: listed("loading"),
   };
 }

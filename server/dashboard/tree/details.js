@@ -15,7 +15,7 @@ export class Details extends Component {
     if (before.id !== this.props.id) this.read();
   }
 
-  render({ node, namespace, idle, users, clear, onClose }) {
+  render({ node, namespace, idle, users, hasDisk, clear, onClose }) {
     return html`
       <section class="details" aria-label="The selected run of tokens">
         <header>
@@ -23,7 +23,8 @@ export class Details extends Component {
           <button class="quiet" onClick=${onClose} aria-label="Close the details">✕</button>
         </header>
         ${node
-          ? html`<${Facts} node=${node} namespace=${namespace} idle=${idle} users=${users} />
+          ? html`<${Facts} node=${node} namespace=${namespace} idle=${idle} users=${users}
+                           hasDisk=${hasDisk} />
                  <${Text} ...${this.state} />
                  <div class="actions">${clear(namespace)}</div>`
           : html`<p class="muted">It was evicted, cleared, or split where a new prompt branches
@@ -47,19 +48,25 @@ function title(node) {
   return `Tokens ${whole(node.start)} to ${whole(node.start + node.tokens)}`;
 }
 
-function Facts({ node, namespace, idle, users }) {
+function Facts({ node, namespace, idle, users, hasDisk }) {
   const facts = [
     ["Length", `${count(node.tokens, "token")} in ${count(node.blocks, "block")}`],
     ["In use by", node.holders ? count(node.holders, "request") : "nobody; kept for later"],
     ["Last used", node.holders ? "in use" : age(idle)],
     ["Namespace", namespace.name],
   ];
+  if (hasDisk) facts.push(["On disk", onDisk(node)]);
   if (users.length) facts.push(["Requests", users.map((user) => user.id).join(", ")]);
   if (node.states.length) facts.push(["States at", node.states.map(whole).join(", ")]);
   if (node.next_evicted) facts.push(["Eviction", `number ${node.next_evicted} in line`]);
   return html`
     <dl>${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
     </dl>`;
+}
+
+function onDisk({ tokens, disk_tokens }) {
+  if (disk_tokens === 0) return "nothing of it";
+  return disk_tokens === tokens ? "all of it" : `its first ${count(disk_tokens, "token")}`;
 }
 
 function Text({ text, problem }) {

@@ -1,7 +1,9 @@
 // The picture itself, one SVG for each namespace. Places come from layout.js, looks from tree.css.
+// A bar that is selected fills the width with all that is behind it.
 
 import { whole } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
+import { Crumbs } from "./crumbs.js";
 import { Bar, Lane, Rest } from "./pieces.js";
 import { ticks } from "./layout.js";
 
@@ -9,6 +11,7 @@ const [HEIGHT_LEAST, HEIGHT_MOST] = [380, 600]; // pixels that the rows share
 const [ROW_LEAST, ROW_READABLE, ROW_MOST] = [5, 16, 40]; // pixels of each, whatever they share
 const PIXELS_BETWEEN_TICKS = 90;
 const MARGIN_RIGHT = 48; // a lane's head and the number of what is left out stand here
+const MARGIN_TICK = 24; // closer to the left edge a tick's number begins at its line
 const MOST_SMOOTH = 400; // more bars than that move without a transition
 
 export class Icicle extends Component {
@@ -21,18 +24,22 @@ export class Icicle extends Component {
     this.observer.observe(this.element);
   }
 
-  componentDidUpdate() {
-    if (!this.moveFocus) return;
+  /** Focus goes where it was sent; and to a bar when what had it has gone with the selection. */
+  componentDidUpdate(before) {
+    const { selected } = this.props;
+    const isLost = before.selected !== selected && document.activeElement === document.body;
+    if (!this.moveFocus && !isLost) return;
+    const id = isLost ? selected ?? before.selected : this.state.focused;
     this.moveFocus = false;
-    this.element.querySelector(`[data-node="${this.state.focused}"]`)?.focus();
+    this.element.querySelector(`[data-node="${id}"]`)?.focus();
   }
 
   componentWillUnmount() {
     this.observer.disconnect();
   }
 
-  render({ picture, lit, ages, selected, onSelect, clear }, { width }) {
-    const x = scale(width - MARGIN_RIGHT, picture.end);
+  render({ picture, path, lit, ages, selected, onSelect, clear }, { width }) {
+    const x = scale(width - MARGIN_RIGHT, picture);
     const row = rowHeight(picture.rows);
     const all = picture.namespaces.flatMap(({ bars }) => bars);
     const focused = all.find(({ node }) => node.id === this.state.focused) ?? all[0];
@@ -41,11 +48,12 @@ export class Icicle extends Component {
     return html`
       <div class="icicle ${isSmooth ? "smooth" : ""}" ref=${(element) => (this.element = element)}
            onKeyDown=${(event) => this.move(event, all)}>
-        <${Axis} x=${x} end=${picture.end} width=${width} />
+        ${path.length > 0 && html`<${Crumbs} path=${path} onSelect=${onSelect} />`}
+        <${Axis} x=${x} picture=${picture} width=${width} />
         <div class="namespaces">
           ${picture.namespaces.map((namespace) => html`
             <${Namespace} key=${namespace.id} namespace=${namespace} looks=${looks} width=${width}
-                          isAlone=${picture.namespaces.length === 1} end=${picture.end}
+                          isAlone=${picture.namespaces.length === 1} picture=${picture}
                           onSelect=${(id) => this.select(id)} clear=${clear} />`)}
         </div>
       </div>`;
@@ -77,8 +85,9 @@ export class Icicle extends Component {
   }
 }
 
-function scale(width, end) {
-  return (token) => Math.round((token / end) * Math.max(0, width) * 100) / 100;
+function scale(width, { from, to }) {
+  const wide = Math.max(0, width) / (to - from);
+  return (token) => Math.round((token - from) * wide * 100) / 100;
 }
 
 function rowHeight(rows) {
@@ -86,23 +95,23 @@ function rowHeight(rows) {
   return Math.min(ROW_MOST, Math.max(ROW_LEAST, Math.floor(height / rows)));
 }
 
-function lines(x, end, width) {
-  return ticks(end, Math.max(2, Math.floor(width / PIXELS_BETWEEN_TICKS))).map((token) => ({
+function lines(x, picture, width) {
+  return ticks(picture, Math.max(2, Math.floor(width / PIXELS_BETWEEN_TICKS))).map((token) => ({
     token, at: Math.round(x(token)) + 0.5,
   }));
 }
 
-function Axis({ x, end, width }) {
+function Axis({ x, picture, width }) {
   return html`
     <svg class="axis" width=${width} height="20" aria-hidden="true">
-      ${lines(x, end, width).map(({ token, at }) => html`
-        <text key=${token} x=${at} y="14" text-anchor=${token === 0 ? "start" : "middle"}>
+      ${lines(x, picture, width).map(({ token, at }) => html`
+        <text key=${token} x=${at} y="14" text-anchor=${at < MARGIN_TICK ? "start" : "middle"}>
           ${token === 0 ? "token 0" : whole(token)}
         </text>`)}
     </svg>`;
 }
 
-function Namespace({ namespace, looks, width, end, isAlone, onSelect, clear }) {
+function Namespace({ namespace, looks, width, picture, isAlone, onSelect, clear }) {
   const { bars, lanes, rests, rows, name } = namespace;
   const height = rows * looks.row;
   const heading = html`<h3>${name} ${clear(namespace)}</h3>`;
@@ -111,7 +120,7 @@ function Namespace({ namespace, looks, width, end, isAlone, onSelect, clear }) {
       ${!isAlone && heading}
       <svg role="group" aria-label="The tree of cached tokens" width=${width} height=${height}>
         <g class="lines" aria-hidden="true">
-          ${lines(looks.x, end, width).map(({ token, at }) => html`
+          ${lines(looks.x, picture, width).map(({ token, at }) => html`
             <line key=${token} x1=${at} x2=${at} y1="0" y2=${height} />`)}
         </g>
         ${bars.map((bar) => html`

@@ -4,19 +4,22 @@ const ENDS = [1, 1.1, 1.25, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7
 const STEPS = [1, 2, 2.5, 5, 10];
 
 /**
- * The whole picture: `end`, the last token of the axis; `rows`; and for each namespace its bars
- * (a node from token `from` to `to`, as many rows high as all that fans out behind it), lanes (what
- * a request has beyond its node) and rests (descendants that the snapshot leaves out).
+ * The picture of all there is, or of one node with all behind it: the axis begins with token `from`
+ * and ends with `to`; `rows`; and for each namespace its bars (a node from token `from` to `to`, as
+ * many rows high as all that fans out behind it), lanes (what a request has beyond its node) and
+ * rests (descendants that the snapshot leaves out).
  */
-export function layout(snapshot) {
+export function layout(snapshot, top = null) {
   const children = childrenOf(snapshot);
   const namespaces = snapshot.namespaces
-    .map((namespace) => ({ ...namespace, ...place(children, namespace.id) }))
+    .filter(({ id }) => top === null || top.namespace === id)
+    .map((namespace) => ({ ...namespace, ...place(children, namespace.id, top) }))
     .filter((namespace) => namespace.rows > 0);
   const pieces = namespaces.flatMap(({ bars, lanes }) => [...bars, ...lanes]);
   const last = pieces.reduce((most, piece) => Math.max(most, piece.to), 1);
   const rows = namespaces.reduce((sum, namespace) => sum + namespace.rows, 0);
-  return { end: roundedUp(last, ENDS), rows, namespaces };
+  const [from, to] = top === null ? [0, roundedUp(last, ENDS)] : [top.start, last];
+  return { from, to, rows, namespaces };
 }
 
 /** The first of `steps`, times a power of ten, that is not below. */
@@ -25,10 +28,11 @@ function roundedUp(number, steps) {
   return power * steps.find((step) => step * power >= number);
 }
 
-/** Tokens at which the axis has a line: a handful of round numbers from 0 on. */
-export function ticks(end, most) {
-  const step = Math.max(1, roundedUp(end / most, STEPS));
-  return Array.from({ length: Math.floor(end / step) + 1 }, (_, index) => index * step);
+/** Tokens at which the axis has a line: a handful of round numbers. */
+export function ticks({ from, to }, most) {
+  const step = Math.max(1, roundedUp((to - from) / most, STEPS));
+  const [first, last] = [Math.ceil(from / step), Math.floor(to / step)];
+  return Array.from({ length: last - first + 1 }, (_, index) => (first + index) * step);
 }
 
 function rootOf(namespace) {
@@ -55,7 +59,7 @@ function childrenOf(snapshot) {
 }
 
 /** Depth first, without recursion: an agent's conversation may be thousands of nodes long. */
-function place(children, namespace) {
+function place(children, namespace, top) {
   const placed = { bars: [], lanes: [], rests: [] };
   const open = [];
   let rows = 0;
@@ -63,7 +67,8 @@ function place(children, namespace) {
     const { nodes = [], requests = [] } = children.get(key) ?? {};
     open.push({ bar, nodes, requests, next: 0 });
   };
-  enter(rootOf(namespace), null);
+  if (top === null) enter(rootOf(namespace), null);
+  else open.push({ bar: null, nodes: [top], requests: [], next: 0 });
   while (open.length) {
     const { bar, nodes, requests, next } = open.at(-1);
     if (next < nodes.length) {

@@ -1,4 +1,5 @@
-// What the colours and marks mean. Marks that this model cannot have are left out.
+// What the colours and marks mean. Marks that this model cannot have are left out,
+// and so is the disk where there is none.
 
 import { html } from "../parts/html.js";
 
@@ -13,9 +14,12 @@ const OF_GROUPS = {
   window: ["hole", "left behind by sliding windows"],
 };
 
-export function Legend({ groups }) {
+const OF_DISK = ["disk", "on disk too"];
+
+export function Legend({ groups, disk }) {
   const kinds = new Set(groups.map((group) => group.kind));
-  const entries = [...ALWAYS, ...[...kinds].map((kind) => OF_GROUPS[kind]).filter(Boolean)];
+  const ofGroups = [...kinds].map((kind) => OF_GROUPS[kind]).filter(Boolean);
+  const entries = [...ALWAYS, ...(disk ? [OF_DISK] : []), ...ofGroups];
   return html`
     <ul class="legend">
       ${entries.map(([mark, meaning]) => html`

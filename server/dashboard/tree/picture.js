@@ -14,48 +14,58 @@ export class Picture extends Component {
   state = { selected: null };
 
   render({ snapshot, lit, seconds, clear }, { selected }) {
-    const picture = layout(snapshot);
+    const nodes = new Map(snapshot.nodes.map((node) => [node.id, node]));
+    const path = pathTo(nodes, selected);
+    const picture = layout(snapshot, path.at(-1));
     const isEmpty = picture.rows === 0;
+    const { disk, groups, hidden } = snapshot;
     const ages = (node) => node.idle_seconds + seconds;
     return html`
-      <section class="picture" aria-labelledby="picture">
+      <section class="picture" aria-labelledby="picture" onKeyDown=${(event) => this.leave(event)}>
         <header>
           <h2 id="picture">The cache</h2>
-          ${!isEmpty && clear(null)}
+          ${(!isEmpty || disk?.entries > 0) && clear(null)}
         </header>
         <p class="muted">A bar is a run of tokens, as wide as it is long. Prompts that begin alike share
           their first bars; where they part, they fan out to the right.</p>
         <${Patterns} />
-        ${isEmpty ? html`<${Empty} />` : html`
-          <${Icicle} picture=${picture} lit=${lit} ages=${ages} selected=${selected} clear=${clear}
-                     onSelect=${(id) => this.select(id)} />`}
-        ${snapshot.hidden.nodes > 0 && html`
-          <p class="muted">and ${count(snapshot.hidden.nodes, "smaller run")} of
-            ${count(snapshot.hidden.tokens, "token")}, not drawn</p>`}
-        ${!isEmpty && html`<${Legend} groups=${snapshot.groups} />`}
-        ${selected !== null && this.details(snapshot, selected, ages, clear)}
+        ${isEmpty ? html`<${Empty} disk=${disk} />` : html`
+          <${Icicle} picture=${picture} path=${path} lit=${lit} ages=${ages} selected=${selected}
+                     clear=${clear} onSelect=${(id) => this.select(id)} />`}
+        ${hidden.nodes > 0 && html`
+          <p class="muted">and ${count(hidden.nodes, "smaller run")} of
+            ${count(hidden.tokens, "token")}, not drawn</p>`}
+        ${!isEmpty && html`<${Legend} groups=${groups} disk=${disk} />`}
+        ${selected !== null && this.details(snapshot, nodes, ages, clear)}
         <${Tables} snapshot=${snapshot} ages=${ages} />
       </section>`;
   }
 
-  details(snapshot, selected, ages, clear) {
-    const nodes = new Map(snapshot.nodes.map((node) => [node.id, node]));
+  details(snapshot, nodes, ages, clear) {
+    const { selected } = this.state;
     const node = nodes.get(selected);
     const namespace = node && snapshot.namespaces.find(({ id }) => id === node.namespace);
-    const users = snapshot.requests.filter((request) => isOnPath(nodes, request.node, selected));
+    const users = snapshot.requests.filter((request) =>
+      pathTo(nodes, request.node).some(({ id }) => id === selected));
     return html`
       <${Details} id=${selected} node=${node} namespace=${namespace} idle=${node && ages(node)}
-                  users=${users} clear=${clear} onClose=${() => this.select(selected)} />`;
+                  users=${users} hasDisk=${snapshot.disk !== null} clear=${clear}
+                  onClose=${() => this.select(null)} />`;
   }
 
   /** A second time is a farewell. */
   select(id) {
     this.setState(({ selected }) => ({ selected: selected === id ? null : id }));
   }
+
+  leave(event) {
+    if (event.key === "Escape") this.select(null);
+  }
 }
 
-/** Whether the path that ends at `from` goes through `id`. */
-function isOnPath(nodes, from, id) {
-  while (from !== null && from !== id) from = nodes.get(from)?.parent ?? null;
-  return from === id;
+/** The nodes from the first to the one with that id; none where it is not shown. */
+function pathTo(nodes, id) {
+  const path = [];
+  for (let node = nodes.get(id); node; node = nodes.get(node.parent)) path.push(node);
+  return path.reverse();
 }

@@ -27,6 +27,9 @@ export function Bar({ bar, looks, onSelect }) {
        onClick=${() => onSelect(node.id)}>
       <rect class="body" ...${box} rx=${radius(box)}
             fill-opacity=${isHeld ? 1 : fading(looks.ages(node))} />
+      ${node.disk_tokens > 0 && html`
+        <rect class="disk" ...${boxOf(bar.from, bar.from + node.disk_tokens, bar.row, bar.rows, looks)}
+              rx=${radius(box)} fill="url(#disk-${isHeld ? "held" : "cached"})" />`}
       ${node.holes.map(([from, to]) => html`
         <rect class="hole" ...${boxOf(from, to, bar.row, bar.rows, looks)} fill="url(#hole)" />`)}
       ${node.states.map((token) => html`
@@ -61,7 +64,7 @@ export function Rest({ rest, looks }) {
     </g>`;
 }
 
-/** Stripes for what a window no longer has. */
+/** Stripes for what a window no longer has; thin lines, the other way, for what is on disk. */
 export function Patterns() {
   return html`
     <svg class="patterns" width="0" height="0" aria-hidden="true">
@@ -69,6 +72,11 @@ export function Patterns() {
                patternTransform="rotate(45)">
         <rect class="stripe" width="3" height="6" />
       </pattern>
+      ${["held", "cached"].map((use) => html`
+        <pattern key=${use} id="disk-${use}" width="7" height="7" patternUnits="userSpaceOnUse"
+                 patternTransform="rotate(-45)">
+          <rect class="hatch ${use}" width="1.2" height="7" />
+        </pattern>`)}
     </svg>`;
 }
 
@@ -131,18 +139,20 @@ function labelOf(node, box) {
 }
 
 function laneLabel(request, box, done) {
-  if (request.state !== "running") return fitting(["waiting"], box.width);
+  if (request.state !== "running") return fitting([request.state], box.width);
   return request.output_tokens ? fitting([`+${request.output_tokens}`], done) : "";
 }
 
 function laneTitle(request) {
   const { state, prompt_tokens, cached_tokens, output_tokens } = request;
-  return `${state}: ${count(prompt_tokens, "token")} of prompt, ${whole(cached_tokens)} of them ` +
+  const does = state === "loading" ? "loading from disk" : state;
+  return `${does}: ${count(prompt_tokens, "token")} of prompt, ${whole(cached_tokens)} of them ` +
     `from the cache, ${whole(output_tokens)} written`;
 }
 
 function spoken(node) {
   const use = node.holders ? `in use by ${count(node.holders, "request")}` : "cached";
   const next = node.next_evicted ? `, place ${node.next_evicted} to be evicted` : "";
-  return `${count(node.tokens, "token")} from token ${whole(node.start)} on, ${use}${next}`;
+  const disk = node.disk_tokens ? `, ${whole(node.disk_tokens)} on disk` : "";
+  return `${count(node.tokens, "token")} from token ${whole(node.start)} on, ${use}${disk}${next}`;
 }

@@ -18,15 +18,17 @@ export class Tables extends Component {
 }
 
 function Nodes({ snapshot, ages }) {
+  const hasDisk = snapshot.disk !== null;
   const names = new Map(snapshot.namespaces.map(({ id, name }) => [id, name]));
   return html`
     <${Table} caption="Runs of tokens in the cache"
       heads=${["Run", "Behind", "Namespace", "From token", "Tokens", "Blocks", "In use by",
-               "Last used", "To be evicted"]}
+               "Last used", "To be evicted", ...(hasDisk ? ["Tokens on disk"] : [])]}
       rows=${snapshot.nodes.map((node) => [
         node.id, node.parent ?? "the beginning", names.get(node.namespace) ?? "",
         whole(node.start), whole(node.tokens), whole(node.blocks), whole(node.holders),
         node.holders ? "in use" : age(ages(node)), node.next_evicted ?? "",
+        ...(hasDisk ? [whole(node.disk_tokens)] : []),
       ])} />`;
 }
 
