@@ -80,40 +80,44 @@ def open_page(visit: Visit, daemon: httpx.Client) -> Callable[..., Page]:
     return opened
 
 
-def width(page: Page, what: str) -> float:
-    return float(page.locator(what).get_attribute("width") or "nan") + GAP
+def test_what_has_been_written_is_hatched(open_page: Callable[..., Page]) -> None:
+    expect(open_page().locator(".bar")).to_have_accessible_name(re.compile(r"8\d on disk"))
 
 
 def test_as_much_of_a_bar_is_hatched_as_is_on_disk(
-    open_page: Callable[..., Page], daemon: httpx.Client
+    visit: Visit, scripted_url: str, engine: FakeEngine
+) -> None:
+    page = visit(scripted_url)
+    expect(page.locator(".bar .disk")).to_have_count(2)
+    hatched, bars = widths(page, ".bar .disk"), widths(page, ".bar .body")
+    shares = [node.disk_tokens / node.tokens for node in engine.picture.nodes]
+    assert shares[0] == 1.0 > shares[1]
+    assert [part / bar for part, bar in zip(hatched, bars, strict=True)] == [
+        pytest.approx(share, abs=0.01) for share in shares
+    ]
+
+
+def widths(page: Page, what: str) -> list[float]:
+    found = page.locator(what).all()
+    return [float(each.get_attribute("width") or "nan") + GAP for each in found]
+
+
+def test_it_is_told_wherever_a_bar_is_and_so_are_saved_states(
+    open_page: Callable[..., Page],
 ) -> None:
     page = open_page()
-    expect(page.locator(".bar")).to_have_accessible_name(re.compile(r"8\d on disk"))
-    (node,) = daemon.get("/admin/cache/tree").json()["nodes"]
-    share = width(page, ".bar .disk") / width(page, ".bar .body")
-    assert share == pytest.approx(node["disk_tokens"] / node["tokens"], abs=0.01)
-
-
-def test_it_is_told_wherever_a_bar_is(open_page: Callable[..., Page]) -> None:
-    page = open_page()
-    expect(page.locator(".legend")).to_contain_text("on disk too")
     expect(page.locator(".group.disk")).to_contain_text("of 64 MiB")
-    page.locator(".bar").click()
-    details = page.get_by_role("region", name="The selected run of tokens")
-    expect(details).to_contain_text("On disk")
-    page.get_by_text("The same as tables").click()
-    expect(page.get_by_role("columnheader", name="Tokens on disk")).to_be_visible()
-
-
-def test_saved_states_are_marked(open_page: Callable[..., Page]) -> None:
-    page = open_page()
-    expect(page.locator(".legend")).to_contain_text("saved state of recurrent layers")
     expect(page.locator(".memory")).to_contain_text("Saved recurrent states")
+    expect(page.locator(".legend")).to_contain_text("on disk too")
+    expect(page.locator(".legend")).to_contain_text("saved state of recurrent layers")
     expect(page.locator(".bar .state").first).to_be_visible()
     page.locator(".bar").click()
     details = page.get_by_role("region", name="The selected run of tokens")
+    expect(details).to_contain_text("On disk")
     expect(details).to_contain_text("States at")
     expect(details).to_contain_text(str(PROMPT_TOKENS - 1))  # where the same prompt will resume
+    page.get_by_text("The same as tables").click()
+    expect(page.get_by_role("columnheader", name="Tokens on disk")).to_be_visible()
 
 
 def test_what_windows_have_left_behind_is_marked(visit: Visit, tmp_path: Path) -> None:
@@ -130,22 +134,23 @@ def test_what_windows_have_left_behind_is_marked(visit: Visit, tmp_path: Path) -
         expect(page.locator(".bar .hole")).to_have_count(len(holes))
 
 
-def test_memory_and_disk_are_cleared_apart(open_page: Callable[..., Page]) -> None:
+def test_memory_and_disk_are_cleared_apart_or_at_once(
+    open_page: Callable[..., Page], daemon: httpx.Client
+) -> None:
     page = open_page()
-    page.get_by_role("button", name="Clear the cache").click()
-    page.get_by_role("button", name="Clear memory?").click()
+
+    def clear(which: str) -> None:
+        page.get_by_role("button", name="Clear the cache").click()
+        page.get_by_role("button", name=which).click()
+
+    clear("Clear memory?")
     expect(page.get_by_role("heading", name="Nothing is in memory yet")).to_be_visible()
-    page.get_by_role("button", name="Clear the cache").click()
-    page.get_by_role("button", name="Clear the disk?").click()
+    clear("Clear the disk?")
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
-
-
-def test_both_are_cleared_at_once(open_page: Callable[..., Page], daemon: httpx.Client) -> None:
-    page = open_page()
-    page.get_by_role("button", name="Clear the cache").click()
-    page.get_by_role("button", name="Clear both?").click()
+    ask(daemon)
+    expect(page.locator(".bar .disk")).to_have_count(1)
+    clear("Clear both?")
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
-    assert daemon.get("/admin/cache/stats").json()["disk"]["entries"] == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
