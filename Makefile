@@ -15,7 +15,7 @@ ifeq ($(strip $(shell uname -sm) $(wildcard /dev/nvidiactl)),Linux x86_64)
 MKL := $(VENV)/.mkl
 endif
 
-.PHONY: help serve chat doctor install-service test check format settings wheel simulate conformance \
+.PHONY: help serve chat doctor install-service test check format settings wheel simulate restarts conformance \
 	browser screenshots clients bench router grafana demo-model clean
 
 help:  ## what there is to make
@@ -54,6 +54,11 @@ wheel: $(VENV)/.dev  ## dist/, for `pip install`
 
 simulate: $(VENV)/.dev  ## a million simulated steps, every count recounted after each
 	$(BIN)/python -m tests.simulation $(ARGS)
+
+restarts: $(VENV)/.dev  ## daemons with a disk cache killed, their disks failing: every answer right; half an hour
+	$(BIN)/python -m tests.restart kills $(ARGS)
+	$(BIN)/python -m tests.restart faults
+	$(BIN)/python -m tests.restart families
 
 conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: docs/architectures.md
 	$(BIN)/python -m tests.conformance $(ARGS)

@@ -1,0 +1,26 @@
+"""The short form: a kill, then flipped bits. `python -m tests.restart` has the rest."""
+
+import asyncio
+import random
+from pathlib import Path
+
+from tests.restart.kills import Lives, answered
+from tests.restart.living import MIB, checkpoint
+from tests.restart.questions import Load
+from tests.tier_harness import flip, segment_files
+
+SEED = 7
+LOAD = Load(systems=1, endings=3, conversations=3, turns=2, unique=0, answer_tokens=6)
+FLIPPED_BYTES = slice(3, None, 20_000)
+"""Several of every entry, each with the exponent of a float."""
+
+
+def test_a_kill_and_flipped_bits_cost_no_token_and_no_request(tmp_path: Path) -> None:
+    model, randomness = checkpoint("qwen3", tmp_path), random.Random(SEED)
+    questions = asyncio.run(answered(model, tmp_path / "log", LOAD, SEED))
+    lives = Lives(model, tmp_path, questions, randomness)
+    asyncio.run(lives.die_after_writing(3 * MIB))
+    for segment in segment_files(tmp_path / "kv")[1:]:
+        for offset in range(segment.stat().st_size)[FLIPPED_BYTES]:
+            flip(segment, offset)
+    asyncio.run(lives.last(faults={"checksum"}))
