@@ -15,7 +15,7 @@ from load_tests.client import TargetError, discover
 from load_tests.conditions import Conditions, observe
 from load_tests.grafana.command import grafana
 from load_tests.replicas.command import router
-from load_tests.scenarios.kinds import load_scenario, scenario_names
+from load_tests.scenarios.kinds import Playable, Restart, load_scenario, names_for_any_server
 from load_tests.scenarios.load import Summary, run_table
 from load_tests.scenarios.perform import Outcome, perform
 from load_tests.side_by_side.command import compare, results
@@ -60,7 +60,9 @@ def run(
     """Play scenarios against a running server."""
     conditions = observe(seed, (target,), blas="the server's")
     try:
-        outcomes = asyncio.run(_run(target, model, api_key, scenario or scenario_names(), seed))
+        outcomes = asyncio.run(
+            _run(target, model, api_key, scenario or names_for_any_server(), seed)
+        )
     except TargetError as error:
         raise typer.Exit(fail(str(error))) from error
     loads = [(name, found) for name, found in outcomes.items() if isinstance(found, Summary)]
@@ -78,7 +80,14 @@ async def _run(
     target = await discover(base_url, api_key)
     if model:
         target = dataclasses.replace(target, model=model)
-    return {name: await perform(load_scenario(name), seed, target) for name in scenarios}
+    return {name: await perform(_playable(name), seed, target) for name in scenarios}
+
+
+def _playable(name: str) -> Playable:
+    scenario = load_scenario(name)
+    if isinstance(scenario, Restart):
+        raise TargetError(f"{name} starts servers of its own: `compare` plays it")
+    return scenario
 
 
 if __name__ == "__main__":

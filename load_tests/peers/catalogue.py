@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from load_tests.client import Target, TargetError
-from load_tests.processes import START_SECONDS, free_port, running
+from load_tests.processes import START_SECONDS, Process, free_port, running
 
 STOCK_LISTEN_QUEUE = 5  # socketserver.TCPServer.request_queue_size
 OWN_PYTHON = Path(sys.executable)
@@ -79,21 +79,42 @@ def foreign_versions(peers: Iterable[Peer]) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One life of a peer."""
+
+    target: Target
+    process: Process
+
+
 @contextmanager
 def serving(
     peer: Peer, model: Path, log: Path, start_seconds: float = START_SECONDS
 ) -> Iterator[Target]:
+    """Run the peer in an empty home: vllm-mlx would find there what it had cached in the run
+    before. See `living`.
+    """
+    with (
+        TemporaryDirectory(prefix="home-") as home,
+        living(peer, model, Path(home), log, start_seconds) as server,
+    ):
+        yield server.target
+
+
+@contextmanager
+def living(
+    peer: Peer, model: Path, home: Path, log: Path, start_seconds: float = START_SECONDS
+) -> Iterator[Server]:
     """Run the peer while the context lasts; its output goes to `log`.
 
-    Its home is an empty folder: vllm-mlx would find there what it had cached in the run before.
     Raises TargetError, with the log's end, when it does not answer `/health` in time.
     """
     if not peer.python.exists():
         raise TargetError(f"there is no {peer.python}: `make bench` installs it")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    with (
-        TemporaryDirectory(prefix="home-") as home,
-        running(peer.command(model, port), f"{url}/health", log, start_seconds, {"HOME": home}),
-    ):
-        yield Target(f"{url}/v1", peer.model_name)
+    home_variable = {"HOME": str(home)}
+    with running(
+        peer.command(model, port), f"{url}/health", log, start_seconds, home_variable
+    ) as process:
+        yield Server(Target(f"{url}/v1", peer.model_name), process)

@@ -74,8 +74,45 @@ class Shares(_Common):
         return self.model_copy(update={"prompt_words": self.prompt_words // 4})
 
 
-Scenario = Annotated[Load | Arrival | Shares, Field(discriminator="kind")]
-_SCENARIO: TypeAdapter[Load | Arrival | Shares] = TypeAdapter(Scenario)
+class _Disk(_Common):
+    """Ours alone, with a disk cache."""
+
+    flags: tuple[str, ...]
+    prompt_words: Count
+    output_tokens: Count
+
+
+class Loading(_Disk):
+    """Beside streams a long prompt is loaded from disk, and another is written."""
+
+    kind: Literal["loading"]
+    streams: Count  # answers under way
+    stream_words: Count  # of their prompts
+
+    def quick(self) -> Self:
+        """The same with a shorter prompt, for trying it."""
+        return self.model_copy(update={"prompt_words": self.prompt_words // 4})
+
+
+class Restart(_Disk):
+    """What has been answered is asked again, by the same daemon and by the next one."""
+
+    kind: Literal["restart"]
+    system_words: Count
+    turns: Count  # of the conversation, which has `prompt_words` in all
+    idle_seconds: Annotated[float, Field(ge=0)]  # before a kill
+
+    def quick(self) -> Self:
+        """The same with shorter prompts, for trying it."""
+        work = {"prompt_words": self.prompt_words // 4, "system_words": self.system_words // 2}
+        return self.model_copy(update=work)
+
+
+Playable = Load | Arrival | Shares | Loading
+"""Needs no more than a server."""
+
+Scenario = Annotated[Playable | Restart, Field(discriminator="kind")]
+_SCENARIO: TypeAdapter[Playable | Restart] = TypeAdapter(Scenario)
 _FILES = resources.files("load_tests.scenarios") / "yaml"
 
 
@@ -85,6 +122,11 @@ def scenario_names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
-def load_scenario(name: str) -> Load | Arrival | Shares:
+def names_for_any_server() -> list[str]:
+    """Of those that ask for no disk cache, and start no server."""
+    return [name for name in scenario_names() if not isinstance(load_scenario(name), _Disk)]
+
+
+def load_scenario(name: str) -> Playable | Restart:
     """Read `yaml/<name>.yaml`. Raises FileNotFoundError, pydantic.ValidationError."""
     return _SCENARIO.validate_python(yaml.safe_load((_FILES / f"{name}.yaml").read_text()))

@@ -1,17 +1,19 @@
-"""Any scenario against any server."""
+"""Any scenario that needs no more than a server."""
 
 from load_tests.client import Target
 from load_tests.scenarios.arrival import Arrived, play_arrival
-from load_tests.scenarios.kinds import Arrival, Load, Shares
+from load_tests.scenarios.kinds import Arrival, Load, Loading, Playable, Shares
 from load_tests.scenarios.load import Summary, play, summarize
+from load_tests.scenarios.loading import Loaded, play_loading
+from load_tests.scenarios.restart import Restarted
 from load_tests.scenarios.shares import Probed, play_shares
 from load_tests.scenarios.workloads import build
 
-Outcome = Summary | Arrived | Probed
+Outcome = Summary | Arrived | Probed | Loaded | Restarted
 """What a scenario came to, played once."""
 
 
-async def perform(scenario: Load | Arrival | Shares, seed: int, target: Target) -> Outcome:
+async def perform(scenario: Playable, seed: int, target: Target) -> Outcome:
     """Play it once. Raises TargetError at the first thing that goes wrong."""
     match scenario:
         case Load():
@@ -20,3 +22,5 @@ async def perform(scenario: Load | Arrival | Shares, seed: int, target: Target) 
             return await play_arrival(scenario, seed, target)
         case Shares():
             return await play_shares(scenario, seed, target)
+        case Loading():
+            return await play_loading(scenario, seed, target)

@@ -12,7 +12,13 @@ from engine.mlx_backend.host.blas import load_blas
 from load_tests.checkpoint import Shape, checkpoint
 from load_tests.conditions import observe
 from load_tests.peers.catalogue import Peer, foreign_versions, mlx_lm, rootstock, vllm_mlx
-from load_tests.scenarios.kinds import Arrival, Load, Shares, load_scenario, scenario_names
+from load_tests.scenarios.kinds import (
+    Loading,
+    Playable,
+    Restart,
+    load_scenario,
+    scenario_names,
+)
 from load_tests.side_by_side import record as records
 from load_tests.side_by_side.record import Record
 from load_tests.side_by_side.rounds import Bench, play_rounds
@@ -86,7 +92,7 @@ def results(*, into: Folder = None, markdown: Markdown = False) -> None:
 
 def _chosen(
     name: str, shape: Shape | None, flags: tuple[str, ...], listen_queue: int | None
-) -> tuple[str, Load | Arrival | Shares]:
+) -> tuple[str, Playable | Restart]:
     """The scenario, what the command line says in place of its own, and then under another name."""
     told = {"checkpoint": shape, "beside": flags, "listen_queue": listen_queue}
     changes = {key: value for key, value in told.items() if value}
@@ -98,7 +104,7 @@ def _chosen(
     return "-".join(called), load_scenario(name).model_copy(update=changes)
 
 
-def _record(name: str, scenario: Load | Arrival | Shares, seed: int, repeat: int) -> Record:
+def _record(name: str, scenario: Playable | Restart, seed: int, repeat: int) -> Record:
     peers = _peers(scenario)
     model = checkpoint(scenario.checkpoint)
     commands = tuple(" ".join(("python", *peer.arguments)) for peer in peers)
@@ -108,8 +114,10 @@ def _record(name: str, scenario: Load | Arrival | Shares, seed: int, repeat: int
     return Record(name, scenario, conditions, tuple(peer.name for peer in peers), found)
 
 
-def _peers(scenario: Load | Arrival | Shares) -> tuple[Peer, ...]:
+def _peers(scenario: Playable | Restart) -> tuple[Peer, ...]:
     """Ours first."""
+    if isinstance(scenario, Loading | Restart):
+        return (rootstock(*scenario.flags),)
     if scenario.beside:
         return rootstock(), rootstock(*scenario.beside)
     return rootstock(), mlx_lm(listen_queue=scenario.listen_queue), vllm_mlx()

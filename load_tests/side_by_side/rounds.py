@@ -6,17 +6,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from load_tests.bench.floor import Floor
-from load_tests.client import TargetError
-from load_tests.peers.catalogue import Peer, serving
-from load_tests.scenarios.kinds import Arrival, Load, Shares
+from load_tests.client import Target, TargetError
+from load_tests.peers.catalogue import Peer, Server, living, serving
+from load_tests.scenarios.kinds import Load, Playable, Restart
 from load_tests.scenarios.load import play
 from load_tests.scenarios.perform import Outcome, perform
+from load_tests.scenarios.restart import play_restart
 from load_tests.scenarios.workloads import build
 
 logger = logging.getLogger(__name__)
@@ -57,20 +60,29 @@ class Bench:
     model: Path
     logs: Path
 
-    def measure(
-        self, peer: Peer, scenario: Load | Arrival | Shares, seed: int
-    ) -> Outcome | Failure:
+    def measure(self, peer: Peer, scenario: Playable | Restart, seed: int) -> Outcome | Failure:
         """Start the peer, warm it up, play the scenario, stop it."""
         log = self.logs / (re.sub(r"[^\w.]+", "-", peer.name) + ".log")
         try:
-            with serving(peer, self.model, log) as target:
-                asyncio.run(play(build(WARM_UP, WARM_UP_SEED), target))
-                outcome = asyncio.run(perform(scenario, seed, target))
+            outcome = self._play(peer, scenario, seed, log)
         except TargetError as error:
             logger.warning("  %s failed", peer.name)
             return Failure(peer.name, str(error))
         logger.info("  %s: %s", peer.name, outcome.headline)
         return outcome
+
+    def _play(self, peer: Peer, scenario: Playable | Restart, seed: int, log: Path) -> Outcome:
+        if isinstance(scenario, Restart):
+            return play_restart(scenario, seed, partial(self._live, peer, log))
+        with serving(peer, self.model, log) as target:
+            _warm_up(target)
+            return asyncio.run(perform(scenario, seed, target))
+
+    @contextmanager
+    def _live(self, peer: Peer, log: Path, home: Path) -> Iterator[Server]:
+        with living(peer, self.model, home, log) as server:
+            _warm_up(server.target)
+            yield server
 
     def measure_floor(self, scenario: Load, seed: int) -> Floor | Failure:
         """By a process of its own, as MLX must find the BLAS loaded."""
@@ -89,7 +101,7 @@ class Bench:
 def play_rounds(
     bench: Bench,
     peers: Sequence[Peer],
-    scenario: Load | Arrival | Shares,
+    scenario: Playable | Restart,
     seed: int,
     repeat: int,
 ) -> Rounds:
@@ -109,9 +121,13 @@ def play_rounds(
 
 
 def _round(
-    bench: Bench, peers: Sequence[Peer], scenario: Load | Arrival | Shares, seed: int
+    bench: Bench, peers: Sequence[Peer], scenario: Playable | Restart, seed: int
 ) -> Iterator[tuple[str, Outcome | Floor | Failure]]:
     for peer in peers:
         yield peer.name, bench.measure(peer, scenario, seed)
     if isinstance(scenario, Load) and scenario.has_floor:
         yield FLOOR, bench.measure_floor(scenario, seed)
+
+
+def _warm_up(target: Target) -> None:
+    asyncio.run(play(build(WARM_UP, WARM_UP_SEED), target))

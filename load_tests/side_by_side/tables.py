@@ -9,6 +9,8 @@ from load_tests.bench.floor import Floor
 from load_tests.report import Table
 from load_tests.scenarios.arrival import Arrived
 from load_tests.scenarios.load import Summary
+from load_tests.scenarios.loading import Loaded, Phase
+from load_tests.scenarios.restart import Restarted
 from load_tests.scenarios.shares import Probed
 from load_tests.side_by_side.record import Record
 from load_tests.side_by_side.rounds import FLOOR
@@ -38,7 +40,10 @@ def ratio(pairs: Sequence[tuple[T, T]], number: Number[T]) -> Ratio:
 def tables(records: Iterable[Record]) -> list[Table]:
     """One for each kind of outcome that the records have."""
     kept = list(records)
-    made = (load_table(kept), floor_table(kept), arrival_table(kept), shares_table(kept))
+    made = (
+        *(load_table(kept), floor_table(kept), arrival_table(kept), shares_table(kept)),
+        *(loading_table(kept), restart_table(kept)),
+    )
     return [table for table in made if table.rows]
 
 
@@ -134,6 +139,59 @@ def shares_table(records: Iterable[Record]) -> Table:
         for record, peer, runs in kept
     )
     return Table(("scenario", "server", *(f"{share:.0%} seen, s" for share in shares)), tuple(rows))
+
+
+def loading_table(records: Iterable[Record]) -> Table:
+    """A row for each phase: the streams' gaps, medians over the rounds."""
+    columns = ("scenario", "beside the streams", "MiB", "in s", "median gap ms", "worst gap ms")
+    rows = (
+        (record.name, name, *_phase_cells([getattr(run, name) for run in runs]))
+        for record in records
+        for _, runs in runs_of(record, Loaded)
+        for name in ("calm", "loading", "writing")
+    )
+    return Table(columns, tuple(rows))
+
+
+def _phase_cells(phases: Sequence[Phase]) -> tuple[str, ...]:
+    def median(form: str, number: Number[Phase]) -> str:
+        return format(statistics.median(map(number, phases)), form)
+
+    return (
+        median(".1f", lambda phase: phase.moved_bytes / 2**20),
+        median(".2f", lambda phase: phase.lasted),
+        median(".0f", lambda phase: 1e3 * phase.median_gap),
+        median(".0f", lambda phase: 1e3 * phase.worst_gap),
+    )
+
+
+def restart_table(records: Iterable[Record]) -> Table:
+    """A row for each prompt and ending: medians over the rounds."""
+    columns = (
+        "scenario", "asked again", "of a daemon after", "prompt tokens", "cached",
+        "of memory's", "cold s", "again s", "times sooner", "same text",
+    )  # fmt: skip
+    rows = (
+        (record.name, one.prompt, one.ending, *_resent_cells(runs, place))
+        for record in records
+        for _, runs in runs_of(record, Restarted)
+        for place, one in enumerate(runs[0].resent)
+    )
+    return Table(columns, tuple(rows))
+
+
+def _resent_cells(runs: Sequence[Restarted], place: int) -> tuple[str, ...]:
+    found = [run.resent[place] for run in runs]
+    cold = statistics.median(one.cold_seconds for one in found)
+    again = statistics.median(one.again_seconds for one in found)
+    sooner = statistics.median(one.cold_seconds / one.again_seconds for one in found)
+    same = sum(one.is_same_text for one in found)
+    return (
+        f"{found[0].prompt_tokens:,}",
+        f"{statistics.median(one.cached_tokens for one in found):,.0f}",
+        f"{statistics.median(run.share(run.resent[place]) for run in runs):.1%}",
+        *(f"{cold:.2f}", f"{again:.3f}", f"{sooner:.1f}", f"{same} of {len(found)}"),
+    )
 
 
 def share_seconds(runs: Sequence[Probed]) -> list[float]:

@@ -10,7 +10,9 @@ import httpx
 
 from server.terminal.client.sse import EventStream
 
-PATIENCE = 300.0
+PATIENCE = 1200.0
+"""Seconds; nothing takes that long, unless the machine is somebody else's for a while."""
+
 TOLERANCE = 1e-3
 """Log-probabilities differ by 2e-5 at most by what is computed beside a row, and in which pieces.
 One block of other tokens, anywhere in a prompt, makes them differ by 0.04 at least."""

@@ -15,8 +15,8 @@ import httpx
 
 from kvstore.tier import maintenance
 from kvstore.tier.disk.folder import LOCK
-from load_tests.processes import START_SECONDS, free_port
-from tests.restart.asking import Heard, ask, client
+from load_tests.processes import free_port
+from tests.restart.asking import PATIENCE, Heard, ask, client
 from tests.restart.living import (
     LIMIT_BYTES,
     SERVE,
@@ -153,7 +153,7 @@ class Lives:
         with self._log.open("wb") as log:
             command = (sys.executable, *SERVE, "--model", str(self._model), *flags)
             process = subprocess.Popen(command, stderr=log)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while lock.read_text().strip() != str(process.pid):
             assert process.poll() is None, self._log.read_text()
             assert time.monotonic() < deadline, self._log.read_text()

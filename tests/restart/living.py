@@ -62,7 +62,7 @@ def living(
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = (sys.executable, *program, "--model", str(model), "--port", str(port), *flags)
-    with running(command, f"{url}/health", log, variables=variables) as process:
+    with running(command, f"{url}/health", log, PATIENCE, variables) as process:
         yield Daemon(url, process)
 
 

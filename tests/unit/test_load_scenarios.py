@@ -2,16 +2,24 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from load_tests.bench.floor import least_work
 from load_tests.client import Target, TargetError
+from load_tests.peers.catalogue import Server
+from load_tests.processes import Process
 from load_tests.scenarios.arrival import Arrived, Gap, gaps_until, play_arrival
-from load_tests.scenarios.kinds import Arrival, Load, Shares
+from load_tests.scenarios.kinds import Arrival, Load, Loading, Restart, Shares, load_scenario
 from load_tests.scenarios.perform import perform
+from load_tests.scenarios.restart import ENDINGS, play_restart
 from load_tests.scenarios.shares import play_shares
 from load_tests.scenarios.workloads import build
 from tests.unit.test_load_client import chunk, honest, served
@@ -122,3 +130,52 @@ def test_the_least_work_has_no_prompt_token_twice_and_no_answer_as_a_prompt() ->
     assert work.new_prompt_tokens == 50 + 4 * 3 * 10
     assert (work.steps, work.rows) == (4 * 3 * 6 // 2, 2)
     assert work.context_tokens == (60 + 50 + 3 * 16) // 2
+
+
+RESTART = Restart(
+    kind="restart",
+    description="",
+    flags=(),
+    system_words=8,
+    turns=2,
+    prompt_words=12,
+    idle_seconds=0,
+    output_tokens=3,
+)
+
+
+async def test_a_daemon_is_asked_again_by_whom_it_was_and_after_each_of_its_ends() -> None:
+    lives = list[tuple[Path, Process]]()
+    async with served(honest) as (fake, target):
+
+        @contextmanager
+        def start(home: Path) -> Iterator[Server]:
+            with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as it:
+                lives.append((home, it))
+                yield Server(target, it)
+
+        found = await asyncio.to_thread(play_restart, RESTART, 0, start)
+    homes = [home for home, _ in lives]
+    assert homes[1] == homes[2] != homes[3] == homes[4] != homes[0]
+    ends = [process.returncode for _, process in lives]
+    assert (ends[1], ends[3]) == (-signal.SIGTERM, -signal.SIGKILL)
+    system, conversation = (body["messages"] for body in fake.bodies[:2])
+    assert [one["role"] for one in conversation] == ["user", "assistant", "user"]
+    assert (len(system), sum(len(one["content"].split()) for one in conversation)) == (2, 12)
+    assert [body["messages"] for body in fake.bodies] == [system, conversation] * 6
+    assert [(one.prompt, one.ending) for one in found.resent] == [
+        (prompt, ending) for ending in ENDINGS for prompt in ("system prompt", "conversation")
+    ]
+    assert {found.share(one) for one in found.resent} == {1.0}
+    assert all(one.is_same_text for one in found.resent)
+
+
+async def test_a_server_without_a_disk_cache_loads_nothing() -> None:
+    def respond(body: dict[str, Any]) -> str:
+        return honest(body) if body else 'HTTP/1.1 200 OK\r\n\r\n{"disk": null}'
+
+    loading = load_scenario("loading")
+    assert isinstance(loading, Loading)
+    async with served(respond) as (_, target):
+        with pytest.raises(TargetError, match="no disk cache"):
+            await perform(loading, 0, target)

@@ -13,7 +13,9 @@ from load_tests.report import Percentiles
 from load_tests.scenarios.arrival import Arrived, Gap
 from load_tests.scenarios.kinds import Load, load_scenario
 from load_tests.scenarios.load import Summary
+from load_tests.scenarios.loading import Loaded, Phase
 from load_tests.scenarios.perform import Outcome
+from load_tests.scenarios.restart import ENDINGS, Resent, Restarted
 from load_tests.scenarios.shares import Probe, Probed
 from load_tests.side_by_side.plots import draw
 from load_tests.side_by_side.record import Record, read, write
@@ -37,6 +39,23 @@ def probed(seconds: float) -> Probed:
     return Probed(tuple(Probe(share, 2000, 0, seconds) for share in (0.0, 0.5)))
 
 
+def loaded(seconds: float) -> Loaded:
+    calm, beside = (
+        Phase(10 * gap, 2**20, gap, 2 * gap, (Gap(0.1, gap),)) for gap in (seconds, 1.5 * seconds)
+    )
+    return Loaded(4000, 3999, 8 * seconds, seconds, calm, beside, beside)
+
+
+def restarted(seconds: float) -> Restarted:
+    found = zip(ENDINGS, (1000, 990, 980), strict=True)
+    return Restarted(
+        tuple(
+            Resent("system prompt", ending, 1001, cached, 8 * seconds, seconds, is_same_text=True)
+            for ending, cached in found
+        )
+    )
+
+
 def record(name: str, outcome: Callable[[float], Outcome]) -> Record:
     """Ours takes 1 s; the others 2 and 3 times as long, and twice that in the second round."""
     rounds = tuple(
@@ -56,6 +75,8 @@ RECORDS = [
     record("unique-8", summary),
     record("long-prompt", arrived),
     record("cached-share", probed),
+    record("loading", loaded),
+    record("restart", restarted),
 ]
 
 
@@ -79,8 +100,8 @@ def test_a_ratio_above_one_says_that_we_are_faster() -> None:
 
 
 def test_every_kind_of_scenario_has_its_table() -> None:
-    loads, arrivals, shares = tables(RECORDS)
-    for table in (loads, arrivals, shares):
+    loads, arrivals, shares, loadings, restarts = tables(RECORDS)
+    for table in (loads, arrivals, shares, loadings, restarts):
         assert {len(row) for row in table.rows} == {len(table.columns)}
     assert [row[:3] for row in loads.rows] == [
         ("unique-1", "mlx_lm.server", "1.50 / 3.00"),
@@ -91,6 +112,11 @@ def test_every_kind_of_scenario_has_its_table() -> None:
     assert loads.rows[1][-2] == "3.00 (3.00-3.00)"
     assert arrivals.rows[0] == ("long-prompt", "rootstock", "1.50", "1.50", "3.00", "2.00")
     assert shares.rows[1] == ("cached-share", "mlx_lm.server", "3.000", "3.000")
+    assert loadings.rows[1] == ("loading", "loading", "1.0", "22.50", "2250", "4500")
+    assert restarts.rows[2] == (
+        *("restart", "system prompt", "SIGKILL", "1,001", "980", "98.0%"),
+        *("12.00", "1.500", "8.0", "2 of 2"),
+    )
 
 
 def test_a_round_in_which_one_failed_counts_for_the_others_alone() -> None:
