@@ -8,7 +8,13 @@ BLOCK_TOKENS = 16
 def node(number: int, parent: int | None, tokens: int, **fields: object) -> TreeNode:
     known = {"id": number, "parent": parent, "namespace": "0", "start": 0, "tokens": tokens}
     blocks = {"blocks": -(-tokens // BLOCK_TOKENS), "tail": tokens % BLOCK_TOKENS}
-    still = {"holders": 0, "idle_seconds": 0.0, "next_evicted": None, "hidden": None}
+    still = {
+        "disk_tokens": 0,
+        "holders": 0,
+        "idle_seconds": 0.0,
+        "next_evicted": None,
+        "hidden": None,
+    }
     return TreeNode.model_validate(
         {**known, **blocks, **still, "states": [], "holes": [], **fields}
     )
@@ -24,6 +30,7 @@ def cache_tree(**fields: object) -> CacheTree:
         "arena": {"blocks": 1, "free": 1, "cached": 0, "held": 0, "block_bytes": 1},
         "hidden": {"nodes": 0, "tokens": 0, "blocks": 0},
         "hidden_requests": {"running": 0, "waiting": 0},
+        "disk": None,
         **{"nodes": [], "groups": [], "namespaces": [], "requests": [], "counters": counted()},
     }
     return CacheTree.model_validate({**empty, **fields})

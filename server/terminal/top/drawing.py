@@ -8,7 +8,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from server.schemas.cache_tree import CacheTree, TreeArena, TreeRequest
+from server.schemas.cache_tree import CacheTree, TreeArena, TreeDisk, TreeRequest
 from server.terminal.tables import facts, listing
 from server.terminal.text import bytes_text
 from server.terminal.top.prefixes import heaviest
@@ -19,7 +19,7 @@ STATES = (("held", "█", "green"), ("cached", "▒", "cyan"), ("free", "░", "
 PREFIX_HEADS = ("prefix, by position", "tokens", "with all below", "holders", "idle", "evicted")
 REQUEST_HEADS = ("request", "state", "prompt", "cached", "computed", "output")
 LEAST_LINES = 24
-FIXED_LINES = 13  # all but the rows of both tables
+FIXED_LINES = 14  # all but the rows of both tables
 MOST_GUIDE = 24  # cells that the lines of the tree may take
 
 
@@ -66,7 +66,13 @@ def _facts(seen: Seen, url: str) -> list[tuple[str, str]]:
         ("tokens/s", _rates_text(seen.rates) if seen.rates else ""),
         ("hits", f"{hit_share:.1%} of {counts.prompt_tokens:,} prompt tokens since start"),
         ("first token", f"after {first_seconds:.2f} s on average" if counts.first_tokens else ""),
+        ("disk", _disk_text(picture.disk) if picture.disk else ""),
     ]
+
+
+def _disk_text(disk: TreeDisk) -> str:
+    full = f"{bytes_text(disk.used_bytes)} of {bytes_text(disk.limit_bytes)}"
+    return f"{full}; {disk.loaded_tokens:,} tokens loaded for {disk.hits:,} prompts since start"
 
 
 def _rates_text(rates: Rates) -> str:

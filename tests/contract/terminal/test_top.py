@@ -103,6 +103,20 @@ def test_without_a_terminal_there_is_one_picture(server: CannedServer) -> None:
     assert server.keys == ["Bearer sesame"]
 
 
+def test_a_disk_cache_has_a_line(server: CannedServer) -> None:
+    size = {"entries": 40, "used_bytes": 5 << 20, "limit_bytes": 1 << 30}
+    moved = {"read_bytes": 1, "written_bytes": 2, "hits": 3, "loaded_tokens": 1900}
+    loading = [asked("chatcmpl-3", "loading", 0, 0)]
+    tiered = picture(disk={**size, **moved}, requests=loading)
+    server.pages[TREE] = encoded(tiered)
+    lines = [line.rstrip() for line in run("--url", server.url).stdout.splitlines()]
+    assert lines[1] == "requests     0 running, 1 waiting"
+    assert lines[4] == (
+        "disk         5.00 MiB of 1.00 GiB; 1,900 tokens loaded for 3 prompts since start"
+    )
+    assert lines[-1].split()[:2] == ["chatcmpl-3", "loading"]
+
+
 def test_an_empty_cache(server: CannedServer) -> None:
     server.pages[TREE] = encoded(cache_tree())
     assert run("--url", server.url).stdout.rstrip().endswith("The cache is empty.")
