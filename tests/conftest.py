@@ -12,8 +12,8 @@ settings.load_profile("rootstock")
 
 @pytest.fixture(scope="session", autouse=True)
 def no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing is asked over TLS, and reading those that a machine trusts is nearly all the time that
-    a client takes to be made.
+    """Nothing is asked over TLS, and reading those that a machine trusts is nearly all the time
+    that a client takes to be made.
     """
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv("SSL_CERT_FILE", raising=False)
