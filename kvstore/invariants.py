@@ -1,27 +1,33 @@
 """Recounts the store from scratch and says what does not add up. For tests and for idle moments."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from kvstore.block_table import blocks_for
+from kvstore.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES
-from kvstore.types import BlockId
+from kvstore.types import BlockId, Namespace
 
 
 class InvariantError(AssertionError):
     """The store contradicts itself; the message lists all that was found."""
 
 
+Walked = Sequence[tuple[Namespace, bytes, Node]]
+"""Every node, once; see `RadixTree.walk`."""
+
+
 def check(store: KVStore) -> None:
     """Raise InvariantError unless every count equals what is there to be counted."""
+    walked = tuple(store.index.walk())
     problems = [
-        *_references(store),
+        *_references(store, walked),
         *_free_list(store),
-        *_edges(store),
-        *_siblings(store),
-        *_leases(store),
+        *_edges(store, walked),
+        *_siblings(store, walked),
+        *_leases(store, walked),
         *_groups(store),
         *store.announcements.problems(store.leases),
         *store.index.problems(),
@@ -39,10 +45,10 @@ def check_idle(store: KVStore) -> None:
         )
 
 
-def _references(store: KVStore) -> Iterator[str]:
+def _references(store: KVStore, walked: Walked) -> Iterator[str]:
     pool = store.pool
     holders = Counter(block for lease in store.leases for block in lease.table)
-    kept = Counter(block for _, _, node in store.index.walk() for block in node.blocks)
+    kept = Counter(block for _, _, node in walked for block in node.blocks)
     for block in map(BlockId, range(pool.n_blocks)):
         if pool.holders(block) != holders[block]:
             yield f"block {block}: {pool.holders(block)} holders, {holders[block]} tables list it"
@@ -65,9 +71,9 @@ def _free_list(store: KVStore) -> Iterator[str]:
         yield f"blocks {unfree} are free and referred to"
 
 
-def _edges(store: KVStore) -> Iterator[str]:
+def _edges(store: KVStore, walked: Walked) -> Iterator[str]:
     n_nodes, block_bytes = 0, store.block_size * TOKEN_BYTES
-    for _, path, node in store.index.walk():
+    for _, path, node in walked:
         n_nodes += 1
         if blocks_for(len(node.packed), block_bytes) != len(node.blocks) or not node.blocks:
             yield f"edge {node.serial}: {len(node.packed)} bytes in {len(node.blocks)} blocks"
@@ -77,9 +83,9 @@ def _edges(store: KVStore) -> Iterator[str]:
         yield f"{store.index.n_nodes} nodes, recounted {n_nodes}"
 
 
-def _siblings(store: KVStore) -> Iterator[str]:
+def _siblings(store: KVStore, walked: Walked) -> Iterator[str]:
     block_bytes = store.block_size * TOKEN_BYTES
-    nodes = [node for _, _, node in store.index.walk()]
+    nodes = [node for _, _, node in walked]
     parents = {node.parent for node in nodes if node.parent}
     listed = {(parent, child) for parent in parents for child in parent.children}
     for node in nodes:
@@ -93,9 +99,9 @@ def _siblings(store: KVStore) -> Iterator[str]:
             yield f"edge {parent.serial}: a tail beside a block that covers it"
 
 
-def _leases(store: KVStore) -> Iterator[str]:
+def _leases(store: KVStore, walked: Walked) -> Iterator[str]:
     indexed = {}
-    for namespace, path, node in store.index.walk():
+    for namespace, path, node in walked:
         start = len(path) - len(node.packed)
         for i, block in enumerate(node.blocks):
             indexed[block] = namespace, path[: start + (i + 1) * store.block_size * TOKEN_BYTES]

@@ -32,7 +32,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.groups.window import lease_slots
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
-from tests.simulation.simulator import LetterDetokenizer, SilentTelemetry
+from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,8 +277,8 @@ class Recalls:
             load.ticket.cancel()
 
     def _skip(self, number: int) -> None:
-        """Memory lacks nothing of what the step was to fill in, so there may be no step at all. It
-        is as good as committed, behind what is on its way.
+        """Nothing can be filled in of what the step was to, so there may be no step at all: that is
+        as good as committed, behind what is on its way.
         """
         fills = self._fills.pop(number, [])
         if self._fills:

@@ -35,7 +35,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.window import WindowGroup
 from kvstore.types import BlockId, SlotId
-from tests.simulation.model import ROOT, chain, sample
+from tests.simulation.model import ROOT, chain, packed, sample, unpacked
 
 
 class InjectedError(RuntimeError):
@@ -99,6 +99,17 @@ class FakeRunner:
         self._states: dict[int, int] = {}  # the last token's KV
         self._states_before: dict[int, int] = {}  # the last write
         self.computed_tokens: Counter[SequenceId] = Counter()
+        self.n_computed = 0  # tokens of all
+
+    def kv(self, block: BlockId, slot: int) -> int:
+        """What a slot of a block holds of its own token."""
+        return self._slots[block, slot][1]
+
+    def window(self, group: int, own: SlotId, slot: int) -> int:
+        return self._windows[group, own, slot]
+
+    def state(self, slot: SlotId) -> int:
+        return self._states[slot]
 
     def submit(self, plan: StepPlan) -> None:
         assert plan.is_due, "a step that does nothing"
@@ -151,6 +162,7 @@ class FakeRunner:
             raise
         for sequence_id, n_tokens in flight.plan.rows():
             self.computed_tokens[sequence_id] += n_tokens
+            self.n_computed += n_tokens
             if self._row_fault(sequence_id):
                 flight.failed[sequence_id] = "injected"
         return StepResult(flight.sampled, flight.scored, flight.failed, flight.read)
@@ -203,14 +215,14 @@ class FakeRunner:
                 self._states[restored] = self._states[saved]
             case FillBlock(filled, data):
                 assert self._pool.count(filled) == 1, f"block {filled} is filled and shared"
-                kv = _numbers(data)
+                kv = unpacked(data)
                 for slot, both in enumerate(zip(kv[::2], kv[1::2], strict=True)):
                     self._slots[filled, slot] = both
             case FillWindow(group, own, data):
-                for slot, value in enumerate(_numbers(data)):
+                for slot, value in enumerate(unpacked(data)):
                     self._windows[group, own, slot] = value
             case FillState(state, data):
-                [self._states[state]] = _numbers(data)
+                [self._states[state]] = unpacked(data)
 
     def _read(self, read: ReadBlock) -> Parts:
         """As a real runner's, the parts are of one size, with zeros behind the tokens."""
@@ -219,12 +231,12 @@ class FakeRunner:
             slot if slot is None else self._packed_window(group, slot, read.n_tokens)
             for group, slot in enumerate(read.windows)
         )
-        state = None if read.state is None else _packed([self._states[read.state]], 1)
-        return _packed(kv, 2 * self._block_size), *windows, state
+        state = None if read.state is None else packed([self._states[read.state]], 1)
+        return packed(kv, 2 * self._block_size), *windows, state
 
     def _packed_window(self, group: int, slot: SlotId, n_tokens: int) -> bytes:
         kv = [self._windows[group, slot, i] for i in range(n_tokens)]
-        return _packed(kv, self._block_size)
+        return packed(kv, self._block_size)
 
     def _forward(self, sequence_id: SequenceId, tokens: Sequence[int]) -> list[int]:
         """KV of the row's next tokens, each from the one before as the blocks have it."""
@@ -279,12 +291,3 @@ class FakeRunner:
             kv = own
             past.append(kv)
         return past
-
-
-def _packed(numbers: Sequence[int], size: int) -> bytes:
-    return np.array([*numbers, *[0] * (size - len(numbers))], dtype=np.uint64).tobytes()
-
-
-def _numbers(data: bytes) -> list[int]:
-    numbers: list[int] = np.frombuffer(data, dtype=np.uint64).tolist()
-    return numbers

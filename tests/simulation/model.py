@@ -4,6 +4,8 @@ The KV of a position is `chain(KV of the position before, its token)`; the next 
 of the last KV and of the sample order. What a request must generate follows from its prompt alone.
 """
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.types import FinishReason, Request, ThinkingBudget
@@ -19,6 +21,20 @@ def chain(previous: int, token_id: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
+
+
+def token_between(previous: int, own: int, vocab_size: int) -> int:
+    """The token whose KV is `own` behind `previous`. Raises StopIteration if there is none."""
+    return next(token_id for token_id in range(vocab_size) if chain(previous, token_id) == own)
+
+
+def packed(numbers: Sequence[int], size: int) -> bytes:
+    """As bytes, with zeros behind them."""
+    return array("Q", [*numbers, *[0] * (size - len(numbers))]).tobytes()
+
+
+def unpacked(data: bytes) -> list[int]:
+    return array("Q", data).tolist()
 
 
 def next_token(kv: int, seed: int, output_index: int, vocab_size: int) -> int:

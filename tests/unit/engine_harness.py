@@ -18,8 +18,8 @@ from kvstore.groups.group import Group
 from kvstore.prefix_index import NoIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
+from tests.simulation.daemon import LetterDetokenizer
 from tests.simulation.fake_runner import FakeRunner
-from tests.simulation.simulator import LetterDetokenizer
 
 VOCAB_SIZE = 50
 NEVER_EOS = VOCAB_SIZE - 1

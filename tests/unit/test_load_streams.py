@@ -14,7 +14,7 @@ from load_tests.report import Percentiles
 from load_tests.streams import paced
 from load_tests.streams.command import WORD, Streaming, table
 from load_tests.streams.listening import Heard, WordCounter, listen
-from tests.simulation.simulator import SilentTelemetry
+from tests.simulation.daemon import SilentTelemetry
 
 
 def streaming(least: float) -> Streaming:

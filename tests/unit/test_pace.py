@@ -10,7 +10,7 @@ from engine.pace import WINDOW, QueuePace
 from engine.submission import prepare
 from engine.timing import Timing
 from engine.types import Request
-from tests.simulation.simulator import NO_BYTES, SilentTelemetry
+from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 

@@ -18,8 +18,8 @@ from engine.step import StepPlan, StepResult
 from engine.submission import prepare
 from engine.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
 from engine.timing import Timing
-from engine.types import FinishReason, OutputEvent, RefusalReason
-from tests.simulation.simulator import NO_BYTES, SilentTelemetry
+from engine.types import CacheTier, FinishReason, OutputEvent, RefusalReason
+from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.threaded_harness import Setup, request
 
@@ -210,6 +210,18 @@ def test_what_an_event_tells_of_is_in_the_statistics() -> None:
     while harness.scheduler.has_work:
         loop.turn()
     assert seen == [(0, 1), (1, 1), (2, 1), (3, 0)]
+
+
+def test_what_a_clear_of_the_disk_has_changed_is_in_the_statistics() -> None:
+    harness = Harness()
+    timing = Timing(lambda: 0.0, SilentTelemetry())
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), print, timing, NO_BYTES, MASKS)
+    held = harness.pool.allocate(3)
+    loop.clear(tiers=[CacheTier.MEMORY])
+    assert loop.stats.cache.blocks_held == 3
+    harness.pool.drop(held)  # as when a load is given up
+    loop.clear(tiers=[CacheTier.DISK])
+    assert loop.stats.cache.blocks_held == 0
 
 
 async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None:

@@ -13,7 +13,7 @@ from engine.types import Request
 from engine.waiting import NoRoom, WaitingQueue
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
-from tests.simulation.simulator import LetterDetokenizer
+from tests.simulation.daemon import LetterDetokenizer
 
 PLACES = 12
 OUTPUTS = OutputFactory(frozenset(), lambda _: LetterDetokenizer())

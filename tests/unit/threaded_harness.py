@@ -13,7 +13,7 @@ from engine.storage_sizes import StorageBytes
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import ModelCard, OutputEvent, Request, SamplingParams
-from tests.simulation.simulator import GRAMMARS, LetterDetokenizer, SilentTelemetry
+from tests.simulation.daemon import GRAMMARS, LetterDetokenizer, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 CARD = ModelCard(

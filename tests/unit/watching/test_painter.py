@@ -23,7 +23,7 @@ from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
 from server.schemas.cache_tree import CacheTree
 from tests.contract.fake_engine import DISK
-from tests.simulation.simulator import SilentTelemetry
+from tests.simulation.daemon import SilentTelemetry
 from tests.unit.engine_harness import Harness, prompt
 
 BLOCK = 4

@@ -1,0 +1,34 @@
+"""How often what happened: a simulation in which nothing happens shows nothing."""
+
+from collections import Counter
+from enum import StrEnum
+
+
+class Happening(StrEnum):
+    LOAD_BEGUN = "loads begun"
+    LOAD_WHOLE = "loads that brought all"
+    LOAD_CUT = "loads cut short"
+    LOAD_TIMED_OUT = "loads given up in time"
+    LOAD_CLEARED = "loads cleared away"
+    LOAD_FAILED = "loads whose step failed"
+    LOAD_OUTLIVED = "loads that the engine's end cut off"
+    WAITED = "sequences that waited for a load"
+    TWIN_WAITED = "twins that waited with them"
+    ABORTED_WAITING = "aborts of who waited for a load"
+    EVICTED_LOADING = "evictions during a load"
+    READER_ASIDE = "readers that stood aside"
+    RECORD_WRITTEN = "records written"
+    PARTS_ADDED = "records that got more parts"
+    OFFER_REFUSED = "offers refused"
+    WRITE_LOST = "records lost before they were written"
+    ENTRY_FORGOTTEN = "records forgotten"
+    ENTRY_DAMAGED = "records found damaged"
+    ENTRY_MISFIT = "records that did not fit"
+    CLEARED_MEMORY = "clears of memory"
+    CLEARED_DISK = "clears of the disk"
+    CLEARED_BOTH = "clears of both"
+    RESTARTED = "restarts"
+    KILLED = "kills"
+
+
+Census = Counter[Happening]

@@ -1,0 +1,94 @@
+"""What stands in the tree is what the model computes of its tokens, whoever brought it there."""
+
+from collections.abc import Iterator
+
+from engine.sequence import LiveSequence
+from kvstore.actions import RollBackState
+from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.window import WindowGroup
+from kvstore.radix_node import Node
+from kvstore.store import KVStore
+from kvstore.tokens import TOKEN_BYTES, unpacked
+from kvstore.types import BlockId, Namespace, SlotId
+from tests.simulation.fake_runner import FakeRunner
+from tests.simulation.model import ROOT, chain
+
+
+class ContentCheck:
+    """An observer of the tree: checks each block once, when it comes."""
+
+    def __init__(self, store: KVStore, runner: FakeRunner) -> None:
+        self._store = store
+        self._runner = runner
+        self._block_size = store.block_size
+        store.index.observers.add(self)
+
+    def stored(self, node: Node, first: int) -> None:
+        kv = self._above(node, first)
+        tokens = unpacked(bytes(node.packed[first * self._block_size * TOKEN_BYTES :]))
+        for place, token_id in enumerate(tokens, start=first * self._block_size):
+            index, slot = divmod(place, self._block_size)
+            kv = chain(kv, token_id)
+            assert self._runner.kv(node.blocks[index], slot) == kv, "a block of other tokens"
+
+    def split(self, node: Node, lower: Node) -> None:
+        """Blocks stay what they are."""
+
+    def used(self, node: Node) -> None:
+        """Blocks stay what they are."""
+
+    def removed(self, node: Node, n_blocks: int) -> None:
+        """What is gone is wrong for nobody."""
+
+    def cleared(self, namespace: Namespace) -> None:
+        """What is gone is wrong for nobody."""
+
+    def check_carried(self) -> None:
+        """A block in the tree carries, for so many tokens, what its own KV says of them."""
+        unfinished = {o.slot for o in self._store._orders if isinstance(o, RollBackState)}
+        for block, n_tokens in self._blocks():
+            for index, group in enumerate(self._store.groups):
+                if isinstance(group, WindowGroup):
+                    self._check_window(index, group, block, n_tokens)
+                elif isinstance(group, RecurrentGroup):
+                    self._check_states(group, block, n_tokens, unfinished)
+
+    def check_adopted(self, sequence: LiveSequence) -> None:
+        """All that a sequence was said to find was there."""
+        if sequence.lease is None:
+            return
+        kv = ROOT
+        for position in range(sequence.cached_tokens):
+            index, slot = divmod(position, self._block_size)
+            kv = chain(kv, sequence.tokens[position])
+            assert self._runner.kv(sequence.lease.table[index], slot) == kv, "cached, and not there"
+
+    def _above(self, node: Node, first: int) -> int:
+        if first:
+            return self._runner.kv(node.blocks[first - 1], self._block_size - 1)
+        if node.parent is None or not node.parent.blocks:
+            return ROOT
+        return self._runner.kv(node.parent.blocks[-1], self._block_size - 1)
+
+    def _blocks(self) -> Iterator[tuple[BlockId, int]]:
+        for node in self._store.index.nodes():
+            n_tokens = len(node.packed) // TOKEN_BYTES
+            for block in node.blocks:
+                yield block, min(n_tokens, self._block_size)
+                n_tokens -= self._block_size
+
+    def _check_window(self, index: int, group: WindowGroup, block: BlockId, n_tokens: int) -> None:
+        slot = group.carried(block, n_tokens)
+        if slot is not None:
+            for place in range(n_tokens):
+                kv = self._runner.kv(block, place)
+                assert self._runner.window(index, slot, place) == kv, "carries another's window"
+
+    def _check_states(
+        self, group: RecurrentGroup, block: BlockId, n_tokens: int, unfinished: set[SlotId]
+    ) -> None:
+        for stop, slot in group.slots.carried_by(block).items():
+            assert stop <= n_tokens, "carries a state behind its own tokens"
+            if slot not in unfinished:
+                kv = self._runner.kv(block, stop - 1)
+                assert self._runner.state(slot) == kv, "carries another's state"

@@ -1,0 +1,257 @@
+"""One engine from its start to its end: the real loop, scheduler and store on what is fake."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import TypeVar
+
+from llguidance import LLTokenizer
+
+from engine.constraints.compiler import GrammarCompiler
+from engine.constraints.masks import MaskFiller
+from engine.disk_cache.archive import Archive, ArchiveRules
+from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
+from engine.disk_cache.recalls import RecallRules, Recalls, _Load
+from engine.inbox import Inbox
+from engine.loop import Deliver, EngineLoop
+from engine.output import OutputFactory
+from engine.scheduler import Scheduler
+from engine.step import SequenceId
+from engine.storage_sizes import StorageBytes
+from engine.submission import Submission, prepare
+from engine.timing import Timing
+from engine.types import DiskWrites, Request
+from engine.validation import Limits
+from kvstore.block_pool import BlockPool
+from kvstore.groups.group import Group
+from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.window import WindowGroup, lease_slots
+from kvstore.prefix_index import NoIndex, PrefixIndex
+from kvstore.radix_tree import RadixTree
+from kvstore.store import KVStore
+from tests.simulation.checks.fairness import FairQueue
+from tests.simulation.fake_runner import FakeRunner
+from tests.simulation.model import text_of
+from tests.simulation.troubled_tier import TroubledTier
+
+EOS = 0
+GRAMMARS = GrammarCompiler(lambda: LLTokenizer(""), frozenset({EOS}))  # for budgets alone
+
+NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
+
+T = TypeVar("T")
+
+
+class LetterDetokenizer:
+    """One token, one letter."""
+
+    def add(self, token_id: int) -> str:
+        return text_of([token_id])
+
+    def finish(self) -> str:
+        return ""
+
+
+class SilentTelemetry:
+    """Nobody watches."""
+
+    def step(self, seconds: float) -> None: ...
+
+    def queue_wait(self, seconds: float) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def token_gap(self, seconds: float) -> None: ...
+
+    def finished(self, seconds: float) -> None: ...
+
+
+class Mailbox(Inbox):
+    """Calls must not fail: here nobody looks at their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: list[Future[object]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._answers
+
+    def post(self, function: Callable[[], T]) -> Future[T]:
+        answer = super().post(function)
+        self._answers.append(answer)  # type: ignore[arg-type]
+        return answer
+
+    def check(self) -> None:
+        """Raises what a call has raised."""
+        for answer in self._answers:
+            if answer.done():
+                answer.result()
+        self._answers = [answer for answer in self._answers if not answer.done()]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a disk's bytes depend on: the same for all engines that use it."""
+
+    vocab_size: int
+    block_size: int
+    windows: tuple[int, ...]
+    has_states: bool
+
+    @classmethod
+    def draw(cls, random: Random) -> "Layout":
+        return cls(
+            vocab_size=random.choice([3, 5, 30]),
+            block_size=random.choice([1, 2, 3, 4, 8]),
+            windows=tuple(
+                random.choice([1, 2, 5, 12, 40]) for _ in range(random.choice([0, 0, 1, 2]))
+            ),
+            has_states=random.random() < 0.5,
+        )
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        return (16 * self.block_size, *[8 * self.block_size] * len(self.windows), 8)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is around an engine: the time, those who listen, and what goes wrong."""
+
+    clock: Callable[[], float]
+    deliver: Deliver
+    fault: Callable[[], None]
+    row_fault: Callable[[SequenceId], bool]
+
+
+class Daemon:
+    """One engine. Sizes and rules are drawn anew for each."""
+
+    def __init__(
+        self, random: Random, layout: Layout, world: World, tier: TroubledTier | None
+    ) -> None:
+        self._random = random
+        self._layout = layout
+        self.clock = world.clock
+        n_blocks = random.choice([6, 10, 20, 48])
+        self.limits = _limits(random, layout, n_blocks)
+        self.pool = BlockPool(n_blocks)
+        is_cached = tier is not None or random.random() < 0.8
+        index: PrefixIndex = RadixTree(self.pool, layout.block_size) if is_cached else NoIndex()
+        self.store = KVStore(self.pool, index, layout.block_size, self._groups(is_cached))
+        self.runner = FakeRunner(
+            self.pool,
+            self.store.groups,
+            layout.block_size,
+            layout.vocab_size,
+            world.fault,
+            world.row_fault,
+        )
+        self.sizes = StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0)
+        self.outputs = OutputFactory(frozenset({EOS}), lambda _: LetterDetokenizer())
+        self.inbox = Mailbox()
+        self.recalls: Recalls | None = None
+        self.archive: Archive | None = None
+        self.scheduler = Scheduler(
+            self.store,
+            self.outputs,
+            self.limits,
+            lambda: random.getrandbits(32),
+            disk=NO_DISK_CACHE if tier is None else self._disk(tier),
+        )
+        self.scheduler._admission.waiting = FairQueue(self.limits.max_waiting)
+        self.loop = EngineLoop(
+            self.scheduler,
+            self.runner,
+            self.inbox,
+            world.deliver,
+            Timing(world.clock, SilentTelemetry()),
+            self.sizes,
+            MaskFiller(layout.vocab_size),
+        )
+
+    def prepared(self, request: Request) -> Submission:
+        """Raises InvalidRequest."""
+        return prepare(request, self.limits, GRAMMARS.guides, self.scheduler.names)
+
+    @property
+    def loads(self) -> list[_Load]:
+        """Those under way."""
+        return [] if self.recalls is None else self.recalls._loads
+
+    @property
+    def in_flight(self) -> int:
+        """The number of the step that is being computed, 0 when there is none."""
+        return self.loop._pipeline._in_flight.number
+
+    @property
+    def wants_sleep(self) -> bool:
+        """Whether the next turn would begin by waiting for a call, as long as the disk allows."""
+        return self.loop.is_idle or self.loop._is_waiting
+
+    def _groups(self, is_cached: bool) -> list[Group]:
+        """With little room beyond the least."""
+        random, limits, size = self._random, self.limits, self._layout.block_size
+        groups: list[Group] = []
+        for window in self._layout.windows:
+            least = lease_slots(window, size, limits.step_tokens)
+            leases = random.randint(1, limits.max_running)
+            n_slots = least * leases + random.choice([0, 1, 10])
+            groups.append(WindowGroup(len(groups), window, n_slots, size, limits.step_tokens))
+        if self._layout.has_states:
+            n_saved = random.choice([0, 1, 3, 20]) if is_cached else 0
+            interval = random.choice([2, 7, 32])
+            groups.append(RecurrentGroup(limits.max_running, n_saved, size, interval))
+        return groups
+
+    def _disk(self, tier: TroubledTier) -> TieredCache:
+        random = self._random
+        archive, recalls = draw_rules(random)
+        disk = TieredCache(
+            tier,
+            self.store,
+            self._layout.part_bytes,
+            0,
+            self.inbox.post,
+            archive,
+            recalls,
+            shutdown_seconds=random.choice([0.0, 5.0, 60.0]),
+            clock=self.clock,
+        )
+        self.recalls, self.archive = disk._recalls, disk._archive
+        return disk
+
+
+def draw_rules(random: Random) -> tuple[ArchiveRules, RecallRules]:
+    least_tokens, salted = random.choice([1, 2, 6]), random.random() < 0.7
+    archive = ArchiveRules(
+        writes=random.choice([*DiskWrites, *[DiskWrites.ALL] * 4]),
+        salted=salted,
+        least_tokens=least_tokens,
+        idle_seconds=random.choice([0.0, 1.0, 4.0]),
+        step_bytes=random.choice([1, 200, 1000]),
+    )
+    recalls = RecallRules(
+        least_tokens=least_tokens,
+        worth=random.choice([inf, inf, 0.7]),
+        step_bytes=random.choice([1, 200, 1000]),
+        looked_back_blocks=random.choice([0, 1, 64]),
+        timeout_seconds=random.choice([3.0, 20.0]),
+        salted=salted,
+    )
+    return archive, recalls
+
+
+def _limits(random: Random, layout: Layout, n_blocks: int) -> Limits:
+    return Limits(
+        vocab_size=layout.vocab_size,
+        max_context_tokens=random.choice([24, 60, 200]),
+        arena_tokens=n_blocks * layout.block_size,
+        max_running=random.choice([1, 3, 8]),
+        max_waiting=random.choice([4, 16]),
+        step_tokens=random.choice([8, 9, 16, 64]),
+        step_seconds=random.choice([inf, 0.9, 1.5]),  # a step takes a second
+    )

@@ -1,0 +1,75 @@
+"""What clients send: prompts that meet and diverge, come back, and are sometimes impossible."""
+
+from collections import deque
+from random import Random
+
+from engine.types import Request, SamplingParams, ThinkingBudget
+from engine.validation import Limits
+
+
+class Workload:
+    """One seed's clients."""
+
+    def __init__(self, random: Random, vocab_size: int, block_size: int) -> None:
+        self._random = random
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._max_tokens = random.choice([[0, 1, 2, 5], [5, 20], [30, 60]])
+        self._client_weights = random.choice([[1], [1, 1, 1], [20, 1, 1, 1]])
+        self._return_rate = random.choice([0.2, 0.9, 0.95])
+        self._salt_rate = random.choice([0.0, 0.25])
+        self._prefixes = [self.tokens(3 * block_size, 8 * block_size) for _ in range(4)]
+        self._sent = deque[list[int]](maxlen=3)
+
+    def request(self, limits: Limits) -> Request:
+        """One that such an engine may serve, or must refuse."""
+        random = self._random
+        most = min(limits.max_context_tokens, limits.arena_tokens)
+        prompt = self._prompt()[: most if random.random() < 0.9 else None]
+        max_tokens = random.choice(self._max_tokens)
+        if random.random() < 0.9:
+            max_tokens = min(max_tokens, most - len(prompt))
+        return Request(
+            id=str(random.getrandbits(64)),
+            prompt=tuple(prompt),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(
+                seed=random.choice([None, 1]),
+                min_tokens=max(min(random.choice([0, 0, 3]), max_tokens), 0),
+            ),
+            stop=random.choice([(), (), ("ab",), ("ca", "b")]),
+            ignore_eos=random.random() < 0.5,
+            n=random.choice([1, 1, 1, 2, 4]),
+            client=self._client(),
+            priority=random.choice([0, 0, 0, -1, 1]),
+            cache_salt="salt" if random.random() < self._salt_rate else "",
+            prompt_logprobs=random.choice([None] * 9 + [1]),
+            thinking_budget=self._thinking_budget(),
+        )
+
+    def tokens(self, least: int, most: int) -> list[int]:
+        count = self._random.randint(least, max(least, most))
+        return [self._random.randrange(self._vocab_size) for _ in range(count)]
+
+    def _thinking_budget(self) -> ThinkingBudget | None:
+        if self._random.random() < 0.7:
+            return None
+        return ThinkingBudget(self._random.choice([0, 1, 3, 9]), (), tuple(self.tokens(1, 3)))
+
+    def _client(self) -> str:
+        """One of several, of which the first may send most of what there is."""
+        weights = self._client_weights
+        return str(self._random.choices(range(len(weights)), weights)[0])
+
+    def _prompt(self) -> list[int]:
+        """Often one of the last few, or the beginning of something seen before and another end."""
+        random = self._random
+        if self._sent and random.random() < self._return_rate:
+            return list(random.choice(self._sent))
+        prompt = list(random.choice(self._prefixes))
+        cut = random.randint(len(prompt) // 3 + 1, len(prompt))
+        prompt = prompt[:cut] + self.tokens(0, 2 * self._block_size)
+        if random.random() < 0.3:
+            self._prefixes[random.randrange(len(self._prefixes))] = prompt
+        self._sent.append(prompt)
+        return prompt
