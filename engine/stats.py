@@ -55,7 +55,6 @@ def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
         evictions=store.counters.evictions,
         cow_copies=store.counters.cow_copies,
         groups=tuple(group.stats() for group in store.groups),
-        disk=scheduler.disk.stats(),
     )
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import TypeAlias, TypeVar
@@ -177,7 +177,10 @@ class ThreadedEngine:
         return await asyncio.to_thread(ready)
 
     def stats(self) -> EngineStats:
-        return EngineStats(self._ledger.counts(), self._loop.stats)
+        """What is on disk is told as of now: it changes while no step is computed."""
+        loop = self._loop.stats
+        cache = replace(loop.cache, disk=self._loop.scheduler.disk.stats())
+        return EngineStats(self._ledger.counts(), replace(loop, cache=cache))
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS

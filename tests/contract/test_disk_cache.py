@@ -78,6 +78,28 @@ def test_of_a_prompt_larger_than_the_cache_the_beginning_is_kept(
     assert lives.serve(PROMPT) == [320]
 
 
+def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path: Path) -> None:
+    async def idle() -> None:
+        disk = DiskCacheConfig(tmp_path, max_bytes=64 * MIB)
+        config = Lives(model, disk).config
+        engine = launch(config, EngineTelemetry(), lambda line: None)
+        try:
+            await _ask(engine, "only", PROMPT)
+            async with asyncio.timeout(PATIENCE):
+                while not _is_written(engine, len(PROMPT) // config.block_size):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        finally:
+            await engine.drain(10.0)
+
+    asyncio.run(idle())
+
+
+def _is_written(engine: Engine, n_blocks: int) -> bool:
+    disk = engine.stats().loop.cache.disk
+    assert disk is not None
+    return disk.entries >= n_blocks and disk.buffered_bytes == 0
+
+
 def test_a_limit_that_keeps_no_prompt_is_refused_in_words(model: Path, tmp_path: Path) -> None:
     lives = Lives(model, DiskCacheConfig(tmp_path / "disk", max_bytes=16 * MIB))
     needed = "the least that is kept, 256 tokens of a prompt, needs 26 MiB"
