@@ -34,20 +34,26 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The streams alone, beside a load, and beside what writes a prompt."""
+    """The streams alone, beside a hit in memory, beside a load, and beside what writes a prompt."""
 
     prompt_tokens: int
     cached_tokens: int
     cold_seconds: float  # to the first token, with nobody else there
     loaded_seconds: float  # the same from disk, beside the streams
     calm: Phase
+    hit: Phase  # the same prompt from memory: it has a last step of computing, too
     loading: Phase
     writing: Phase
 
     @property
     def headline(self) -> str:
         """For a line of progress."""
-        phases = {"alone": self.calm, "loading": self.loading, "writing": self.writing}
+        phases = {
+            "alone": self.calm,
+            "hit": self.hit,
+            "loading": self.loading,
+            "writing": self.writing,
+        }
         told = (
             f"{name} {1e3 * phase.median_gap:.0f} / {1e3 * phase.worst_gap:.0f}"
             for name, phase in phases.items()
@@ -155,6 +161,8 @@ class _Play:
         after = await self.disk.figures()
         n_read = after["read_bytes"] - before["read_bytes"]
         loading = _phase(streams, again.started, again.heard[0], n_read)
+        once_more = await self.ask(prompts[0])
+        hit = _phase(streams, once_more.started, once_more.heard[0], 0)
         other = await self.ask(prompts[1])
         ended = await self.disk.settled()
         n_written = (await self.disk.figures())["written_bytes"] - after["written_bytes"]
@@ -165,6 +173,7 @@ class _Play:
             cold_seconds=cold.heard[0] - cold.started,
             loaded_seconds=again.heard[0] - again.started,
             calm=calm,
+            hit=hit,
             loading=loading,
             writing=writing,
         )

@@ -43,7 +43,7 @@ def loaded(seconds: float) -> Loaded:
     calm, beside = (
         Phase(10 * gap, 2**20, gap, 2 * gap, (Gap(0.1, gap),)) for gap in (seconds, 1.5 * seconds)
     )
-    return Loaded(4000, 3999, 8 * seconds, seconds, calm, beside, beside)
+    return Loaded(4000, 3999, 8 * seconds, seconds, calm, calm, beside, beside)
 
 
 def restarted(seconds: float) -> Restarted:
@@ -112,7 +112,7 @@ def test_every_kind_of_scenario_has_its_table() -> None:
     assert loads.rows[1][-2] == "3.00 (3.00-3.00)"
     assert arrivals.rows[0] == ("long-prompt", "rootstock", "1.50", "1.50", "3.00", "2.00")
     assert shares.rows[1] == ("cached-share", "mlx_lm.server", "3.000", "3.000")
-    assert loadings.rows[1] == ("loading", "loading", "1.0", "22.50", "2250", "4500")
+    assert loadings.rows[2] == ("loading", "loading", "1.0", "22.50", "2250", "4500")
     assert restarts.rows[2] == (
         *("restart", "system prompt", "SIGKILL", "1,001", "980", "98.0%"),
         *("12.00", "1.500", "8.0", "2 of 2"),
