@@ -150,7 +150,8 @@ def test_the_keyboard_goes_in_and_out(page: Page, daemon: httpx.Client) -> None:
 
 def test_what_fills_the_width_may_be_cleared(page: Page, daemon: httpx.Client) -> None:
     say(daemon, QUESTIONS[0])
-    page.locator(".bar").click()
+    with page.expect_response("**/admin/cache/nodes/*"):  # its text, which is gone with it
+        page.locator(".bar").click()
     daemon.post("/admin/cache/clear").raise_for_status()
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
     expect(page.get_by_text("No longer in the cache")).to_be_visible()
