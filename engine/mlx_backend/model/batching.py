@@ -55,8 +55,8 @@ def joined(runs: Sequence[Run], cost: ForwardCost) -> StepForwards:
     """Short runs and the last tokens of long ones in one forward, as far as their keys allow: each
     token is a row there. What comes before is computed as in `lasts_apart`.
     """
-    long = [run for run in runs if run.piece.n_tokens > cost.joined_tokens]
-    short = [run for run in runs if run.piece.n_tokens <= cost.joined_tokens]
+    short = [run for run in runs if cost.joins(run.piece)]
+    long = [run for run in runs if not cost.joins(run.piece)]
     prompts, lasts = _parted(long)
     rows = [run for run in short if run.piece.n_tokens > 1]
     single = [*lasts, *(run for run in short if run.piece.n_tokens == 1)]
