@@ -111,7 +111,8 @@ class Archive:
     def clear(self, namespace: Namespace | None) -> None:
         """Nothing of it, or of anything, is to be written before somebody adds to it."""
         for read in [read for reads in self._reads.values() for read in reads]:
-            read.is_wanted = read.is_wanted and namespace not in (None, read.node.namespace)
+            if read.is_wanted and namespace in (None, read.node.namespace):
+                self._drop(read)
         for node in [*self._due, *self._later]:
             if namespace in (None, node.namespace):
                 self._forget(node)
@@ -176,15 +177,16 @@ class Archive:
         for read in self._reads.pop(number, ()):
             parts = contents[at : at + len(read.candidates)]
             at += len(read.candidates)
-            self._let_go(read)
-            if read.is_wanted and not self._offer(read, parts):
-                self._postpone(read)
+            if read.is_wanted:
+                self._drop(read)
+                if not self._offer(read, parts):
+                    self._postpone(read)
 
     def fail(self, number: int) -> None:
         """The step has read nothing."""
         for read in self._reads.pop(number, ()):
-            self._let_go(read)
             if read.is_wanted:
+                self._drop(read)
                 self._postpone(read)
 
     def save_evictable(self, n_nodes: int) -> None:
@@ -300,7 +302,9 @@ class Archive:
     def _bytes_on_their_way(self) -> int:
         return sum(read.n_bytes for reads in self._reads.values() for read in reads)
 
-    def _let_go(self, read: _Read) -> None:
+    def _drop(self, read: _Read) -> None:
+        """Nobody counts on it any more; the same may be read anew, while this is on its way."""
+        read.is_wanted = False
         self._unwritten.let_go(read.candidates)
 
     def _offer(self, read: _Read, contents: Sequence[Parts]) -> bool:

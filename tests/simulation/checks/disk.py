@@ -66,7 +66,8 @@ class DiskCheck:
 
     def _archive(self, archive: Archive) -> Iterator[str]:
         reads = [read for reads in archive._reads.values() for read in reads]
-        if archive._unwritten._reading.keys() != {it.name for r in reads for it in r.candidates}:
+        wanted = {each.name for read in reads if read.is_wanted for each in read.candidates}
+        if archive._unwritten._reading.keys() != wanted:
             yield "the names that are being read are not those of the reads"
         in_flight = self._daemon.in_flight
         assert self._daemon.recalls is not None

@@ -12,7 +12,15 @@ from kvstore.digest import Digest
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.tier.types import EntryInfo
 from kvstore.types import BlockId
-from tests.unit.disk_cache.desk import ARCHIVE, BLOCK_BYTES, IDLE, STATE_BYTES, Desk, Shelf
+from tests.unit.disk_cache.desk import (
+    ARCHIVE,
+    BLOCK_BYTES,
+    IDLE,
+    STATE_BYTES,
+    Desk,
+    Shelf,
+    contents,
+)
 from tests.unit.kv_helpers import BLOCK, NS, admit, compute, extend, generate, run_of, serve
 
 PROMPT = run_of(0, 6 * BLOCK)
@@ -343,6 +351,21 @@ def test_a_clear_between_plan_and_commit_drops_what_was_read(tiers: str) -> None
         desk.wait()
         desk.write()
         assert desk.has(longer) == len(longer)
+
+
+def test_what_comes_back_while_a_cleared_read_is_on_its_way_is_read_anew() -> None:
+    """A sequence that lives through a clear of memory indexes its blocks again."""
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    first, _, reads = desk.plan()
+    desk.store.clear()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    second, _, again = desk.plan()
+    for number, found in ((first, reads), (second, again)):
+        desk.disk.commit(number, [contents(read) for read in found])
+    assert desk.has(PROMPT) == len(PROMPT)
 
 
 def test_a_clear_of_one_namespace_leaves_the_others_reads() -> None:
