@@ -23,7 +23,7 @@ from kvstore.prefix_index import PrefixIndex
 from kvstore.radix_node import Node
 from kvstore.tier.types import Entry, Extent
 from kvstore.tokens import TOKEN_BYTES
-from kvstore.types import Namespace
+from kvstore.types import BlockId, Namespace
 
 RETRY_SECONDS = 0.25
 """When the tier has no room, it is asked again after so long."""
@@ -122,17 +122,20 @@ class Archive:
     def stored(self, node: Node, first: int) -> None:
         self._unwritten.stored(node, first)
         self._soil(node)
-        if first == 0 and (above := node.parent) is not None and above.blocks:
-            self._unwritten.stored(above, len(above.blocks))
-            self._soil(above)  # a state may stand where its children part
+
+    def carried(self, block: BlockId) -> None:
+        """A group has left something more with it: a state where somebody stopped, say."""
+        node = self._index.node_of(block)
+        if node is not None and self._takes(node):
+            self._unwritten.carried(node, block)
+            self._soil(node)
 
     def split(self, node: Node, lower: Node) -> None:
         self._unwritten.split(node, lower)
         if node in self._due:
             self._due[lower] = None
         elif node in self._later:
-            self._later[lower] = self._later[node]
-        self._soil(node)
+            self._soil(lower)
 
     def used(self, node: Node) -> None:
         above: Node | None = node
@@ -141,8 +144,8 @@ class Archive:
                 del self._later[above]
                 self._due[above] = None
             above = above.parent
-        if whole := self._names.whole_blocks(node):
-            self._tier.touch([self._names.of(node.blocks[whole - 1])])
+        for name in self._names.ends(node):
+            self._tier.touch([name])
 
     def removed(self, node: Node, n_blocks: int) -> None:
         if not node.blocks:
@@ -199,7 +202,7 @@ class Archive:
                 self._due[node] = None
 
     def _soil(self, node: Node) -> None:
-        if node.namespace.cache_salt and not self._rules.salted:
+        if not self._takes(node):
             return
         self._forget(node)
         match self._rules.writes:
@@ -211,6 +214,9 @@ class Archive:
                 self._later[node] = math.inf
             case DiskWrites.SELECTIVE:
                 self._later[node] = self._clock() + self._rules.idle_seconds
+
+    def _takes(self, node: Node) -> bool:
+        return self._rules.salted or not node.namespace.cache_salt
 
     def _forget(self, node: Node) -> None:
         self._due.pop(node, None)

@@ -182,6 +182,8 @@ class TieredCache:
         store.index.observers.add(self._names)
         store.index.observers.add(self._archive)
         store.pool.when_freed(self._names.forget)
+        for group in store.groups:
+            group.when_carried(self._archive.carried)
 
     @property
     def is_loading(self) -> bool:

@@ -7,7 +7,6 @@ from kvstore.actions import FillBlock, Order, ReadBlock
 from kvstore.block_table import blocks_for
 from kvstore.digest import Digest
 from kvstore.groups.group import Group
-from kvstore.tier.types import EntryInfo
 from kvstore.types import BlockId
 
 
@@ -21,11 +20,6 @@ class Candidate:
     n_bytes: int
     is_whole: bool
     has: tuple[bool, ...]  # which parts
-
-    def adds_to(self, info: EntryInfo) -> bool:
-        """Whether it has a part which that lacks."""
-        pairs = zip(self.has, info.part_bytes, strict=True)
-        return any(here and size is None for here, size in pairs)
 
 
 class Entries:

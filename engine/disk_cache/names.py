@@ -1,5 +1,7 @@
 """What the blocks in the tree are called on disk."""
 
+from collections.abc import Iterator
+
 from kvstore.digest import Digest, digest_behind, root_digest
 from kvstore.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
@@ -38,6 +40,13 @@ class BlockNames:
 
     def whole_blocks(self, node: Node) -> int:
         return len(node.packed) // self._block_bytes
+
+    def ends(self, node: Node) -> Iterator[Digest]:
+        """Of all from the root to its lower end: the last whole block's, and the tail's."""
+        whole = self.whole_blocks(node)
+        if whole or (node.parent is not None and node.parent.blocks):
+            yield self.above(node, whole)
+        yield from map(self.of, node.blocks[whole:])
 
     def tail(self, node: Node, index: int, n_tokens: int) -> Digest:
         """The name of the first tokens of the node's block at `index`."""

@@ -1,6 +1,8 @@
 """What of the tree the tier has not."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import gt, or_
 
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.names import BlockNames
@@ -8,8 +10,18 @@ from engine.disk_cache.tier import Tier
 from kvstore.digest import Digest
 from kvstore.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
+from kvstore.types import BlockId
 
 LOOKED_UP_AT_ONCE = 64
+
+
+@dataclass(slots=True)
+class _Reading:
+    """An entry that is being read. `path_room`: how long a path may be behind it, in bytes."""
+
+    path_room: int
+    has: tuple[bool, ...]
+    n_reads: int = 1
 
 
 class Unwritten:
@@ -22,38 +34,48 @@ class Unwritten:
         self._names = names
         self._entries = entries
         self._seen: dict[Node, int] = {}  # so many of its first blocks were written or are being
-        self._reading: dict[Digest, int] = {}  # and how long a path may be behind it, in bytes
+        self._renewed: dict[Node, set[BlockId]] = {}  # of these, those that carry more since
+        self._reading: dict[Digest, _Reading] = {}
 
     @property
     def is_reading(self) -> bool:
         return bool(self._reading)
 
     def stored(self, node: Node, first: int) -> None:
-        """`node.blocks[first:]` are new, and the one before may carry more than it did."""
-        self.saw(node, min(self._seen.get(node, 0), first - 1))
+        """`node.blocks[first:]` are new."""
+        if self._seen.get(node, 0) > first:
+            self._seen[node] = first
+
+    def carried(self, node: Node, block: BlockId) -> None:
+        """One of the node's blocks carries more than it did."""
+        if self._seen.get(node, 0):
+            self._renewed.setdefault(node, set()).add(block)
 
     def split(self, node: Node, lower: Node) -> None:
         if (seen := self._seen.get(node, 0)) > len(node.blocks):
-            self.saw(lower, seen - len(node.blocks))
-        self.stored(node, len(node.blocks))
+            self._seen[node], self._seen[lower] = len(node.blocks), seen - len(node.blocks)
+        if below := self._renewed.get(node, set()).intersection(lower.blocks):
+            self._renewed[node] -= below
+            self._renewed[lower] = below
 
     def saw(self, node: Node, n_blocks: int) -> None:
         """Nothing of the node's first blocks is new any more."""
-        if n_blocks > 0:
+        if n_blocks > self._seen.get(node, 0):
             self._seen[node] = n_blocks
-        else:
-            self._seen.pop(node, None)
 
     def saw_all(self, node: Node) -> None:
         """A tail is looked at each time: no name that is known leads to it."""
         self.saw(node, self._names.whole_blocks(node))
+        self._renewed.pop(node, None)
 
     def forget(self, node: Node) -> None:
         """It is to be looked at anew, or has left the tree."""
         self._seen.pop(node, None)
+        self._renewed.pop(node, None)
 
     def forget_those_that_left(self) -> None:
-        self._seen = {node: seen for node, seen in self._seen.items() if node.blocks}
+        for node in [node for node in self._seen if not node.blocks]:
+            self.forget(node)
 
     def path(self, node: Node) -> list[Node]:
         """From the first node of which the tier lacks something to this one."""
@@ -67,7 +89,7 @@ class Unwritten:
     def of(self, node: Node) -> Iterator[tuple[int, Candidate]]:
         """In order, with the blocks' indices."""
         block_size, whole = self._entries.block_size, self._names.whole_blocks(node)
-        for index in range(self._first(node), len(node.blocks)):
+        for index in self._looked_at(node):
             block, parent = node.blocks[index], self._names.above(node, index)
             n_tokens = min(len(node.packed) // TOKEN_BYTES - index * block_size, block_size)
             names = [
@@ -83,19 +105,33 @@ class Unwritten:
 
     def path_room(self, candidate: Candidate) -> int:
         """Bytes that a path may still take behind this one; less than nothing: it is too long."""
-        above = self._reading.get(candidate.parent)
-        if above is None:
-            above = self._tier.path_room(candidate.parent)
+        reading = self._reading.get(candidate.parent)
+        above = reading.path_room if reading else self._tier.path_room(candidate.parent)
         return above - candidate.n_bytes
 
     def read(self, candidate: Candidate) -> None:
         """It is being read."""
-        self._reading[candidate.name] = self.path_room(candidate)
+        room, before = self.path_room(candidate), self._reading.get(candidate.name)
+        if before is None:
+            self._reading[candidate.name] = _Reading(room, candidate.has)
+        else:
+            before.has = tuple(map(or_, before.has, candidate.has))
+            before.n_reads += 1
 
     def let_go(self, candidates: Iterable[Candidate]) -> None:
         """They are not being read any more."""
         for candidate in candidates:
-            self._reading.pop(candidate.name, None)
+            reading = self._reading[candidate.name]
+            reading.n_reads -= 1
+            if not reading.n_reads:
+                del self._reading[candidate.name]
+
+    def _looked_at(self, node: Node) -> Iterator[int]:
+        """The indices of the blocks of which something may be new."""
+        first = self._first(node)
+        if renewed := self._renewed.get(node):
+            yield from (i for i, block in enumerate(node.blocks[:first]) if block in renewed)
+        yield from range(first, len(node.blocks))
 
     def _first(self, node: Node) -> int:
         """The first block of which something may be new."""
@@ -112,10 +148,10 @@ class Unwritten:
         return first
 
     def _is_new(self, candidate: Candidate) -> bool:
-        if candidate.name in self._reading:
-            return False
-        info = self._tier.entry(candidate.name)
-        return candidate.adds_to(info) if info else not self._is_held(candidate.name)
+        has, reading = candidate.has, self._reading.get(candidate.name)
+        if reading is not None:
+            has = tuple(map(gt, has, reading.has))
+        return any(has) and self._tier.lacks(candidate.name, has)
 
     def _is_held(self, name: Digest) -> bool:
         return name in self._reading or self._tier.held([name]) == 1

@@ -1,6 +1,6 @@
 """The slots of one group: held by leases, carried by blocks, evicted least recently used first."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from kvstore.groups.group import GroupStats
@@ -25,7 +25,12 @@ class CarriedSlots:
         self._carried: dict[BlockId, dict[int, SlotId]] = {}
         self._free = [SlotId(slot) for slot in reversed(range(n_slots))]
         self._idle: dict[SlotId, None] = {}  # carried only, the least recently used first
+        self._when_carried: list[Callable[[BlockId], None]] = []
         self.evictions = 0
+
+    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
+        """Call `tell` with each block that carries one more from then on."""
+        self._when_carried.append(tell)
 
     @property
     def n_slots(self) -> int:
@@ -89,6 +94,8 @@ class CarriedSlots:
         if n_tokens not in carried:
             carried[n_tokens] = slot
             self._carriers[slot].add((block, n_tokens))
+            for tell in self._when_carried:
+                tell(block)
 
     def leave(self, block: BlockId, n_tokens: int) -> SlotId | None:
         """A slot that the block carries from now on, and nobody holds; None: all are held."""

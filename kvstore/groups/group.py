@@ -1,7 +1,7 @@
 """What the store asks of a group, whatever its layers keep."""
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -141,6 +141,10 @@ class Group(Protocol):
 
     def revoke(self, orders: Sequence[Order]) -> None:
         """These orders were not, or perhaps not, carried out: cache nothing that rests on them."""
+        ...
+
+    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
+        """Call `tell` with each block that carries one slot more from then on."""
         ...
 
     def stats(self) -> GroupStats: ...

@@ -6,7 +6,7 @@ prompt ends, at every so many tokens of a long one, and where a prompt left what
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from kvstore.actions import CopyBlock, CopyState, FillState, Order, ResetState, RollBackState
 from kvstore.block_table import BlockTable, blocks_for
@@ -174,6 +174,9 @@ class RecurrentGroup:
         for order in orders:
             if isinstance(order, RollBackState | FillState):
                 self.slots.uncarry(order.slot)
+
+    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
+        self.slots.when_carried(tell)
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)

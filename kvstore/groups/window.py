@@ -5,7 +5,7 @@ has moved on, until another lease needs the room.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, Order
 from kvstore.block_table import BlockTable, Journal, blocks_for
@@ -188,6 +188,9 @@ class WindowGroup:
         for order in orders:
             if isinstance(order, FillWindow) and order.group == self.index:
                 self.slots.uncarry(order.slot)
+
+    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
+        self.slots.when_carried(tell)
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import gt, or_
 
 from kvstore.digest import Digest
 from kvstore.tier.catalog import Catalog
@@ -41,6 +42,7 @@ class WriteBuffer:
         self._n_bytes = 0
         self._names = Counter[Digest]()
         self._path_bytes: dict[Digest, int] = {}
+        self._has: dict[Digest, tuple[bool, ...]] = {}  # which parts are on their way
         self._at_work: Job | None = None
         self._is_revoked = False
         self._is_closed = False
@@ -80,6 +82,8 @@ class WriteBuffer:
             for entry in extent.entries:
                 path_bytes += entry.n_bytes
                 self._path_bytes[entry.name] = path_bytes
+                has, before = entry.has, self._has.get(entry.name)
+                self._has[entry.name] = tuple(map(or_, has, before)) if before else has
             self._names.update(entry.name for entry in extent.entries)
             self._n_bytes += extent.n_bytes
             self._add(extent)
@@ -96,6 +100,13 @@ class WriteBuffer:
                 if name not in self._names and self._catalog.get(name) is None:
                     return count
             return len(names)
+
+    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+        """Whether one of these parts is neither stored nor on its way."""
+        with self._changed:
+            record, waiting = self._catalog.get(name), self._has.get(name)
+            missing = tuple(map(gt, has, waiting)) if waiting else tuple(has)
+            return any(missing) and (record is None or record.lacks(missing))
 
     def revoke(self, root: Digest | None) -> None:
         """Extents of this namespace, or all, are not to be stored any more."""
@@ -167,4 +178,4 @@ class WriteBuffer:
         self._names.subtract(entry.name for entry in extent.entries)
         for entry in extent.entries:
             if not self._names[entry.name]:
-                del self._names[entry.name], self._path_bytes[entry.name]
+                del self._names[entry.name], self._path_bytes[entry.name], self._has[entry.name]

@@ -48,12 +48,15 @@ class Record:
     def info(self) -> EntryInfo:
         return EntryInfo(self.n_tokens, self.part_bytes, self.n_bytes, self.last_used)
 
-    def lacks(self, parts: Sequence[object | None]) -> bool:
-        """Whether these parts are all that it has, and more."""
-        pairs = tuple(zip(self.part_bytes, parts, strict=True))
-        return not any(mine is not None and theirs is None for mine, theirs in pairs) and any(
-            mine is None and theirs is not None for mine, theirs in pairs
-        )
+    @property
+    def has(self) -> tuple[bool, ...]:
+        """Which parts are there."""
+        return tuple(size is not None for size in self.part_bytes)
+
+    def lacks(self, has: Sequence[bool]) -> bool:
+        """Whether one of these parts is not there."""
+        pairs = zip(self.part_bytes, has, strict=True)
+        return any(size is None and here for size, here in pairs)
 
     def cut(self, payload: memoryview) -> Entry | None:
         """The entry, if these are its bytes."""

@@ -102,6 +102,12 @@ class DiskTier:
         """How many of a chain, from the first on, need not be offered: stored, or on their way."""
         return self._buffer.held(names)
 
+    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+        """Whether an entry that `has` these of its parts brings one that is neither stored nor on
+        its way.
+        """
+        return self._buffer.lacks(name, has)
+
     def entry(self, name: Digest) -> EntryInfo | None:
         record = self._catalog.get(name)
         return record.info if record else None
@@ -135,7 +141,8 @@ class DiskTier:
 
         False when there is no room, no `path_room`, or when its parent is neither stored nor on its
         way: come again, from the first name that is not `held`. What was taken may still be lost,
-        with all below it. An entry that is stored is written again if it brings more parts.
+        with all below it. An entry that is stored is written again if it brings more parts, and
+        keeps those that it had.
         """
         return self._buffer.put(extent)
 

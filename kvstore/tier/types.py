@@ -3,7 +3,7 @@
 import errno
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvstore.digest import Digest
@@ -70,8 +70,18 @@ class Entry:
         return tuple(None if part is None else memoryview(part).nbytes for part in self.parts)
 
     @property
+    def has(self) -> tuple[bool, ...]:
+        """Which parts are there."""
+        return tuple(part is not None for part in self.parts)
+
+    @property
     def n_bytes(self) -> int:
         return sum(filter(None, self.part_bytes))
+
+    def with_parts_of(self, other: "Entry") -> "Entry":
+        """It, with what it lacks and another of its name has."""
+        both = zip(self.parts, other.parts, strict=True)
+        return replace(self, parts=tuple(theirs if mine is None else mine for mine, theirs in both))
 
 
 @dataclass(frozen=True, slots=True)

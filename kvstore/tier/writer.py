@@ -8,6 +8,7 @@ operating system outlives the process, and after a power loss the checksums find
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import gt
 
 from kvstore.digest import Digest
 from kvstore.tier.buffer import Job, Removal, Upkeep, WriteBuffer
@@ -115,7 +116,11 @@ class Writer:
     def _store(self, extent: Extent) -> None:
         now = self.clock()
         self.catalog.touch(extent.parent, now)
-        wanted = [(parent, entry) for parent, entry in extent.with_parents() if self._wants(entry)]
+        wanted = [
+            (parent, self._completed(entry))
+            for parent, entry in extent.with_parents()
+            if self._wants(entry)
+        ]
         if not wanted:
             return
         entries = [entry for _, entry in wanted]
@@ -146,7 +151,23 @@ class Writer:
     def _wants(self, entry: Entry) -> bool:
         """Whether it is not there, or brings parts that were missing."""
         stored = self.catalog.get(entry.name)
-        return stored is None or stored.lacks(entry.parts)
+        return stored is None or stored.lacks(entry.has)
+
+    def _completed(self, entry: Entry) -> Entry:
+        """With the parts that are stored, where these can be read: it takes their place."""
+        stored = self.catalog.get(entry.name)
+        if stored is None or not any(map(gt, stored.has, entry.has)):
+            return entry
+        try:
+            payload = self.segments.read(stored.segment, stored.offset, stored.n_bytes)
+        except OSError as error:
+            self.tally.fault(fault_of(error))
+            return entry
+        found = stored.cut(payload)
+        if found is None:
+            self.tally.fault(Fault.CHECKSUM)
+            return entry
+        return entry.with_parts_of(found)
 
     def _records(
         self,

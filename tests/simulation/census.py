@@ -21,6 +21,7 @@ class Happening(StrEnum):
     PARTS_ADDED = "records that got more parts"
     OFFER_REFUSED = "offers refused"
     WRITE_LOST = "records lost before they were written"
+    PATH_LONG = "entries seen behind the longest path"
     ENTRY_FORGOTTEN = "records forgotten"
     ENTRY_DAMAGED = "records found damaged"
     ENTRY_MISFIT = "records that did not fit"

@@ -151,6 +151,7 @@ class Daemon:
             world.row_fault,
         )
         self.sizes = StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0)
+        self.part_bytes = layout.part_bytes
         self.outputs = OutputFactory(frozenset({EOS}), lambda _: LetterDetokenizer())
         self.inbox = Mailbox()
         self.recalls: Recalls | None = None

@@ -1,14 +1,13 @@
-"""A tier in memory that is slow, forgets, and has less room than one would like."""
+"""A tier in memory that writes at once, keeps everything, and reads when it is told to."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from random import Random
 
 from engine.disk_cache.tier import Found
 from kvstore.digest import Digest
 from kvstore.tier.tally import TierCounters
 from kvstore.tier.tier import TierStats
-from kvstore.tier.types import Entry, EntryInfo, Extent, Fault, ReadFailure, ReadRun
+from kvstore.tier.types import Entry, EntryInfo, Extent, ReadRun
 
 
 @dataclass(eq=False, slots=True)
@@ -27,23 +26,28 @@ class FakeTicket:
         assert self.ahead_bytes >= 0, "more was consumed than was delivered"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stored:
     root: Digest
     parent: Digest
     entry: Entry
 
+    @property
+    def info(self) -> EntryInfo:
+        return EntryInfo(self.entry.n_tokens, self.entry.part_bytes, self.entry.n_bytes, 0.0)
+
+    def lacks(self, has: Sequence[bool]) -> bool:
+        return any(here and not there for here, there in zip(has, self.entry.has, strict=True))
+
 
 @dataclass(slots=True)
 class FakeTier:
-    """`tick` lets time pass: readers deliver, and things get lost."""
+    """`longest_path` is in bytes."""
 
-    random: Random
-    loss_rate: float = 0.0
-    damage_rate: float = 0.0
     records: dict[Digest, Stored] = field(default_factory=dict)
     tickets: list[FakeTicket] = field(default_factory=list)
     room: int = 1 << 20
+    longest_path: int = 1 << 20
     is_idle: bool = True
     read_rate: float | None = None
     n_read: int = 0
@@ -55,17 +59,23 @@ class FakeTier:
     def held(self, names: Sequence[Digest]) -> int:
         return self.known(names)
 
+    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+        stored = self.records.get(name)
+        return stored is None or stored.lacks(has)
+
     def entry(self, name: Digest) -> EntryInfo | None:
         stored = self.records.get(name)
-        if stored is None:
-            return None
-        return EntryInfo(stored.entry.n_tokens, stored.entry.part_bytes, stored.entry.n_bytes, 0.0)
+        return stored.info if stored else None
 
     def lengths_below(self, name: Digest) -> frozenset[int]:
         return frozenset(s.entry.n_tokens for s in self.records.values() if s.parent == name)
 
     def path_room(self, name: Digest) -> int:
-        return 1 << 20
+        above = self.longest_path
+        while (stored := self.records.get(name)) is not None:
+            above -= stored.entry.n_bytes
+            name = stored.parent
+        return above
 
     def offer(self, extent: Extent) -> bool:
         if extent.n_bytes > self.room:
@@ -82,6 +92,17 @@ class FakeTier:
         ticket = FakeTicket(tuple(names), deliver)
         self.tickets.append(ticket)
         return ticket
+
+    def hand_over(self, n_entries: int) -> None:
+        """So many entries of the first reading that is not over."""
+        ticket = next(ticket for ticket in self.tickets if not ticket.is_over)
+        names = ticket.names[ticket.done : ticket.done + n_entries]
+        run = ReadRun(ticket.done, tuple(self.records[name].entry for name in names))
+        ticket.done += len(names)
+        ticket.ahead_bytes += run.n_bytes
+        ticket.is_over = ticket.done == len(ticket.names)
+        self.n_read += run.n_bytes
+        ticket.deliver(run)
 
     def touch(self, names: Sequence[Digest]) -> None:
         """Nothing grows old here."""
@@ -106,37 +127,3 @@ class FakeTier:
     def stats(self) -> TierStats:
         counters = TierCounters(read_bytes=self.n_read, written_bytes=self.n_written)
         return TierStats(counters, len(self.records), 0, 0, self.read_rate)
-
-    def tick(self) -> None:
-        if self.records and self.random.random() < self.loss_rate:
-            self.forget(self.random.choice(list(self.records)))
-        self.room = self.random.choice([0, 300, 1 << 20, 1 << 20])
-        for ticket in self.tickets:
-            if self.random.random() < 0.6:
-                self._advance(ticket)
-        self.tickets = [ticket for ticket in self.tickets if not ticket.is_over]
-
-    def problems(self) -> Iterator[str]:
-        for name, stored in self.records.items():
-            parent = self.records.get(stored.parent)
-            if stored.parent != stored.root and parent is None:
-                yield f"{name.hex()} is an orphan"
-
-    def _advance(self, ticket: FakeTicket) -> None:
-        if ticket.is_over:
-            return
-        wanted = ticket.names[ticket.done : ticket.done + self.random.randint(1, 4)]
-        found = [self.records[name].entry for name in wanted[: self.known(wanted)]]
-        if self.random.random() < self.damage_rate:
-            found = []
-            self.forget(wanted[0])
-        if not found:
-            ticket.is_over = True
-            ticket.deliver(ReadFailure(ticket.done, Fault.CHECKSUM))
-            return
-        run = ReadRun(ticket.done, tuple(found))
-        ticket.done += len(found)
-        ticket.ahead_bytes += run.n_bytes
-        self.n_read += run.n_bytes
-        ticket.is_over = ticket.done == len(ticket.names)
-        ticket.deliver(run)

@@ -145,7 +145,10 @@ class Simulation:
     def settle(self) -> None:
         """No more arrivals: everybody must come to an end, and leave nothing held."""
         self._fault_rate = 0.0
-        self.tier.temper = replace(HEALTHY, meanwhile=self.tier.temper.meanwhile)
+        temper = self.tier.temper
+        self.tier.temper = replace(
+            HEALTHY, meanwhile=temper.meanwhile, longest_path=temper.longest_path
+        )
         turns_left = 200 + 40 * sum(s.request.max_tokens + 60 for s in self.loop.live())
         while not self.loop.is_idle:
             self.turn()

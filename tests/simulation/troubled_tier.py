@@ -16,6 +16,7 @@ from kvstore.tier.tier import TierStats
 from kvstore.tier.types import Entry, EntryInfo, Extent, Fault, ReadFailure, ReadRun
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.records import RecordCheck
+from tests.simulation.fake_tier import FakeTicket, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Temper:
     buffer_bytes: int = 1 << 20
     read_ahead_bytes: int = 1 << 20
     read_rate: float | None = None
+    longest_path: int = 1 << 30
 
     @classmethod
     def draw(cls, random: Random) -> "Temper":
@@ -48,35 +50,13 @@ class Temper:
             reading=random.choice([0.1, 0.4, 0.9]),
             meanwhile=random.choice([0.0, 0.01, 0.1]),
             buffer_bytes=random.choice([300, 1000, 1 << 20]),
-            read_ahead_bytes=random.choice([1, 1, 1 << 20]),
+            read_ahead_bytes=random.choice([1, 1, 100]),
             read_rate=random.choice([None, 1e3, 1e9]),
+            longest_path=random.choice([200, 1000, 1 << 30, 1 << 30]),
         )
 
 
 HEALTHY = Temper()
-
-
-@dataclass(eq=False, slots=True)
-class FakeTicket:
-    names: tuple[Digest, ...]
-    deliver: Callable[[Found], None]
-    done: int = 0
-    is_over: bool = False
-    ahead_bytes: int = 0
-
-    def cancel(self) -> None:
-        self.is_over = True
-
-    def consumed(self, n_bytes: int) -> None:
-        self.ahead_bytes -= n_bytes
-        assert self.ahead_bytes >= 0, "more was consumed than was delivered"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    root: Digest
-    parent: Digest
-    entry: Entry
 
 
 @dataclass(slots=True)
@@ -93,6 +73,7 @@ class TroubledTier:
     _children: defaultdict[Digest, set[Digest]] = field(default_factory=lambda: defaultdict(set))
     _buffer: deque[Extent] = field(default_factory=deque)
     _buffered: Counter[Digest] = field(default_factory=Counter)
+    _paths: dict[Digest, int] = field(default_factory=dict)  # of what is buffered, in bytes
     _refuses: bool = False
 
     @property
@@ -125,9 +106,18 @@ class TroubledTier:
     def entry(self, name: Digest) -> EntryInfo | None:
         self._meanwhile()
         stored = self.records.get(name)
-        if stored is None:
-            return None
-        return EntryInfo(stored.entry.n_tokens, stored.entry.part_bytes, stored.entry.n_bytes, 0.0)
+        return stored.info if stored else None
+
+    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+        self._meanwhile()
+        return self.misses(name, has)
+
+    def misses(self, name: Digest, has: Sequence[bool]) -> bool:
+        """Whether one of these parts is neither stored nor on its way."""
+        stored = self.records.get(name)
+        found = [stored.entry] if stored else []
+        found += [it for extent in self._buffer for it in extent.entries if it.name == name]
+        return any(here and not any(it.has[n] for it in found) for n, here in enumerate(has))
 
     def lengths_below(self, name: Digest) -> frozenset[int]:
         self._meanwhile()
@@ -135,15 +125,26 @@ class TroubledTier:
         return frozenset(self.records[child].entry.n_tokens for child in below)
 
     def path_room(self, name: Digest) -> int:
-        """It takes paths of any length."""
-        return 1 << 30
+        self._meanwhile()
+        return max(0, self.temper.longest_path - self.path_bytes(name))
+
+    def path_bytes(self, name: Digest) -> int:
+        """Of an entry, stored or on its way, and of all that it hangs from."""
+        if name in self._paths:
+            return self._paths[name]
+        stored = self.records.get(name)
+        return self.path_bytes(stored.parent) + stored.entry.n_bytes if stored else 0
 
     def offer(self, extent: Extent) -> bool:
-        if extent.n_bytes > self.room or not self._has_place(extent):
+        path_bytes = self.path_bytes(extent.parent)
+        is_short = path_bytes + extent.n_bytes <= self.temper.longest_path
+        if extent.n_bytes > self.room or not is_short or not self._has_place(extent):
             self.census[Happening.OFFER_REFUSED] += 1
             return False
         for parent, entry in extent.with_parents():
             self.check(extent.root, parent, entry)
+            path_bytes += entry.n_bytes
+            self._paths[entry.name] = path_bytes
         self._buffer.append(extent)
         self._buffered.update(entry.name for entry in extent.entries)
         return True
@@ -215,7 +216,7 @@ class TroubledTier:
         return parent is not None and parent.root == extent.root
 
     def _write(self) -> None:
-        """As the catalog: what has no parent any more is no use, and what is there is replaced."""
+        """As the catalog: what has no parent any more is no use, and what is there is added to."""
         extent = self._buffer[0]
         if self.random.random() < self.temper.write_fault:
             self._drop([extent])
@@ -224,8 +225,10 @@ class TroubledTier:
             if parent != extent.root and parent not in self.records:
                 self._lose(entry.name)
                 continue
-            self.census[Happening.PARTS_ADDED] += entry.name in self.records
-            self.records[entry.name] = Stored(extent.root, parent, entry)
+            if (before := self.records.get(entry.name)) is not None:
+                self.census[Happening.PARTS_ADDED] += before.lacks(entry.has)
+            whole = entry if before is None else entry.with_parts_of(before.entry)
+            self.records[entry.name] = Stored(extent.root, parent, whole)
             self._children[parent].add(entry.name)
             self.census[Happening.RECORD_WRITTEN] += 1
         self._let_go([extent])
@@ -243,6 +246,9 @@ class TroubledTier:
         for extent in extents:
             self._buffer.remove(extent)
             self._buffered -= Counter(entry.name for entry in extent.entries)
+            for entry in extent.entries:
+                if entry.name not in self._buffered:
+                    self._paths.pop(entry.name, None)
 
     def _advance(self, ticket: FakeTicket) -> None:
         """The next run, as long as it is not too far ahead of who consumes it."""

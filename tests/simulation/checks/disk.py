@@ -1,18 +1,20 @@
 """Loads under way and what is to be written, recounted from the store, the tree and the tier."""
 
-from collections import Counter
 from collections.abc import Iterator
+from operator import gt
 
 from engine.disk_cache.archive import Archive
 from engine.disk_cache.names import BlockNames
 from engine.disk_cache.recalls import _Load
 from engine.types import DiskWrites
-from kvstore.digest import Digest, digest_behind
+from kvstore.digest import Digest
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
+from tests.simulation.census import Happening
 from tests.simulation.daemon import Daemon
-from tests.simulation.troubled_tier import FakeTicket, TroubledTier
+from tests.simulation.fake_tier import FakeTicket
+from tests.simulation.troubled_tier import TroubledTier
 
 
 class DiskCheck:
@@ -22,14 +24,13 @@ class DiskCheck:
         self._daemon = daemon
         self._tier = tier
         self._states = [g for g in daemon.store.groups if isinstance(g, RecurrentGroup)]
-        self._promised: dict[Node, set[Digest]] = {}  # states of nodes
-        self._evictions = 0
 
     def check(self) -> None:
         """Raises AssertionError with all that was found after a turn."""
         problems = [*self._tier.problems(), *self._leases(), *map(self._load, self._daemon.loads)]
         if (archive := self._daemon.archive) is not None:
             problems += self._archive(archive)
+            problems += self._names(archive._names)
             problems += () if archive._is_ending else self._unwritten(archive)
         found = [problem for problem in problems if problem]
         assert not found, found
@@ -38,7 +39,8 @@ class DiskCheck:
         """What is in memory now need not be on disk any more: it has been cleared there."""
         if (archive := self._daemon.archive) is not None:
             for node in self._daemon.store.index.nodes():
-                self._tier.lost.update(*self._names(archive._names, node))
+                entries = self._entries(archive._names, node)
+                self._tier.lost.update(name for _, name, _ in entries)
 
     def _leases(self) -> Iterator[str]:
         running = {sequence.lease for sequence in self._daemon.scheduler.running}
@@ -79,30 +81,41 @@ class DiskCheck:
             yield "something is to be written that has left the tree"
         if archive._due.keys() & archive._later.keys():
             yield "a node is due now and later"
+        if (times := list(archive._later.values())) != sorted(times):
+            yield "what is due first does not stand first"
+
+    def _names(self, names: BlockNames) -> Iterator[str]:
+        """Those in the tree have the names of their tokens, and those that are free have none."""
+        free = set(self._daemon.pool.free_blocks())
+        if not free.isdisjoint(names._names):
+            yield "free blocks have names"
+        for node in self._daemon.store.index.nodes():
+            for index, block in enumerate(node.blocks):
+                if names.of(block) != names.tail(node, index, self._daemon.store.block_size):
+                    yield f"block {block} has another's name"
 
     def _unwritten(self, archive: Archive) -> Iterator[str]:
         """Of nodes that are not dirty any more, what is neither on disk nor on its way, nor was
-        ever lost.
-
-        A state counts if it has been there since before the writing began: one that comes to a node
-        with nothing else new does not make it dirty.
+        ever lost, nor stands behind the longest path.
         """
-        if self._evictions != (evictions := sum(group.slots.evictions for group in self._states)):
-            self._evictions = evictions
-            self._promised.clear()  # any may have gone and come back
-        names = {node: self._names(archive._names, node) for node in self._worth(archive)}
-        once = Counter(name for _, states in names.values() for name in states)
-        promised = dict[Node, set[Digest]]()
-        for node, (going_on, stopping) in names.items():
-            is_dirty = node in archive._due or node in archive._later
-            has_begun = not is_dirty or node in archive._unwritten._seen
-            states = stopping & self._promised.get(node, set()) if has_begun else stopping
-            promised[node] = {name for name in states if once[name] == 1}  # else another's affair
-            wanted = set() if is_dirty else going_on | promised[node]
-            for name in wanted - archive._unwritten._reading.keys() - self._tier.lost:
-                if not self._tier.holds(name):
-                    yield f"{name.hex()} of node {node.serial} was never written"
-        self._promised = promised
+        for node in self._worth(archive):
+            if node in archive._due or node in archive._later:
+                continue
+            for parent, name, has in self._entries(archive._names, node):
+                reading = archive._unwritten._reading.get(name)
+                wanted = tuple(map(gt, has, reading.has)) if reading else has
+                if name not in self._tier.lost and self._tier.misses(name, wanted):
+                    if self._is_long(archive, parent):
+                        self._tier.census[Happening.PATH_LONG] += 1
+                        break
+                    yield f"{name.hex()} of node {node.serial} was never written whole"
+
+    def _is_long(self, archive: Archive, parent: Digest) -> bool:
+        """Whether an entry behind this one could make a path that is too long."""
+        reading = archive._unwritten._reading.get(parent)
+        above = self._tier.path_bytes(parent)
+        room = reading.path_room if reading else self._tier.temper.longest_path - above
+        return room < sum(self._daemon.part_bytes) or not (reading or self._tier.holds(parent))
 
     def _worth(self, archive: Archive) -> Iterator[Node]:
         rules = archive._rules
@@ -113,20 +126,18 @@ class DiskCheck:
             if is_long or rules.writes is DiskWrites.ALL:
                 yield node
 
-    def _names(self, names: BlockNames, node: Node) -> tuple[set[Digest], set[Digest]]:
-        """Of all entries that its blocks are worth: those that go on, and those of states."""
-        block_size = self._daemon.store.block_size
-        parent, n_tokens = names.above(node, 0), len(node.packed) // TOKEN_BYTES
-        going_on, stopping = set[Digest](), set[Digest]()
+    def _entries(
+        self, names: BlockNames, node: Node
+    ) -> Iterator[tuple[Digest, Digest, tuple[bool, ...]]]:
+        """All that its blocks are worth, with their parents, and what memory has of them."""
+        block_size, store = self._daemon.store.block_size, self._daemon.store
+        n_tokens = len(node.packed) // TOKEN_BYTES
         for index, block in enumerate(node.blocks):
-            first = index * block_size
-            packed = bytes(node.packed[first * TOKEN_BYTES : (first + block_size) * TOKEN_BYTES])
-            for group in self._states:
-                stopping |= {
-                    digest_behind(parent, packed[: stop * TOKEN_BYTES])
-                    for stop in group.slots.carried_by(block)
-                }
-            parent = digest_behind(parent, packed)
-            if not self._states or n_tokens - first >= block_size:
-                going_on.add(parent)
-        return going_on, stopping - going_on
+            here = min(n_tokens - index * block_size, block_size)
+            stops = {stop for group in self._states for stop in group.slots.carried_by(block)}
+            if here == block_size or not self._states:
+                stops.add(here)
+            for stop in sorted(stops):
+                has = (True, *(group.carried(block, stop) is not None for group in store.groups))
+                padded = has + (False,) * (len(self._daemon.part_bytes) - len(has))
+                yield names.above(node, index), names.tail(node, index, stop), padded

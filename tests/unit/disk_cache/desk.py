@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from random import Random
 
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
@@ -16,7 +15,7 @@ from kvstore.digest import Digest
 from kvstore.groups.group import Group
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
-from kvstore.tier.types import Entry, Extent, Fault, ReadFailure, ReadRun
+from kvstore.tier.types import Entry, Extent, Fault, ReadFailure
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.simulation.fake_tier import FakeTier
@@ -30,11 +29,10 @@ RECALLS = RecallRules(least_tokens=2 * BLOCK, worth=1e9)
 
 @dataclass(slots=True)
 class Shelf(FakeTier):
-    """Loses nothing, and reads when it is told to. `longest_path` is in bytes."""
+    """Loses nothing, and reads when it is told to."""
 
     offered: list[Extent] = field(default_factory=list)
     touched: list[Digest] = field(default_factory=list)
-    longest_path: int = 1 << 20
 
     def offer(self, extent: Extent) -> bool:
         is_taken = super(Shelf, self).offer(extent)
@@ -42,25 +40,8 @@ class Shelf(FakeTier):
             self.offered.append(extent)
         return is_taken
 
-    def path_room(self, name: Digest) -> int:
-        above = self.longest_path
-        while (stored := self.records.get(name)) is not None:
-            above -= stored.entry.n_bytes
-            name = stored.parent
-        return above
-
     def touch(self, names: Sequence[Digest]) -> None:
         self.touched += names
-
-    def hand_over(self, n_entries: int) -> None:
-        """So many entries of the first reading that is not over."""
-        ticket = next(ticket for ticket in self.tickets if not ticket.is_over)
-        names = ticket.names[ticket.done : ticket.done + n_entries]
-        run = ReadRun(ticket.done, tuple(self.records[name].entry for name in names))
-        ticket.done += len(names)
-        ticket.ahead_bytes += run.n_bytes
-        ticket.is_over = ticket.done == len(ticket.names)
-        ticket.deliver(run)
 
     def break_off(self) -> None:
         """The first reading that is not over cannot go on."""
@@ -88,7 +69,7 @@ class Desk:
     ) -> None:
         pool = BlockPool(n_blocks)
         self.now = 100.0
-        self.shelf = shelf or Shelf(Random(0))
+        self.shelf = shelf or Shelf()
         self.store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK, groups)
         self.posted = deque[Callable[[], None]]()
         self.disk = TieredCache(

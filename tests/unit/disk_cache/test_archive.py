@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 
 import pytest
 
@@ -36,6 +35,10 @@ class Asked(Shelf):
     def entry(self, name: Digest) -> EntryInfo | None:
         self.n_asked += 1
         return super().entry(name)
+
+    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+        self.n_asked += 1
+        return super().lacks(name, has)
 
     def held(self, names: Sequence[Digest]) -> int:
         self.n_asked += len(names)
@@ -211,12 +214,12 @@ def test_a_step_reads_a_bounded_number_of_bytes_parents_first() -> None:
 
 
 def test_parents_are_written_with_a_child_that_is_due_alone() -> None:
-    desk = Desk()
+    desk = Desk(n_blocks=32)
     stem, branch = PROMPT[: 3 * BLOCK], run_of(500, 2 * BLOCK)
     serve(desk.store, PROMPT)
-    desk.wait(IDLE / 2)
-    serve(desk.store, [*stem, *branch])  # the stem is younger than the first branch now
-    desk.wait(IDLE / 2)
+    serve(desk.store, [*stem, *branch])
+    lease = admit(desk.store, run_of(1000, 23 * BLOCK))  # the leaves are about to be evicted
+    compute(desk.store, lease)
     desk.step()
     assert desk.has(PROMPT) == len(PROMPT)
     for extent in desk.shelf.offered:
@@ -457,7 +460,7 @@ def test_a_state_where_two_prompts_part_is_written() -> None:
 
 def test_a_long_path_is_not_looked_through_again() -> None:
     """Each look at a block asks the tier for its entry."""
-    shelf = Asked(Random(0))
+    shelf = Asked()
     desk = Desk(shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)], n_blocks=600)
     prompt = run_of(0, 500 * BLOCK)
     lease = admit(desk.store, prompt)
@@ -472,3 +475,61 @@ def test_a_long_path_is_not_looked_through_again() -> None:
         desk.write()
         assert shelf.n_asked < 20
     assert desk.has(lease.tokens.ids(0, len(lease.tokens))) == 502 * BLOCK
+
+
+def test_a_state_that_comes_to_what_is_written_is_written_too() -> None:
+    """Somebody stopped in the midst of another's prompt: nothing in the tree is new but that."""
+    desk = Desk(groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.write()
+    serve(desk.store, PROMPT[: 3 * BLOCK + 2])
+    desk.wait()
+    assert [(read.n_tokens, read.state is not None) for read in desk.write()] == [(2, True)]
+    assert not desk.disk.is_busy
+
+
+def test_a_state_that_comes_while_its_block_is_being_read_is_read_then() -> None:
+    group = RecurrentGroup(4, 8, BLOCK, 10_000)
+    desk = Desk(groups=[group])
+    lease = admit(desk.store, PROMPT[: 5 * BLOCK])
+    generate(desk.store, lease, PROMPT[5 * BLOCK :])
+    compute(desk.store, lease)
+    desk.wait()
+    first, _, reads = desk.plan()
+    desk.store.donate(lease)
+    desk.wait()
+    second, _, again = desk.plan()
+    for number, found in ((first, reads), (second, again)):
+        desk.disk.commit(number, [contents(read) for read in found])
+    assert [read.state is not None for read in again] == [True]
+
+
+def test_nothing_is_postponed_because_what_comes_after_it_was_split() -> None:
+    """Whoever is due first stands first, or it would wait for those before it."""
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait(IDLE / 2)
+    serve(desk.store, run_of(500, 6 * BLOCK))
+    desk.wait(IDLE / 4)
+    serve(desk.store, [*PROMPT[: 3 * BLOCK], *run_of(800, BLOCK)])
+    times = list(desk.disk._archive._later.values())
+    assert times == sorted(times)
+    desk.wait(IDLE / 4)
+    desk.write()
+    assert desk.has(PROMPT) == 3 * BLOCK
+    desk.wait(IDLE)
+    desk.write()
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+def test_a_tail_that_memory_serves_is_used_on_disk_too() -> None:
+    desk = Desk()
+    prompt = PROMPT[: 5 * BLOCK + 2]
+    serve(desk.store, prompt)
+    desk.wait()
+    desk.write()
+    admit(desk.store, [*prompt, 0])
+    whole = desk.disk.names(NS, prompt)[-1]
+    [tail] = (name for name, stored in desk.shelf.records.items() if stored.parent == whole)
+    assert desk.shelf.touched == [whole, tail]

@@ -1,7 +1,6 @@
 """What is loaded, when, how much at once, and what is left when it goes wrong."""
 
 from dataclasses import replace
-from random import Random
 
 import pytest
 
@@ -303,6 +302,6 @@ def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
 
 
 def test_with_nothing_on_the_shelf_there_is_no_load() -> None:
-    desk = Desk(Shelf(Random(0)))
+    desk = Desk(Shelf())
     assert not desk.recall([*PROMPT, 0])
     assert desk.store.pool.n_held == 0

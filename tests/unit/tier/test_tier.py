@@ -130,6 +130,38 @@ def test_an_entry_that_brings_more_parts_takes_the_place_of_the_one_before(tmp_p
     again.close()
 
 
+def test_an_entry_keeps_the_parts_that_it_had_when_others_come(tmp_path: Path) -> None:
+    """A window was let go of before the state behind it was saved."""
+    root, name = Chain("one", 1).root, Chain("one", 1).names[0]
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    for parts in ((b"block", b"window", None), (b"block", None, b"state")):
+        stored(tier, Extent(root, root, (Entry(name, 16, parts),)))
+    expected = [Entry(name, 16, (b"block", b"window", b"state"))]
+    assert read(tier, [name]) == (expected, None)
+    tier.close()
+
+
+def test_an_entry_whose_parts_cannot_be_read_is_replaced(tmp_path: Path) -> None:
+    root, name = Chain("one", 1).root, Chain("one", 1).names[0]
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(tier, Extent(root, root, (Entry(name, 16, (b"block", b"window", None)),)))
+    flip(segment_files(tmp_path)[0], 7)
+    stored(tier, Extent(root, root, (Entry(name, 16, (b"block", None, b"state")),)))
+    assert read(tier, [name]) == ([Entry(name, 16, (b"block", None, b"state"))], None)
+    assert dict(tier.stats().counters.faults) == {Fault.CHECKSUM: 1}
+    tier.close()
+
+
+def test_what_an_entry_lacks_counts_what_is_on_its_way(tier: DiskTier) -> None:
+    root, name = Chain("one", 1).root, Chain("one", 1).names[0]
+    assert tier.lacks(name, (True, False, False))
+    assert tier.offer(Extent(root, root, (Entry(name, 16, (b"block", b"window", None)),)))
+    for _ in range(2):
+        assert not tier.lacks(name, (True, True, False))
+        assert tier.lacks(name, (True, True, True))
+        assert tier.flush(PATIENCE)
+
+
 def test_the_buffer_is_bounded(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, "model", replace(LIMITS, buffer_bytes=300_000))
     assert tier.room == 300_000

@@ -1,7 +1,6 @@
 """What a picture says of the tier below."""
 
 from collections.abc import Callable
-from random import Random
 
 import pytest
 
@@ -23,7 +22,7 @@ class Tiered:
     """A harness with a disk, and who watches it."""
 
     def __init__(self) -> None:
-        self.tier = FakeTier(Random(1))
+        self.tier = FakeTier()
         self.harness = Harness(disk=self._disk)
         self.watcher = Watcher(self.harness)
 
@@ -103,6 +102,7 @@ def test_who_waits_for_the_disk_is_said_to_be_loading(tiered: Tiered) -> None:
     assert states(tiered) == ["waiting", "waiting"]
     tiered.harness.step()
     assert states(tiered) == ["loading", "loading"]
+    tiered.tier.hand_over(len(asked))
     step_until(tiered, lambda: "running" in states(tiered))
     disk = tiered.watcher.picture().disk
     assert disk is not None
@@ -127,7 +127,6 @@ def states(tiered: Tiered) -> list[str]:
 def step_until(tiered: Tiered, is_so: Callable[[], bool]) -> None:
     for _ in range(200):
         tiered.harness.step()
-        tiered.tier.tick()
         if is_so():
             return
     raise AssertionError("it never came to be")
