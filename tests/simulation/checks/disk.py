@@ -95,11 +95,12 @@ class DiskCheck:
                     yield f"block {block} has another's name"
 
     def _unwritten(self, archive: Archive) -> Iterator[str]:
-        """Of nodes that are not dirty any more, what is neither on disk nor on its way, nor was
-        ever lost, nor stands behind the longest path.
+        """Of nodes that are not dirty any more, nor above one that is, what is neither on disk nor
+        on its way, nor was ever lost, nor stands behind the longest path.
         """
+        dirty = {above for node in (*archive._due, *archive._later) for above in _lineage(node)}
         for node in self._worth(archive):
-            if node in archive._due or node in archive._later:
+            if node in dirty:
                 continue
             for parent, name, has in self._entries(archive._names, node):
                 reading = archive._unwritten._reading.get(name)
@@ -141,3 +142,11 @@ class DiskCheck:
                 has = (True, *(group.carried(block, stop) is not None for group in store.groups))
                 padded = has + (False,) * (len(self._daemon.part_bytes) - len(has))
                 yield names.above(node, index), names.tail(node, index, stop), padded
+
+
+def _lineage(node: Node) -> Iterator[Node]:
+    """From a node up to its root: who writes it writes what is lacking above."""
+    above: Node | None = node
+    while above is not None and above.blocks:
+        yield above
+        above = above.parent
