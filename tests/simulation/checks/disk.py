@@ -102,12 +102,15 @@ class DiskCheck:
         for node in self._worth(archive):
             if node in dirty:
                 continue
-            for parent, name, has in self._entries(archive._names, node):
+            entries = list(self._entries(archive._names, node))
+            for parent, name, has in entries:
                 reading = archive._unwritten._reading.get(name)
                 wanted = tuple(map(gt, has, reading.has)) if reading else has
                 if name not in self._tier.lost and self._tier.misses(name, wanted):
                     if self._is_long(archive, parent):
                         self._tier.census[Happening.PATH_LONG] += 1
+                        # It is not asked for again when what stands above has become smaller.
+                        self._tier.lost.update(name for _, name, _ in entries)
                         break
                     yield f"{name.hex()} of node {node.serial} was never written whole"
 
