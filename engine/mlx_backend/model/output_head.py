@@ -1,7 +1,6 @@
 """The model's projection to its vocabulary, computed for those tokens alone whose logits are read.
 
-A model of mlx-lm projects every token that it is given: of a prompt's all but the last in vain, at
-the cost of up to a third of a small model's forward.
+A model of mlx-lm projects every token that it is given: of a prompt's all but the last in vain.
 """
 
 from collections.abc import Iterator
