@@ -2,7 +2,7 @@
 
 import math
 
-from engine.costs import StepCosts, StepWork
+from engine.costs import StepCosts, StepWork, chunk_keys
 
 _MARGIN_DEVIATIONS = 2.0
 """Standard deviations by which a step is planned to end before its limit."""
@@ -18,9 +18,9 @@ class StepBudget:
     normal ones 2% go beyond it. Without decodes nobody waits for a next token, and time has no
     limit.
 
-    So that every prompt goes on, the first chunk of a step may make it longer by a quarter, and is
-    of one token at least, whatever the decodes leave. So a step is planned to exceed its limit only
-    where decodes and a forward take four fifths of it or more.
+    So that every prompt goes on, the tokens of a step's first chunk may take a quarter of what
+    decodes and a forward do, and are one at least, whatever is left. So a step is planned to exceed
+    its limit only where all that does not depend on their number is four fifths of it or more.
     """
 
     def __init__(self, costs: StepCosts, limit_seconds: float) -> None:
@@ -53,20 +53,21 @@ class StepBudget:
         """Positions [start, start + n_tokens) of a prompt are in the step."""
         self._n_chunks += 1
         self._prompt_tokens += n_tokens
-        self._prompt_keys += n_tokens * start + n_tokens * (n_tokens + 1) // 2
+        self._prompt_keys += chunk_keys(start, n_tokens)
 
     def allow(self, start: int, wanted: int) -> int:
         """How many of `wanted` tokens, at least one, from position `start` of a prompt may join.
 
-        0 only where another chunk is in the step: what fits takes less time than its forward does.
+        0 only where another chunk is in the step: what fits takes less time than to begin it does.
         """
         if self._decode_rows == 0 or math.isinf(self._aim_seconds):
             return wanted
-        forward_seconds = self._costs.seconds(StepWork(forwards=1))
-        spent_seconds = self._costs.seconds(self.work) + forward_seconds
-        left_seconds = self._aim_seconds - spent_seconds
+        begin_seconds = self._costs.seconds(StepWork(forwards=1, prompt_keys=chunk_keys(start, 0)))
+        spent_seconds = self._costs.seconds(self.work)
+        left_seconds = self._aim_seconds - spent_seconds - begin_seconds
         if self._n_chunks == 0:
-            seconds = max(left_seconds, _LEAST_SHARE * spent_seconds)
+            with_forward = spent_seconds + self._costs.seconds(StepWork(forwards=1))
+            seconds = max(left_seconds, _LEAST_SHARE * with_forward)
             return max(self._costs.chunk_tokens(start, seconds, wanted), 1)
         allowed = self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted)
-        return allowed if allowed == wanted or left_seconds >= forward_seconds else 0
+        return allowed if allowed == wanted or left_seconds >= begin_seconds else 0

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.costs import StepCosts, StepWork
+from engine.costs import GATHER_TOKENS, StepCosts, StepWork
 from engine.step_budget import StepBudget
 
 counts = st.integers(0, 100_000)
@@ -84,12 +84,13 @@ def test_what_is_allowed_is_predicted_to_end_in_time(
     allowed = budget.allow(start, wanted)
     budget.chunk(start, allowed)
     least = 1.25 * (costs.seconds(decodes) + costs.seconds(StepWork(forwards=1)))
+    least += costs.seconds(StepWork(prompt_keys=GATHER_TOKENS * start))
     if allowed > 1:
         assert costs.seconds(budget.work) <= max(limit, least) * (1 + 1e-9)
 
 
 @given(histories, st.lists(st.tuples(positions, tokens), max_size=5))
-def test_chunks_are_counted_as_positions_that_see_all_before_them(
+def test_chunks_are_counted_as_positions_that_see_all_before_them_and_gather_it(
     history: list[tuple[StepWork, float]], chunks: list[tuple[int, int]]
 ) -> None:
     budget = StepBudget(_learned(history), 1.0)
@@ -100,5 +101,6 @@ def test_chunks_are_counted_as_positions_that_see_all_before_them(
         prompt_tokens=sum(min(n, 100) for _, n in chunks),
         prompt_keys=sum(
             position + 1 for start, n in chunks for position in range(start, start + min(n, 100))
-        ),
+        )
+        + GATHER_TOKENS * sum(start + min(n, 100) for start, n in chunks),
     )

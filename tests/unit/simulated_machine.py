@@ -8,7 +8,7 @@ from random import Random
 from engine.costs import StepCosts, StepWork
 from engine.step_budget import StepBudget
 
-CPU = (12e-3, 1.3e-3, 3e-6, 0.6e-3, 0.9e-6)
+CPU = (12e-3, 1.3e-3, 3e-6, 0.6e-3, 0.5e-6)
 GPU = (20e-3, 0.05e-3, 0.02e-6, 0.02e-3, 0.001e-6)
 SLOW_CPU = (100e-3, 5e-3, 1e-6, 6e-3, 0.5e-6)
 """Seconds of each kind of work, in StepWork's order."""
