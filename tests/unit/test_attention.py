@@ -9,7 +9,14 @@ import pytest
 
 from engine.mlx_backend.attention import reference
 from engine.mlx_backend.attention.cascade import CascadePlan
-from engine.mlx_backend.attention.tiles import TILE_KEYS, TILE_QUERIES, TiledView, TilePlan
+from engine.mlx_backend.attention.tiles import (
+    TILE_KEYS,
+    TILE_QUERIES,
+    TWO_STREAM_KEYS,
+    TWO_STREAM_QUERIES,
+    TiledView,
+    TilePlan,
+)
 from engine.mlx_backend.attention.work import work_list
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
@@ -22,6 +29,11 @@ BLOCK_SIZE = 16
 
 def layer(dtype: mx.Dtype = mx.float32) -> LayerShape:
     return LayerShape(2, 16, 8, dtype, dtype)
+
+
+def streams() -> tuple[mx.Stream, mx.Stream]:
+    device = mx.default_device()
+    return mx.default_stream(device), mx.new_stream(device)
 
 
 def test_softmax_exp_is_exp_where_a_softmax_looks() -> None:
@@ -47,6 +59,8 @@ def test_softmax_exp_of_what_is_hidden_is_nothing() -> None:
         [(TILE_KEYS - 20, 50)],
         [(TILE_KEYS, 2)],
         [(0, 7), (40, 3), (TILE_KEYS + 9, 12)],
+        [(TWO_STREAM_KEYS, TWO_STREAM_QUERIES)],
+        [(TWO_STREAM_KEYS, TWO_STREAM_QUERIES + 1)],
     ],
 )
 @pytest.mark.parametrize(
@@ -69,7 +83,7 @@ def test_tiled_attention_equals_the_model_s_own(
         mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed)).astype(dtype)
         for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, 8)])
     )
-    view = TiledView(arena.layers[0], forward, TilePlan(forward))
+    view = TiledView(arena.layers[0], forward, TilePlan(forward, streams()))
     fetched = view.update_and_fetch(keys, values)
     mask = view.make_mask(length)
     found = view.attend(queries, *fetched, 0.25, mask)
@@ -85,7 +99,7 @@ def test_tiled_attention_equals_the_model_s_own(
 def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
     arena = Arena([layer()], n_blocks=4, block_size=BLOCK_SIZE)
     forward = Forward([Piece(0, 3, np.zeros(1, dtype=np.uint32))], arena)
-    view = TiledView(arena.layers[0], forward, TilePlan(forward))
+    view = TiledView(arena.layers[0], forward, TilePlan(forward, streams()))
     queries = mx.zeros((1, HEADS, 3, 16))
     assert view.attend(queries, queries, queries, 1.0, "causal") is None, "nothing fetched yet"
     fetched = view.update_and_fetch(mx.zeros((1, 2, 3, 16)), mx.zeros((1, 2, 3, 8)))

@@ -49,12 +49,14 @@ class CascadeAttention:
 
     def __init__(self, min_saved_blocks: int = MIN_SAVED_BLOCKS) -> None:
         self._min_saved_blocks = min_saved_blocks
+        self._second_stream = mx.new_stream(mx.default_device())
 
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
         if not arena.layers:
             return ()
         if forward.length > 1:
-            tiles = TilePlan(forward)
+            streams = (mx.default_stream(mx.default_device()), self._second_stream)
+            tiles = TilePlan(forward, streams)
             return [TiledView(layer, forward, tiles) for layer in arena.layers]
         work = work_list(
             forward.table, forward.stops_host, arena.block_size, self._min_saved_blocks

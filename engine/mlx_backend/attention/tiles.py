@@ -2,8 +2,12 @@
 
 A tile is few enough queries and keys that its scores stay in a core's cache through all passes of
 the softmax, and keys that causality hides from a whole tile are never touched.
+
+MLX has one thread for a stream of operations; only products of matrices use more. So where
+gathering and exponentials are most of the work, half of the KV heads go through a second stream.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -17,6 +21,12 @@ from kvstore.block_table import blocks_for
 TILE_QUERIES = 32
 TILE_KEYS = 1024
 """Scores of one tile: 8 heads of 32 x 1024 in float32 are 1 MiB. Measured in docs/adr/0003."""
+
+TWO_STREAM_QUERIES = 128
+TWO_STREAM_KEYS = 500
+"""At most so many queries, at least so many keys. Measured in docs/adr/0003: with more queries the
+products of matrices, which use all cores anyway, are the larger part.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +48,28 @@ class Tile:
 
 
 class TilePlan:
-    """The tiles of each row of a forward; all layers share them."""
+    """The tiles of each row of a forward; all layers share them. Some rows' KV heads are shared out
+    among `streams`, all others are the first one's.
+    """
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, streams: Sequence[mx.Stream]) -> None:
         starts, stops = forward.starts_host.tolist(), forward.stops_host.tolist()
         self.rows = [_tiles(start, stop - start) for start, stop in zip(starts, stops, strict=True)]
+        self._by_row = [
+            streams if _gains_by_streams(start, stop) else streams[:1]
+            for start, stop in zip(starts, stops, strict=True)
+        ]
+
+    def parts(self, row: int, kv_heads: int) -> Iterator[tuple[slice, mx.Stream]]:
+        """Which of the KV heads of a row each stream takes."""
+        streams = self._by_row[row][:kv_heads]
+        bounds = [index * kv_heads // len(streams) for index in range(len(streams) + 1)]
+        for stream, first, last in zip(streams, bounds, bounds[1:], strict=False):
+            yield slice(first, last), stream
+
+
+def _gains_by_streams(start: int, stop: int) -> bool:
+    return stop - start <= TWO_STREAM_QUERIES and stop >= TWO_STREAM_KEYS
 
 
 def _tiles(start: int, n_queries: int) -> list[Tile]:
@@ -88,19 +115,23 @@ class TiledView(CacheView):
         if not self.is_causal_attention(keys, values, mask, sinks):
             return None
         grouped = self.by_kv_head(queries * scale)
-        outputs = [
-            _attend_row(grouped[row], *self._row_keys(row), tiles)
-            for row, tiles in enumerate(self._plan.rows)
-        ]
+        outputs = [self._attend_row(grouped[row], row) for row in range(len(self._plan.rows))]
         return mx.stack(outputs).astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
-    def _row_keys(self, row: int) -> tuple[mx.array, mx.array]:
-        """K and V of one row, `[kv_heads, keys, dim]`: no more than it sees, however long others
-        are. What was fetched for all rows together is never computed."""
+    def _attend_row(self, queries: mx.array, row: int) -> mx.array:
+        """No more keys than the row sees are gathered, however long others are. What was fetched
+        for all rows together is never computed.
+        """
+        kv_heads = self.layer.shape.kv_heads
         n_blocks = blocks_for(int(self.forward.stops_host[row]), self.layer.block_size)
-        heads = self.forward.heads(self.layer.shape.kv_heads)[row : row + 1, :, :n_blocks]
-        keys, values = self.layer.read(heads)
-        return keys[0], values[0]
+        blocks = self.forward.heads(kv_heads)[row : row + 1, :, :n_blocks]
+        outputs = []
+        for heads, stream in self._plan.parts(row, kv_heads):
+            with mx.stream(stream):
+                keys, values = self.layer.read(blocks[:, heads])
+                tiles = self._plan.rows[row]
+                outputs.append(_attend_row(queries[heads], keys[0], values[0], tiles))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
 def _attend_row(queries: mx.array, keys: mx.array, values: mx.array, tiles: list[Tile]) -> mx.array:
