@@ -100,6 +100,22 @@ class JoinedView(KVView):
         return mx.concatenate(outputs)
 
 
+class UnreadView(CacheView):
+    """Of a part whose tokens have seen nothing: what they become is never stored nor read."""
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Zeros, in the shape that `KVView.attend` gives."""
+        return mx.zeros((*queries.shape[:3], self.layer.shape.value_dim), queries.dtype)
+
+
 def _attend(
     part: CacheView, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
 ) -> mx.array:

@@ -44,6 +44,9 @@ _STEPS = (
 )
 """Tokens of each row in each forward. Rows are far apart, and not always as many as KV heads."""
 
+_UNREAD_STEP, _UNREAD_ROW = 1, 0
+"""Nobody reads what this row says in that step, as of the chunks of a prompt but its last."""
+
 _BLOCK_SIZE = 4
 _WINDOW_TOKENS = 128
 """Windows up to this are checked beyond their end; others would take long prompts."""
@@ -115,7 +118,7 @@ def _rows(layout: Layout) -> list[list[int]]:
 def _through_storage(
     model: Module, layout: Layout, execution: Execution, rows: Sequence[Sequence[int]]
 ) -> mx.array:
-    """Logits after each row's last token in each step, as `_expected`."""
+    """Logits after the last token of each row that is read in each step, as `_expected`."""
     layout = layout.within(max(map(len, rows)))
     sizes = _sizes(layout, rows)
     storage = Storage(layout, sizes, _BLOCK_SIZE)
@@ -125,10 +128,11 @@ def _through_storage(
     leases = [_admitted(store.admit(Namespace(), Tokens(tokens))) for tokens in rows]
     tables = {lease: SequenceTables(cached.n_groups) for lease in leases}
     found = []
-    for step in _steps(rows):
+    for index, step in enumerate(_steps(rows)):
         chunks = {leases[row]: n_tokens for row, n_tokens in step.items()}
-        logits = _compute(store, cached, tables, chunks)
-        found += [logits[lease] for lease in chunks]
+        read = [leases[row] for row in _read_rows(index, step)]
+        logits = _compute(store, cached, tables, chunks, read)
+        found += [logits[lease] for lease in read]
     return mx.stack(found)
 
 
@@ -137,8 +141,9 @@ def _compute(
     cached: CachedModel,
     tables: dict[Lease, SequenceTables],
     chunks: dict[Lease, int],
+    read: Sequence[Lease],
 ) -> dict[Lease, mx.array]:
-    """Compute so many tokens of each lease; logits after the last ones."""
+    """Compute so many tokens of each lease; logits after the last ones of those that are read."""
     starts = {lease: lease.planned_tokens for lease in chunks}
     for lease, n_tokens in chunks.items():
         room = store.extend(lease, n_tokens)
@@ -149,15 +154,15 @@ def _compute(
     leases, runs, token_ids = list(chunks), list[Run](), list[int]()
     for index, (lease, n_tokens) in enumerate(chunks.items()):
         piece = tables[lease].piece(starts[lease], n_tokens)
-        runs.append(Run(piece, index, len(token_ids), n_read=1))
+        runs.append(Run(piece, index, len(token_ids), n_read=int(lease in read)))
         token_ids += lease.tokens.ids(piece.start, piece.stop)
     forwards = cached.arrange(runs, _UNBOUNDED)
     found: dict[Lease, mx.array] = {}
     for batch in (*forwards.prompts, *forwards.sampling):
         computed = cached.forward(batch, mx.array(token_ids))
-        read = [leases[run.index] for run in batch.runs if run.n_read]
-        mx.eval(computed.logits if read else [], cached.storage.arrays())
-        found.update(zip(read, computed.logits, strict=False))
+        answered = [leases[run.index] for run in batch.runs if run.n_read]
+        mx.eval(computed.logits if answered else [], cached.storage.arrays())
+        found.update(zip(answered, computed.logits, strict=False))
     for lease, n_tokens in chunks.items():
         store.publish(lease, lease.written_tokens + n_tokens)
     return found
@@ -188,14 +193,19 @@ def _steps(rows: Sequence[Sequence[int]]) -> Iterator[dict[int, int]]:
         yield {row: n_tokens for row, n_tokens in enumerate(step) if n_tokens}
 
 
+def _read_rows(index: int, step: dict[int, int]) -> list[int]:
+    """Of the step of that index."""
+    return [row for row in step if (index, row) != (_UNREAD_STEP, _UNREAD_ROW)]
+
+
 def _expected(model: Module, rows: Sequence[Sequence[int]]) -> mx.array:
-    """Logits after each row's last token in each step, `[steps x rows, vocabulary]`."""
+    """Logits after the last token of each row that is read in each step, `[tokens, vocabulary]`."""
     by_row = [_own_logits(model, tokens) for tokens in rows]
     ends, found = [0] * len(rows), []
-    for step in _steps(rows):
+    for index, step in enumerate(_steps(rows)):
         for row, n_tokens in step.items():
             ends[row] += n_tokens
-            found.append(by_row[row][ends[row] - 1])
+        found += [by_row[row][ends[row] - 1] for row in _read_rows(index, step)]
     return mx.stack(found)
 
 

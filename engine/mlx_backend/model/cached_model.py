@@ -21,11 +21,13 @@ class Computed:
 
     `logits`: `[tokens, vocabulary]`, of the tokens that are read, run after run. Who evaluates
     `witnesses` has all written that the forward leaves in the storage; unlike the storage's own
-    arrays they may be evaluated while another forward is in flight.
+    arrays they may be evaluated while another forward is in flight. `beginning`: those among
+    them of the first layer that writes K and V; all, without such a layer.
     """
 
     logits: mx.array
     witnesses: list[mx.array]
+    beginning: list[mx.array]
 
 
 class CachedModel:
@@ -71,13 +73,15 @@ class CachedModel:
             self._layout,
             self._execution.attention,
             self._execution.batching,
-            batch.pieces,
+            batch,
         )
         caches = [views.view(spec) for spec in self._layout.caches]
         tokens = token_ids[mx.array(batch.token_indices())]
         logits = self._logits(tokens, caches, batch.read_indices())
         views.keep_states()
-        return Computed(logits, views.witnesses() + self.storage.states.unevaluated())
+        beginning = views.beginning()
+        witnesses = beginning + views.witnesses() + self.storage.states.unevaluated()
+        return Computed(logits, witnesses, beginning or witnesses)
 
     def _logits(self, tokens: mx.array, caches: Sequence[ViewTree], read: Indices) -> mx.array:
         if read.size in (0, tokens.size):

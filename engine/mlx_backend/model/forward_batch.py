@@ -70,6 +70,13 @@ class ForwardBatch:
         """Whether somebody reads logits."""
         return any(run.n_read for run in self.runs)
 
+    @property
+    def unread(self) -> frozenset[int]:
+        """The parts of which nobody reads logits."""
+        return frozenset(
+            index for index, part in enumerate(self.parts) if not any(run.n_read for run in part)
+        )
+
     def token_indices(self) -> Indices:
         """Where each token's id stands among the step's, in the shape of the forward."""
         grids = [_token_grid(part) for part in self.parts]

@@ -13,9 +13,6 @@ A forward reads all weights however few its tokens are: with 27 M parameters on 
 one token takes 12 ms without attention, and a token more in a chunk 0.6 ms.
 """
 
-TOKEN_KEYS = 2000
-"""Attention to so many keys takes as long as all else of a token in a chunk, measured likewise."""
-
 Groups = list[list[int]]
 """Rows side by side, as lists of indices into some pieces."""
 
@@ -26,7 +23,7 @@ class ForwardCost:
     that attention reads for each.
 
     `most_keys`: those that one forward of several rows may read. `layers`: whoever reads no logits
-    of a run has the last one computed in vain where it shares a forward with others.
+    of a run has the last one computed in vain, but for attention, where it shares a forward.
     """
 
     tokens: int
@@ -36,8 +33,7 @@ class ForwardCost:
 
     def joins(self, piece: Piece) -> bool:
         """Whether that is less than half of what one more forward costs."""
-        in_vain = piece.n_tokens * (1 + piece.stop / TOKEN_KEYS) / self.layers
-        return piece.n_tokens == 1 or in_vain <= self.tokens / 2
+        return piece.n_tokens == 1 or piece.n_tokens / self.layers <= self.tokens / 2
 
 
 Grouping = Callable[[Sequence[Piece], ForwardCost], Groups]

@@ -6,7 +6,7 @@ from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
 
-from engine.mlx_backend.attention.joined import JoinedForward, JoinedView
+from engine.mlx_backend.attention.joined import JoinedForward, JoinedView, UnreadView
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.cache_views import (
@@ -18,6 +18,7 @@ from engine.mlx_backend.model.cache_views import (
     WindowView,
 )
 from engine.mlx_backend.model.forward import Forward, Piece
+from engine.mlx_backend.model.forward_batch import ForwardBatch
 from engine.mlx_backend.model.layout import (
     ChunkedCacheSpec,
     KVCacheSpec,
@@ -49,8 +50,9 @@ class ViewFactory:
         layout: Layout,
         attention: Attention,
         batching: Batching,
-        parts: Sequence[Sequence[Piece]],
+        batch: ForwardBatch,
     ) -> None:
+        parts = batch.pieces
         full = [batching.forward(pieces, storage.full) for pieces in parts]
         self._lanes: dict[int | None, _Lane] = {
             None: _Lane(full, zip(*(attention.views(storage.full, f) for f in full), strict=True))
@@ -69,6 +71,9 @@ class ViewFactory:
         )
         self._lengths = _lengths(full[0])
         self._state_views: list[StateView] = []
+        self._unread = batch.unread
+        self._n_layers_left = len(layout.kv_layers)
+        self._first: KVView | None = None
         self._last: KVView | None = None
 
     def view(self, spec: SpecTree) -> ViewTree:
@@ -82,6 +87,7 @@ class ViewFactory:
                 return UnusedView(self._lanes[None].positions)
             case _:
                 self._last = self._kv_view(spec)
+                self._first = self._first or self._last
                 return self._last
 
     def keep_states(self) -> None:
@@ -90,6 +96,10 @@ class ViewFactory:
             arrays = [array for view in self._state_views for array in view.cache]
             self._storage.write(self._slots, arrays)
 
+    def beginning(self) -> list[mx.array]:
+        """Witnesses of the first layer with K and V."""
+        return self._first.layer.witnesses() if self._first is not None else []
+
     def witnesses(self) -> list[mx.array]:
         """Of the last layer with K and V: what layers before it have written leads there."""
         return self._last.layer.witnesses() if self._last is not None else []
@@ -97,12 +107,21 @@ class ViewFactory:
     def _kv_view(self, spec: KVCacheSpec | ChunkedCacheSpec) -> KVView:
         lane = self._lanes[spec.window]
         views = next(lane.views)
+        self._n_layers_left -= 1
         if isinstance(spec, ChunkedCacheSpec):
             view = _only(views)
             return ChunkView(view.layer, view.forward)
         if isinstance(lane.positions, JoinedForward):
-            return JoinedView(views[0].layer, lane.positions, views)
+            return JoinedView(views[0].layer, lane.positions, self._attending(views))
         return _only(views)
+
+    def _attending(self, views: Sequence[CacheView]) -> list[CacheView]:
+        """Behind the last layer's K and V nobody asks what unread tokens have seen."""
+        unread = self._unread if self._n_layers_left == 0 else ()
+        return [
+            UnreadView(view.layer, view.forward) if part in unread else view
+            for part, view in enumerate(views)
+        ]
 
     def _state_view(self, n_arrays: int) -> StateView:
         view = StateView([next(self._states) for _ in range(n_arrays)], self._lengths)
