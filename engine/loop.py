@@ -129,8 +129,9 @@ class EngineLoop:
         plan = self.scheduler.plan()
         self.timing.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
-        events = self._pipeline.advance(plan)
-        self._emit(events)
+        self._emit(self._pipeline.advance(plan))
+        if failures := self._pipeline.sample():
+            self._emit(failures)
         is_resting = self._pipeline.is_empty and not plan.is_due
         self._is_waiting = is_resting and self._disk.is_loading
         self.step_started_seconds = None

@@ -30,8 +30,9 @@ class Failure:
 class Pipeline:
     """At most one step is in flight between two calls of `advance`.
 
-    What a step samples depends on tokens of the one before: masks, penalties, ends. So its
-    forwards are submitted before that is collected, and it samples after.
+    What a step samples depends on tokens of the one before: masks, penalties, ends. So it is
+    submitted before that is collected, and samples after. Each `advance` is followed by `sample`;
+    in between is the time to deliver what `advance` has returned.
     """
 
     def __init__(
@@ -63,11 +64,16 @@ class Pipeline:
         result = self._collect(before)
         if isinstance(result, Failure):
             return news + self._fail(before, result) + self._fail(plan, result)
-        news += self._commit(before, result, began) if before.is_due else []
-        if (failure := self._sample(plan)) is not None:
-            return news + self._fail(plan, failure)
         self._in_flight = plan
-        return news
+        return news + (self._commit(before, result, began) if before.is_due else [])
+
+    def sample(self) -> list[OutputEvent]:
+        """Have the rest of the step in flight computed, and its tokens. Returns bad news only."""
+        plan = self._in_flight
+        if (failure := self._sample(plan)) is None:
+            return []
+        self._in_flight = NO_STEP
+        return self._fail(plan, failure)
 
     def _commit(self, plan: StepPlan, result: StepResult, began: float) -> list[OutputEvent]:
         """The step behind it has the device from now on."""

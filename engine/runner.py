@@ -20,7 +20,7 @@ class ModelRunner(Protocol):
     """
 
     def submit(self, plan: StepPlan) -> None:
-        """Change the batch, and have the forwards computed. Returns while they are.
+        """Change the batch, and have the forwards begun. Returns while they are, or wait.
 
         A decode's token may still be on its way: the device has it before the host does. What the
         plan fills in and reads may have to wait for the step in flight.
@@ -28,7 +28,9 @@ class ModelRunner(Protocol):
         ...
 
     def sample(self, masks: StepMasks) -> None:
-        """Have the step that was submitted last sample, now that the one before is collected."""
+        """Have the step that was submitted last computed, and have it sample, now that the one
+        before is collected. Returns while it computes.
+        """
         ...
 
     def collect(self) -> StepResult:

@@ -10,7 +10,7 @@ from engine.constraints.masks import MaskFiller
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import launch_ahead
+from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.execution import Execution
@@ -25,7 +25,7 @@ from engine.scheduler import Scheduler
 from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from engine.submission import prepare
 from engine.timing import Timing
-from engine.types import Request, Usage
+from engine.types import OutputEvent, Request, Usage
 from engine.validation import Limits
 from kvstore import invariants
 from kvstore.block_pool import BlockPool
@@ -107,7 +107,7 @@ class OfflineDaemon:
     ) -> None:
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
-        self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch_ahead))
+        self.runner = watch(MlxRunner(model, Sampler(vocab_size), LaunchAhead()))
         self.store = new_store(served, room, BlockPool(room.n_blocks))
         self._limits = Limits(
             vocab_size,
@@ -149,8 +149,12 @@ class OfflineDaemon:
         for _ in range(n_steps):
             self._step(defaultdict(list))
 
+    def turn(self) -> list[OutputEvent]:
+        """One step more is submitted, and the one before is collected."""
+        return self.pipeline.advance(self.scheduler.plan()) + self.pipeline.sample()
+
     def _step(self, said: dict[tuple[str, int], list[int]]) -> None:
-        for event in self.pipeline.advance(self.scheduler.plan()):
+        for event in self.turn():
             assert event.error is None
             said[event.request_id, event.index] += event.token_ids
             if event.usage and event.index == 0:

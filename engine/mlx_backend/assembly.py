@@ -17,7 +17,7 @@ from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.allocator import allocator_limits, limit_allocator
 from engine.mlx_backend.host.blas import Blas
-from engine.mlx_backend.launch import Launch, launch_ahead, launch_when_idle
+from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
@@ -186,7 +186,7 @@ def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
 
 
 def _launch() -> Launch:
-    return launch_ahead if mx.default_device() == mx.cpu else launch_when_idle
+    return LaunchAhead() if mx.default_device() == mx.cpu else LaunchWhenIdle()
 
 
 def _sampling(config: EngineConfig, checkpoint: Path, report: Report) -> SamplingDefaults:

@@ -1,12 +1,13 @@
 """The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from engine.mlx_backend.batch import Batch, Seat, StepTokens
-from engine.mlx_backend.launch import Launch
+from engine.mlx_backend.launch import Laid, Launch
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward_batch import ForwardBatch, Run
 from engine.mlx_backend.model.reading import NO_READING, Reading
@@ -23,16 +24,24 @@ UNUSABLE = "the model's logits leave no token to choose: not a number, or all ru
 
 @dataclass(slots=True)
 class _Flight:
-    """A step that has been submitted. `logits` are those of the rows that sample, `[rows, vocab]`,
-    piecewise; `ends` are known when it has all been computed.
+    """A step that has been submitted.
+
+    `rest` is what of it has not been launched. `logits` are those of the rows that sample, `[rows,
+    vocab]`, piecewise; `ends` are known when all is computed.
     """
 
+    rest: Iterator[Laid] = field(default_factory=lambda: iter(()))
     sampling: list[Seat] = field(default_factory=list)
     logits: list[mx.array] = field(default_factory=list)
     scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
     ends: list[mx.array] = field(default_factory=list)
     reading: Reading = NO_READING
     drawn: Drawn | None = None
+
+    def laid(self, arrays: list[mx.array], beginning: Sequence[mx.array] = ()) -> Laid:
+        """Of this step, to be launched."""
+        self.ends += arrays
+        return Laid(arrays, list(beginning))
 
 
 class MlxRunner:
@@ -54,7 +63,9 @@ class MlxRunner:
         self._batch.change(plan)
         try:
             self._wait_for_reads()
-            self._flights.append(self._begin(plan))
+            flight = _Flight()
+            flight.rest = self._launch.begin(self._lay_out(flight, plan))
+            self._flights.append(flight)
         except Exception:
             self._settle()
             raise
@@ -62,10 +73,10 @@ class MlxRunner:
     def sample(self, masks: StepMasks) -> None:
         """See `ModelRunner.sample`."""
         flight = self._flights[-1]
-        if not flight.sampling:
-            return
         try:
-            self._draw(flight, masks)
+            self._launch.finish(flight.rest)
+            if flight.sampling:
+                self._draw(flight, masks)
         except Exception:
             self._flights.pop()
             self._settle()
@@ -94,46 +105,55 @@ class MlxRunner:
         if any(flight.reading.arrays() for flight in self._flights):
             mx.synchronize()
 
-    def _begin(self, plan: StepPlan) -> _Flight:
-        """Launch all forwards."""
-        flight = _Flight()
+    def _lay_out(self, flight: _Flight, plan: StepPlan) -> Iterator[Laid]:
+        """All forwards, each to be launched before the next is asked for."""
         self._storage.carry_out(plan.before)
         self._storage.states.begin_step()
         step = self._batch.lay_out(plan)
         forwards = self._model.arrange(step.runs)
         for batch in forwards.prompts:
-            self._begin_computing(flight, self._model.forward(batch, step.token_ids).witnesses)
+            yield self._fill(flight, step, batch)
         for chunk, run in step.scored:
-            self._score(flight, step, chunk, run)
+            yield from self._score(flight, step, chunk, run)
         self._storage.carry_out(plan.between)
         for batch in forwards.sampling:
-            self._compute(flight, step, batch)
+            yield self._compute(flight, step, batch)
         self._storage.carry_out(plan.after)
         if saved := self._storage.states.unevaluated():
-            self._begin_computing(flight, saved)
+            yield flight.laid(saved)
         self._read(flight, plan)
-        return flight
 
-    def _compute(self, flight: _Flight, step: StepTokens, batch: ForwardBatch) -> None:
+    def _fill(self, flight: _Flight, step: StepTokens, batch: ForwardBatch) -> Laid:
+        """A forward that nobody reads. Logits that are kept would keep the pools it has written."""
+        computed = self._model.forward(batch, step.token_ids)
+        return flight.laid(computed.witnesses, computed.beginning)
+
+    def _compute(self, flight: _Flight, step: StepTokens, batch: ForwardBatch) -> Laid:
         """A forward from which tokens are sampled."""
         computed = self._model.forward(batch, step.token_ids)
         flight.logits.append(computed.logits)
-        self._begin_computing(flight, [computed.logits, *computed.witnesses])
         flight.sampling += [step.seats[run.index] for run in batch.runs if run.n_read]
+        return flight.laid([computed.logits, *computed.witnesses], computed.beginning)
 
-    def _score(self, flight: _Flight, step: StepTokens, chunk: Chunk, run: Run) -> None:
+    def _score(self, flight: _Flight, step: StepTokens, chunk: Chunk, run: Run) -> Iterator[Laid]:
         """Score what follows each token."""
-        scored = flight.scored[chunk.sequence_id] = []
+        flight.scored[chunk.sequence_id] = []
         for first, part in run.pieces(SCORED_TOKENS):
-            computed = self._model.forward(ForwardBatch(((part,),)), step.token_ids)
             following = chunk.next_tokens[first : first + part.piece.n_tokens]
-            arrays = computed.witnesses
-            if following:
-                top = chunk.prompt_logprobs or 0
-                logits = computed.logits[: len(following)]
-                scored.append(self._sampler.score(logits, following, top))
-                arrays = arrays + scored[-1].arrays()
-            self._begin_computing(flight, arrays)
+            yield self._score_piece(flight, step, chunk, part, following)
+
+    def _score_piece(
+        self, flight: _Flight, step: StepTokens, chunk: Chunk, run: Run, following: Sequence[int]
+    ) -> Laid:
+        """`following` are the tokens whose scores are asked for, from the piece's first on."""
+        computed = self._model.forward(ForwardBatch(((run,),)), step.token_ids)
+        arrays = computed.witnesses
+        if following:
+            logits = computed.logits[: len(following)]
+            scored = self._sampler.score(logits, following, chunk.prompt_logprobs or 0)
+            flight.scored[chunk.sequence_id].append(scored)
+            arrays = arrays + scored.arrays()
+        return flight.laid(arrays, computed.beginning)
 
     def _read(self, flight: _Flight, plan: StepPlan) -> None:
         """Behind the forwards at once, on GPUs as well: nothing is written, so nothing copied."""
@@ -142,10 +162,6 @@ class MlxRunner:
         flight.reading = self._storage.read(plan.reads)
         mx.async_eval(flight.reading.arrays())
         flight.ends += flight.reading.arrays()
-
-    def _begin_computing(self, flight: _Flight, arrays: list[mx.array]) -> None:
-        self._launch(arrays)
-        flight.ends += arrays
 
     def _draw(self, flight: _Flight, masks: StepMasks) -> None:
         logits = flight.logits

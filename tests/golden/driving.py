@@ -10,7 +10,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import launch_ahead
+from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
@@ -81,7 +81,7 @@ class Driver:
     def __init__(self, served: Served, attention: Attention, seed: int = 0) -> None:
         self.model = cached_model(served, attention, ROOM)
         self.reader = LogitsReader()
-        self.runner = MlxRunner(self.model, self.reader, launch_ahead)
+        self.runner = MlxRunner(self.model, self.reader, LaunchAhead())
         pool = BlockPool(ROOM.n_blocks)
         blocks = pool.allocate(ROOM.n_blocks)
         np.random.default_rng(seed).shuffle(blocks)

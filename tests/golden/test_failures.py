@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.launch import launch_ahead
+from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -29,7 +29,7 @@ GREEDY = SamplingParams(temperature=0)
 
 def plain_runner(served: Served) -> MlxRunner:
     model = cached_model(served, GatherAttention(), Room(n_blocks=4))
-    return MlxRunner(model, Sampler(VOCAB_SIZE), launch_ahead)
+    return MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
 
 
 def one_chunk(index: int, tokens: list[int], sampling: Sampling) -> StepPlan:

@@ -2,12 +2,14 @@
 
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from engine.mlx_backend.attention.joined import UnreadView
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import launch_ahead
+from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.runner import ModelRunner
@@ -16,7 +18,7 @@ from engine.types import Request, SamplingParams
 from kvstore.actions import TablePatch
 from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
-from tests.golden.driving import random_tokens
+from tests.golden.driving import compute, random_tokens
 from tests.offline import OfflineDaemon, Room, Served, cached_model
 
 BLOCK_SIZE = 8
@@ -70,7 +72,7 @@ def test_plans_of_one_run_give_the_same_on_a_second_runner(
         ),
     )
     assert daemon.scheduler.counters.preemptions > 0
-    again = MlxRunner(cached_model(served, attention, ROOM), Sampler(VOCAB_SIZE), launch_ahead)
+    again = MlxRunner(cached_model(served, attention, ROOM), Sampler(VOCAB_SIZE), LaunchAhead())
     results = []
     for call in map(pickle.loads, recorder.calls):
         match call:
@@ -101,7 +103,7 @@ def test_writes_and_reads_in_flight_copy_no_arena(
 ) -> None:
     room = Room(n_blocks=20_000, block_size=BLOCK_SIZE)
     model = cached_model(served_of("qwen3"), ATTENTION[attention](), room)
-    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch_ahead)
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
     names = [SequenceId(i) for i in range(4)]
     enter = tuple(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names)
     tables = tuple(
@@ -121,3 +123,31 @@ def test_writes_and_reads_in_flight_copy_no_arena(
     runner.collect()
     pool_bytes = model.storage.full.layers[0].arrays()[0].nbytes
     assert mx.get_peak_memory() - before < pool_bytes / 2
+
+
+def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
+    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a decode: nothing is stored or read behind it."""
+    seen = list[int]()
+    attend = UnreadView.attend
+
+    def note_and_attend(view: UnreadView, queries: mx.array, *rest: Any) -> mx.array:
+        seen.append(queries.shape[2])
+        return attend(view, queries, *rest)
+
+    monkeypatch.setattr(UnreadView, "attend", note_and_attend)
+    model = cached_model(served_of("qwen3"), ATTENTION["cascade"](), ROOM)
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
+    names = [SequenceId(i) for i in range(2)]
+    enter = tuple(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names)
+    tables = tuple((name, TablePatch(None, 0, (2 * name, 2 * name + 1))) for name in names)
+    first = Chunk(names[0], 0, (1, 2, 3), samples=True)
+    compute(runner, StepPlan(enter=enter, patches=tables, chunks=(first,)))
+    assert seen == []
+    unread = Chunk(names[1], 0, (1, 2, 3, 4, 5), samples=False)
+    compute(runner, StepPlan(chunks=(unread,), decodes=(names[0],)))
+    assert seen == [5]
+    read = Chunk(names[1], 5, (6, 7), samples=True)
+    compute(runner, StepPlan(chunks=(read,), decodes=(names[0],)))
+    assert seen == [5]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import launch_ahead
+from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.step import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan
@@ -122,7 +122,7 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     room = Room(n_blocks=20_000, block_size=BLOCK_SIZE, spare=2_000)
     model = cached_model(served_of(family), ATTENTION[attention](), room)
     n_windows = len(model.storage.windows)
-    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch_ahead)
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
     names = [SequenceId(i) for i in range(4)]
     enter = tuple(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names)
     ids = {name: tuple(range(100 * name, 100 * name + 100)) for name in names}

@@ -52,7 +52,7 @@ class Daemon:
         engine = self._engine
         while engine.scheduler.has_work or not engine.pipeline.is_empty:
             self._inbox.handle()
-            for event in engine.pipeline.advance(engine.scheduler.plan()):
+            for event in engine.turn():
                 assert event.error is None
                 said += event.token_ids
                 if event.usage:
@@ -64,7 +64,7 @@ class Daemon:
         disk, engine = self._engine.scheduler.disk, self._engine
         disk.end()
         while disk.is_ending or not engine.pipeline.is_empty:
-            engine.pipeline.advance(engine.scheduler.plan())
+            engine.turn()
         disk.close()
 
 

@@ -14,7 +14,7 @@ from engine.constraints.masks import MaskFiller
 from engine.inbox import CALLS_AT_ONCE, Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.runner import RunnerLost
-from engine.step import StepPlan, StepResult
+from engine.step import StepMasks, StepPlan, StepResult
 from engine.submission import prepare
 from engine.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
 from engine.timing import Timing
@@ -210,6 +210,29 @@ def test_what_an_event_tells_of_is_in_the_statistics() -> None:
     while harness.scheduler.has_work:
         loop.turn()
     assert seen == [(0, 1), (1, 1), (2, 1), (3, 0)]
+
+
+def test_events_are_delivered_before_the_next_step_is_launched_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Launching waits for the device: who waits for a token must not wait with it."""
+    harness, happened = Harness(), list[str]()
+    sample = harness.runner.sample
+
+    def note_and_sample(masks: StepMasks) -> None:
+        happened.append("sample")
+        sample(masks)
+
+    def deliver(events: list[OutputEvent]) -> None:
+        happened.extend("token" for event in events if event.token_ids)
+
+    monkeypatch.setattr(harness.runner, "sample", note_and_sample)
+    timing = Timing(lambda: 0.0, SilentTelemetry())
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, timing, NO_BYTES, MASKS)
+    loop.submit(prepare(request("a", max_tokens=3), harness.limits), 0.0)
+    while harness.scheduler.has_work:
+        loop.turn()
+    assert happened == ["sample", "token", "sample", "token", "sample", "token"]
 
 
 def test_what_a_clear_of_the_disk_has_changed_is_in_the_statistics() -> None:
