@@ -9,7 +9,7 @@ overwrites it, and it is planned behind all that the step itself writes.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.disk_cache.entries import Candidate, Entries
@@ -126,7 +126,7 @@ class Archive:
     def carried(self, block: BlockId) -> None:
         """A group has left something more with it: a state where somebody stopped, say."""
         node = self._index.node_of(block)
-        if node is not None and self._takes(node):
+        if node is not None:
             self._unwritten.carried(node, block)
             self._soil(node)
 
@@ -181,16 +181,15 @@ class Archive:
             parts = contents[at : at + len(read.candidates)]
             at += len(read.candidates)
             if read.is_wanted:
-                self._drop(read)
+                blocks = self._drop(read)
                 if not self._offer(read, parts):
-                    self._postpone(read)
+                    self._postpone(blocks)
 
     def fail(self, number: int) -> None:
         """The step has read nothing."""
         for read in self._reads.pop(number, ()):
             if read.is_wanted:
-                self._drop(read)
-                self._postpone(read)
+                self._postpone(self._drop(read))
 
     def save_evictable(self, n_nodes: int) -> None:
         """The next to be evicted are due."""
@@ -222,10 +221,10 @@ class Archive:
         self._due.pop(node, None)
         self._later.pop(node, None)
 
-    def _postpone(self, read: _Read) -> None:
-        """Try again in a while, wherever its blocks stand now."""
-        found = (self._index.node_of(candidate.read.block) for candidate in read.candidates)
-        for node in {node: None for node in found if node is not None}:
+    def _postpone(self, blocks: Iterable[BlockId]) -> None:
+        """Try again in a while, wherever they stand now."""
+        found = map(self._index.node_of, sorted(blocks))
+        for node in dict.fromkeys(node for node in found if node is not None):
             self._unwritten.forget(node)
             if node not in self._later:
                 self._due[node] = None
@@ -308,10 +307,12 @@ class Archive:
     def _bytes_on_their_way(self) -> int:
         return sum(read.n_bytes for reads in self._reads.values() for read in reads)
 
-    def _drop(self, read: _Read) -> None:
-        """Nobody counts on it any more; the same may be read anew, while this is on its way."""
+    def _drop(self, read: _Read) -> set[BlockId]:
+        """Nobody counts on it any more; the same may be read anew, while this is on its way.
+        Returns the blocks that did.
+        """
         read.is_wanted = False
-        self._unwritten.let_go(read.candidates)
+        return self._unwritten.let_go(read.candidates)
 
     def _offer(self, read: _Read, contents: Sequence[Parts]) -> bool:
         return all(self._tier.offer(extent) for extent in _extents(read, contents))

@@ -1,8 +1,8 @@
 """What of the tree the tier has not."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from operator import gt, or_
+from dataclasses import dataclass, field
+from operator import gt
 
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.names import BlockNames
@@ -17,11 +17,18 @@ LOOKED_UP_AT_ONCE = 64
 
 @dataclass(slots=True)
 class _Reading:
-    """An entry that is being read. `path_room`: how long a path may be behind it, in bytes."""
+    """An entry that is being read. `path_room`: how long a path may be behind it, in bytes.
+    `blocks`: those that are not read for it, or not again, since it is.
+    """
 
     path_room: int
-    has: tuple[bool, ...]
-    n_reads: int = 1
+    reads: list[Candidate] = field(default_factory=list)
+    blocks: set[BlockId] = field(default_factory=set)
+
+    @property
+    def has(self) -> tuple[bool, ...]:
+        """Which parts."""
+        return tuple(map(any, zip(*(read.has for read in self.reads), strict=True)))
 
 
 class Unwritten:
@@ -111,20 +118,24 @@ class Unwritten:
 
     def read(self, candidate: Candidate) -> None:
         """It is being read."""
-        room, before = self.path_room(candidate), self._reading.get(candidate.name)
-        if before is None:
-            self._reading[candidate.name] = _Reading(room, candidate.has)
-        else:
-            before.has = tuple(map(or_, before.has, candidate.has))
-            before.n_reads += 1
+        if candidate.name not in self._reading:
+            self._reading[candidate.name] = _Reading(self.path_room(candidate))
+        reading = self._reading[candidate.name]
+        reading.reads.append(candidate)
+        reading.blocks.add(candidate.read.block)
 
-    def let_go(self, candidates: Iterable[Candidate]) -> None:
-        """They are not being read any more."""
+    def let_go(self, candidates: Iterable[Candidate]) -> set[BlockId]:
+        """They are not being read any more. Returns the blocks that counted on it: other than those
+        that were read where these left the tree, and the same tokens came back.
+        """
+        blocks = set[BlockId]()
         for candidate in candidates:
             reading = self._reading[candidate.name]
-            reading.n_reads -= 1
-            if not reading.n_reads:
+            reading.reads.remove(candidate)
+            blocks |= reading.blocks
+            if not reading.reads:
                 del self._reading[candidate.name]
+        return blocks
 
     def _looked_at(self, node: Node) -> Iterator[int]:
         """The indices of the blocks of which something may be new."""
@@ -151,6 +162,7 @@ class Unwritten:
         has, reading = candidate.has, self._reading.get(candidate.name)
         if reading is not None:
             has = tuple(map(gt, has, reading.has))
+            reading.blocks.add(candidate.read.block)
         return any(has) and self._tier.lacks(candidate.name, has)
 
     def _is_held(self, name: Digest) -> bool:

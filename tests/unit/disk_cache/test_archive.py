@@ -20,7 +20,17 @@ from tests.unit.disk_cache.desk import (
     Shelf,
     contents,
 )
-from tests.unit.kv_helpers import BLOCK, NS, admit, compute, extend, generate, run_of, serve
+from tests.unit.kv_helpers import (
+    BLOCK,
+    NS,
+    admit,
+    compute,
+    drain,
+    extend,
+    generate,
+    run_of,
+    serve,
+)
 
 PROMPT = run_of(0, 6 * BLOCK)
 SALTED = replace(NS, cache_salt="pepper")
@@ -314,6 +324,33 @@ def test_a_failed_step_is_repeated_although_its_node_was_split_meanwhile() -> No
     desk.disk.fail(number)
     desk.wait()
     desk.write()
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_what_was_not_read_again_since_it_was_being_read_is_read_when_that_was_for_nothing(
+    refuses: bool,
+) -> None:
+    """The prompt has left memory, and come back in other blocks."""
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    first, _, reads = desk.plan()
+    drain(desk.store)
+    admit(desk.store, run_of(1000, 6 * BLOCK))
+    serve(desk.store, PROMPT)
+    desk.wait()
+    second, _, again = desk.plan()
+    assert (len(reads), len(again)) == (6, 0)
+    if refuses:
+        desk.shelf.room = 0
+        desk.disk.commit(first, [contents(read) for read in reads])
+        desk.shelf.room = 1000
+    else:
+        desk.disk.fail(first)
+    desk.disk.commit(second, [])
+    desk.wait()
+    assert len(desk.write()) == 6
     assert desk.has(PROMPT) == len(PROMPT)
 
 
