@@ -126,7 +126,7 @@ class Archive:
     def carried(self, block: BlockId) -> None:
         """A group has left something more with it: a state where somebody stopped, say."""
         node = self._index.node_of(block)
-        if node is not None:
+        if node is not None and self._takes(node):
             self._unwritten.carried(node, block)
             self._soil(node)
 
@@ -226,7 +226,7 @@ class Archive:
         found = map(self._index.node_of, sorted(blocks))
         for node in dict.fromkeys(node for node in found if node is not None):
             self._unwritten.forget(node)
-            if node not in self._later:
+            if node not in self._later and self._takes(node):
                 self._due[node] = None
                 self._retry_at = self._clock() + RETRY_SECONDS
 

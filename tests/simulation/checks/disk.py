@@ -79,6 +79,9 @@ class DiskCheck:
         seen = archive._unwritten._seen.keys()
         if not (archive._due.keys() | archive._later.keys() | seen) <= nodes:
             yield "something is to be written that has left the tree"
+        dirty = {*archive._due, *archive._later}
+        if not archive._rules.salted and any(node.namespace.cache_salt for node in dirty):
+            yield "something salted is to be written"
         if archive._due.keys() & archive._later.keys():
             yield "a node is due now and later"
         if (times := list(archive._later.values())) != sorted(times):

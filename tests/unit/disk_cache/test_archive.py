@@ -354,6 +354,18 @@ def test_what_was_not_read_again_since_it_was_being_read_is_read_when_that_was_f
     assert desk.has(PROMPT) == len(PROMPT)
 
 
+def test_what_is_to_be_kept_off_the_disk_is_not_offered_from_a_block_that_was_handed_on() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    number, _, _ = desk.plan()
+    drain(desk.store)
+    serve(desk.store, PROMPT, namespace=SALTED)
+    desk.disk.fail(number)
+    desk.wait()
+    assert not desk.write()
+
+
 def test_what_the_disk_loses_is_written_again_with_what_comes_behind_it() -> None:
     desk = Desk()
     serve(desk.store, PROMPT)
