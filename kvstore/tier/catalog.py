@@ -5,7 +5,7 @@ catalog holds its lock. A record's parent is a root or has a record.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.digest import Digest
@@ -68,14 +68,15 @@ class Catalog:
         with self._lock:
             return {number: len(use.records) for number, use in self._segments.items()}
 
-    def fill(self, records: Iterable[Record]) -> list[Record]:
+    def fill(self, records: Sequence[Record]) -> list[Record]:
         """Take what the index holds, in the order of keys; returns what is no use: what another
         record has replaced, orphans, and whatever hangs in the air.
         """
         with self._lock:
-            records = tuple(records)
             latest = {record.name: record for record in records}
-            useless = [it for it in records if latest[it.name] is not it]
+            useless = list[Record]()
+            if len(latest) < len(records):
+                useless = [it for it in records if latest[it.name] is not it]
             waiting = list(latest.values())
             while waiting:  # once, or as often as a parent was written again after its child
                 above = waiting
@@ -93,14 +94,13 @@ class Catalog:
         with self._lock:
             useless = list[Record]()
             for record in records:
-                if not self.has_place(record.root, record.parent):
+                old = self._records.get(record.name)
+                if not self._hang(record):
                     useless.append(record)
                     continue
-                old = self._records.get(record.name)
                 if old is not None:
                     self._displace(old)
                     useless.append(old)
-                self._place(record)
                 self._touch(record.parent, record.last_used)
             return useless
 
@@ -165,14 +165,15 @@ class Catalog:
 
     def _hang(self, record: Record) -> bool:
         """Whether its parent was there to hang it from."""
-        if not self.has_place(record.root, record.parent):
+        above = self._records.get(record.parent)
+        if record.parent == record.root:
+            record.path_bytes = record.n_bytes
+        elif above is not None and above.root == record.root:
+            record.path_bytes = above.path_bytes + record.n_bytes
+            record.parent, record.root = above.name, above.root  # one copy is enough
+        else:
             return False
-        self._place(record)
-        return True
-
-    def _place(self, record: Record) -> None:
         self._records[record.name] = record
-        record.path_bytes = self.path_bytes(record.parent) + record.n_bytes
         siblings = self._children.get(record.parent)
         if siblings is None:
             self._children[record.parent] = {record}
@@ -183,6 +184,7 @@ class Catalog:
             use = self._segments[record.segment] = SegmentUse()
         use.records.add(record)
         use.last_used = max(use.last_used, record.last_used)
+        return True
 
     def _displace(self, record: Record) -> None:
         siblings = self._children[record.parent]

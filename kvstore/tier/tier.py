@@ -19,7 +19,7 @@ from kvstore.tier.disk.files import Files, OsFiles
 from kvstore.tier.disk.folder import Lock, in_words, make_folder
 from kvstore.tier.disk.segments import Segments
 from kvstore.tier.disk.space import Space
-from kvstore.tier.opening import load_catalog, open_index
+from kvstore.tier.opening import collector_paused, load_catalog, open_index
 from kvstore.tier.reader import Deliver, Readers, Ticket
 from kvstore.tier.record import Record
 from kvstore.tier.tally import Tally, TierCounters
@@ -69,7 +69,7 @@ class DiskTier:
         A folder that holds more than its limit shrinks before this returns.
         """
         files = files or OsFiles()
-        with ExitStack() as undo, in_words(directory):
+        with ExitStack() as undo, in_words(directory), collector_paused():
             lock = Lock(directory)
             undo.callback(lock.release)
             folder, tally = make_folder(directory, fingerprint), Tally()

@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from kvstore.digest import Digest
 from kvstore.tier.disk.files import Files
 from kvstore.tier.record import Record, pack_sizes, payload_bytes, unpack_sizes
 
@@ -74,15 +73,11 @@ class Index:
     def load(self) -> Iterator[Record]:
         """All there is, in the order of keys."""
         sizes = lru_cache(maxsize=256)(_sizes)
-        seen: dict[bytes, Digest] = {}
         for row in self._db.execute(LOAD):
             key, name, parent, root, segment, offset, check, n_tokens, packed, used = row
+            part_bytes, n_bytes = sizes(packed)
             yield Record(
-                key,
-                seen.setdefault(name, name),
-                seen.setdefault(parent, parent),
-                seen.setdefault(root, root),
-                *(segment, offset, check, n_tokens, *sizes(packed), used),
+                key, name, parent, root, segment, offset, check, n_tokens, part_bytes, n_bytes, used
             )
 
     def written_on(self, day: int) -> int:

@@ -1,0 +1,65 @@
+"""How long a disk cache takes to open: `python -m load_tests.bench.opening`. No model.
+
+Its payloads are a few bytes each: what is opened is the index, whatever it tells of. Paths of 500
+entries in segments of 200. The least and the median of processor seconds.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from blake3 import blake3
+
+from kvstore.digest import Digest
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import MIB, Entry, Extent, TierLimits
+
+RECORDS, PATH, EXTENT, REPEATS = 100_000, 500, 32, 10
+PARTS = (bytes(64), None)
+LIMITS = TierLimits(max_bytes=1024 * MIB, segment_bytes=200 * 64)
+
+
+def fill(directory: Path, n_records: int) -> None:
+    """Paths below one root, in extents."""
+    tier, root = DiskTier.open(directory, "none", LIMITS), _name(b"root")
+    for start in range(0, n_records, PATH):
+        parent = root
+        names = [_name(b"%d" % number) for number in range(start, min(start + PATH, n_records))]
+        for at in range(0, len(names), EXTENT):
+            part = names[at : at + EXTENT]
+            entries = tuple(Entry(name, 32, PARTS) for name in part)
+            while not tier.offer(Extent(root, parent, entries)):
+                tier.flush()
+            parent = part[-1]
+    tier.flush()
+    tier.close()
+
+
+def opening_seconds(directory: Path, n_records: int) -> float:
+    """Processor seconds of opening it once."""
+    start = time.process_time()
+    tier = DiskTier.open(directory, "none", LIMITS)
+    seconds = time.process_time() - start
+    assert tier.stats().entries == n_records
+    tier.close()
+    return seconds
+
+
+def _name(seed: bytes) -> Digest:
+    return Digest(blake3(seed).digest())
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        fill(directory, RECORDS)
+        seconds = [opening_seconds(directory, RECORDS) for _ in range(REPEATS)]
+    print(
+        f"{RECORDS:,} records: {min(seconds):.2f} s at least, {statistics.median(seconds):.2f} s "
+        f"in the middle of {REPEATS}"
+    )
+
+
+if __name__ == "__main__":
+    main()
