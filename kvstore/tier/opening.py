@@ -2,7 +2,6 @@
 
 import gc
 import sqlite3
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ def open_index(files: Files, folder: Path, tally: Tally) -> tuple[Index, list[Re
         return _read_index(files, folder)
     except sqlite3.OperationalError:
         raise
-    except (sqlite3.DatabaseError, struct.error, TypeError, ValueError):
+    except sqlite3.DatabaseError:
         tally.fault(Fault.INDEX)
         for suffix in ("", "-wal", "-shm", "-journal"):
             files.remove(folder / f"{FILE_NAME}{suffix}")

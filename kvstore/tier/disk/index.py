@@ -16,6 +16,7 @@ outlives the process; after a power loss the last commits may be missing, and th
 """
 
 import sqlite3
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -52,6 +53,7 @@ LOAD = """
 SELECT records.id, name, parent, roots.digest, segment, offset, checksum, n_tokens, part_bytes,
     last_used FROM records JOIN roots ON roots.id = records.root ORDER BY records.id
 """
+KINDS = struct.Struct("<3qd3s3s3s")
 ADD = """
 INSERT INTO records VALUES (?, ?, ?, (SELECT id FROM roots WHERE digest = ?), ?, ?, ?, ?, ?, ?)
 """
@@ -71,11 +73,17 @@ class Index:
             raise
 
     def load(self) -> Iterator[Record]:
-        """All there is, in the order of keys."""
+        """All there is, in the order of keys. A row whose columns are of other kinds, which sqlite
+        does not mind, is a DatabaseError.
+        """
         sizes = lru_cache(maxsize=256)(_sizes)
         for row in self._db.execute(LOAD):
             key, name, parent, root, segment, offset, check, n_tokens, packed, used = row
-            part_bytes, n_bytes = sizes(packed)
+            try:
+                KINDS.pack(segment, offset, n_tokens, used, name, parent, check)
+                part_bytes, n_bytes = sizes(packed)
+            except (struct.error, TypeError) as error:
+                raise sqlite3.DatabaseError(f"row {key} is damaged: {error}") from error
             yield Record(
                 key, name, parent, root, segment, offset, check, n_tokens, part_bytes, n_bytes, used
             )
