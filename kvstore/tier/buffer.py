@@ -111,16 +111,9 @@ class WriteBuffer:
     def revoke(self, root: Digest | None) -> None:
         """Extents of this namespace, or all, are not to be stored any more."""
         with self._changed:
-            kept = deque[Job]()
-            for job in self._jobs:
-                if isinstance(job, Extent) and root in (None, job.root):
-                    self._let_go(job)
-                else:
-                    kept.append(job)
-            self._jobs = kept
+            self._drop(root)
             if isinstance(self._at_work, Extent) and root in (None, self._at_work.root):
                 self._is_revoked = True
-            self._changed.notify_all()
 
     def publish(self, records: Sequence[Record]) -> Sequence[Record]:
         """The extent at work is on disk. Returns the records that are no use after all."""
@@ -151,11 +144,23 @@ class WriteBuffer:
             return self._changed.wait_for(self._is_idle, timeout)
 
     def close(self) -> None:
-        """Take nothing more; extents that wait are dropped, and removals are not."""
-        self.revoke(None)
+        """Take nothing more; extents that wait are dropped, and removals are not. What is being
+        written is waited for anyway, and kept.
+        """
         with self._changed:
+            self._drop(None)
             self._is_closed = True
-            self._changed.notify_all()
+
+    def _drop(self, root: Digest | None) -> None:
+        """What waits of this namespace, or all."""
+        kept = deque[Job]()
+        for job in self._jobs:
+            if isinstance(job, Extent) and root in (None, job.root):
+                self._let_go(job)
+            else:
+                kept.append(job)
+        self._jobs = kept
+        self._changed.notify_all()
 
     def _is_idle(self) -> bool:
         return not self._jobs and self._at_work is None

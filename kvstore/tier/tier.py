@@ -200,7 +200,9 @@ class DiskTier:
         return self._catalog.problems()
 
     def close(self) -> None:
-        """What has not been flushed is dropped, and readings end without a word."""
+        """What waits to be written is dropped, what is being written is kept, and readings end
+        without a word.
+        """
         self._buffer.close()
         self._writing.join()
         self._readers.close()

@@ -5,7 +5,8 @@ import queue
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 
 from kvstore.digest import Digest
 from kvstore.tier import maintenance
+from kvstore.tier.disk.files import OsFiles
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import (
     MIB,
+    Buffer,
     Entry,
     Extent,
     Fault,
@@ -34,6 +37,22 @@ from tests.tier_harness import (
     segment_files,
     stored,
 )
+
+
+class FilesOfAClosingTier(OsFiles):
+    """A write ends when the tier takes nothing more."""
+
+    tier: DiskTier
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    def write(self, path: Path, offset: int, buffers: Sequence[Buffer]) -> None:
+        self.begun.set()
+        until = time.monotonic() + PATIENCE
+        while self.tier.room and time.monotonic() < until:
+            time.sleep(0.001)
+        super().write(path, offset, buffers)
 
 
 @pytest.fixture
@@ -324,6 +343,20 @@ def test_there_is_nothing_to_verify_where_there_is_no_cache(tmp_path: Path) -> N
 def test_a_limit_that_cannot_hold_anything_is_refused() -> None:
     with pytest.raises(TierError, match="at least 16 MiB"):
         TierLimits(max_bytes=MIB)
+
+
+def test_what_is_being_written_when_a_tier_is_closed_is_kept(tmp_path: Path) -> None:
+    """It is waited for in any case."""
+    files, (first, second) = FilesOfAClosingTier(), (Chain(name, 10) for name in ("one", "two"))
+    tier = files.tier = DiskTier.open(tmp_path, "model", LIMITS, files)
+    assert tier.offer(first.extent())
+    assert files.begun.wait(PATIENCE)
+    assert tier.offer(second.extent())
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert [tier.known(chain.names) for chain in (first, second)] == [10, 0]
+    assert len(read(tier, first.names)[0]) == 10
+    tier.close()
 
 
 def test_cycles_are_looked_for_once_when_a_tier_has_been_opened(tmp_path: Path) -> None:
