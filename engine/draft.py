@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine import rows
-from engine.sequence import LiveSequence, held_lease
+from engine.sequence import LiveSequence, lease_of
 from engine.step import Chunk, Entry, SequenceId, StepPlan
 from engine.step_budget import StepBudget
 from kvstore.actions import NO_ORDERS, Order, ReadBlock, Room, TablePatch
@@ -52,7 +52,7 @@ class Draft:
         if not sequence.is_in_batch:
             self.enter.append(rows.entry(sequence))
             sequence.is_in_batch = True
-        lease = held_lease(sequence)
+        lease = lease_of(sequence)
         if lease.is_patched:
             self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
         if room is not NO_ORDERS:

@@ -20,7 +20,7 @@ from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.disk_cache.recalls import Prompt
 from engine.draft import Draft
 from engine.output import OutputFactory
-from engine.sequence import LiveSequence, Status, held_lease
+from engine.sequence import LiveSequence, Status, lease_of
 from engine.step import SampledToken, SequenceId, StepPlan, StepResult
 from engine.step_budget import StepBudget
 from engine.submission import Submission
@@ -256,7 +256,7 @@ class Scheduler:
 
     def _schedule(self, sequence: LiveSequence, n_tokens: int, draft: Draft) -> None:
         """Put as much of the sequence into the step as the budget allows."""
-        lease = held_lease(sequence)
+        lease = lease_of(sequence)
         start = lease.planned_tokens
         if n_tokens > 1:
             n_tokens = self._store.stride(lease, n_tokens, sequence.split)
@@ -287,7 +287,7 @@ class Scheduler:
             self._leaving.append(sequence.id)
 
     def _progress(self, sequence: LiveSequence, n_tokens: int) -> None:
-        lease = held_lease(sequence)
+        lease = lease_of(sequence)
         start = lease.written_tokens
         self._store.publish(lease, start + n_tokens)
         if start < sequence.prompt_tokens:
@@ -308,7 +308,7 @@ class Scheduler:
 
     def _fail(self, sequence: LiveSequence, message: str) -> OutputEvent:
         """Its blocks may hold anything: they are let go, not donated."""
-        lease = held_lease(sequence)
+        lease = lease_of(sequence)
         self._leave(sequence)
         self._store.release(lease)
         return events.failure(sequence, message)

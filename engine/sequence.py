@@ -176,7 +176,7 @@ class LiveSequence:
         self.status = status
 
 
-def held_lease(sequence: LiveSequence) -> Lease:
+def lease_of(sequence: LiveSequence) -> Lease:
     """The lease of a running sequence."""
     assert sequence.lease is not None, f"sequence {sequence.id} is {sequence.status.name}"
     return sequence.lease

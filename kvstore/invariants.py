@@ -131,5 +131,7 @@ def _groups(store: KVStore) -> Iterator[str]:
     pool = store.pool
     known = frozenset(block for block in map(BlockId, range(pool.n_blocks)) if pool.count(block))
     for index, group in enumerate(store.groups):
-        holds = [lease.holds[index] for lease in store.leases if lease.holds]  # else it is filled
-        yield from group.problems(holds, known)
+        shares = [
+            lease.shares[index] for lease in store.leases if lease.shares
+        ]  # else it is filled
+        yield from group.problems(shares, known)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvstore.actions import CopyBlock, Order, Room, TablePatch
 from kvstore.block_table import BlockTable
-from kvstore.groups.group import NEVER, Hold
+from kvstore.groups.group import NEVER, Share
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
@@ -20,7 +20,7 @@ class Lease:
     from there to `ready_tokens` can be without another word: they are in blocks that nobody else
     refers to, and no group has anything to do. There is nothing to publish before `due_tokens` have
     been written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
-    `holds` are its shares of the store's groups, in their order.
+    `shares` are those that it has of the store's groups, in their order.
     """
 
     namespace: Namespace
@@ -32,7 +32,7 @@ class Lease:
     ready_tokens: int
     due_tokens: int
     indexed_blocks: int
-    holds: tuple[Hold, ...] = ()
+    shares: tuple[Share, ...] = ()
     is_patched: bool = True  # since `take_patches` was last asked
 
     def plan(
@@ -45,13 +45,13 @@ class Lease:
         """
         by_target = {copy.target: copy for copy in copies}
         before, between, after = [*copies, *orders], list[Order](), list[Order]()
-        for hold in self.holds:
+        for share in self.shares:
             n_tokens = end_tokens - self.planned_tokens
-            before += hold.extend(self.table, self.planned_tokens, n_tokens, by_target)
+            before += share.extend(self.table, self.planned_tokens, n_tokens, by_target)
             if self.planned_tokens < split < end_tokens:
-                between += hold.save(split)
-            after += hold.save(end_tokens)
-            self.ready_tokens = min(self.ready_tokens, hold.ready_tokens(end_tokens))
+                between += share.save(split)
+            after += share.save(end_tokens)
+            self.ready_tokens = min(self.ready_tokens, share.ready_tokens(end_tokens))
         self.note_due(self.due_tokens)
         self.planned_tokens = end_tokens
         self.is_patched = True
@@ -59,15 +59,15 @@ class Lease:
 
     def note_due(self, n_tokens: int) -> None:
         """There is nothing to publish before so many are written, or a group has saved."""
-        self.due_tokens = min(n_tokens, *(hold.due_tokens() for hold in self.holds), NEVER)
+        self.due_tokens = min(n_tokens, *(share.due_tokens() for share in self.shares), NEVER)
 
     def take_patches(self) -> Iterator[TablePatch]:
         """What has changed in its tables since this was last asked; at first all that is there."""
         self.is_patched = False
         for first, blocks in self.table.take_changes():
             yield TablePatch(None, first, blocks)
-        for group, hold in enumerate(self.holds):
-            for first, slots in hold.take_changes():
+        for group, share in enumerate(self.shares):
+            for first, slots in share.take_changes():
                 yield TablePatch(group, first, slots)
 
 

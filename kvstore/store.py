@@ -157,15 +157,15 @@ class KVStore:
 
         It would compute those from position `split` on behind the others.
         """
-        for hold in lease.holds:
-            n_tokens = hold.stride(lease.planned_tokens, n_tokens, split)
+        for share in lease.shares:
+            n_tokens = share.stride(lease.planned_tokens, n_tokens, split)
         return n_tokens
 
     def checkpoint(self, lease: Lease, n_tokens: int) -> None:
         """Somebody will want to resume behind the first `n_tokens` tokens of this lease."""
         if n_tokens > lease.planned_tokens:
-            for hold in lease.holds:
-                hold.checkpoint(n_tokens)
+            for share in lease.shares:
+                share.checkpoint(n_tokens)
             lease.ready_tokens = min(lease.ready_tokens, n_tokens - 1)
 
     def extend(self, lease: Lease, n_tokens: int, split: int = 0) -> Room | Refusal:
@@ -207,7 +207,7 @@ class KVStore:
             return
         if (whole := n_tokens // self._block_size) > published:
             self._insert(lease, whole * self._block_size)
-        saved = [hold.advance(lease.table, n_tokens) for hold in lease.holds]
+        saved = [share.advance(lease.table, n_tokens) for share in lease.shares]
         lease.note_due((whole + 1) * self._block_size)
         if any(saved):
             self._leave_to_index(lease)
@@ -219,7 +219,7 @@ class KVStore:
         """
         if lease in self._leases and lease.written_tokens:
             self._insert(lease, lease.written_tokens)
-            self._donate_holds(lease)
+            self._donate_shares(lease)
         self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -228,8 +228,8 @@ class KVStore:
             raise ValueError("the lease has been released before")
         self._leases.remove(lease)
         self.announcements.retract(lease)
-        for hold in lease.holds:
-            hold.release()
+        for share in lease.shares:
+            share.release()
         self._supply.drop(lease.table[:])
 
     def clear(self, namespace: Namespace | None = None) -> int:
@@ -281,8 +281,8 @@ class KVStore:
         n, table = adopted_tokens, BlockTable(self._block_size, blocks)
         lease = Lease(namespace, tokens, table, n, n, n, 0, 0, n // self._block_size)
         for group in self._groups:
-            hold, orders = group.admit(table, adopted_tokens, len(tokens))
-            lease.holds += (hold,)
+            share, orders = group.admit(table, adopted_tokens, len(tokens))
+            lease.shares += (share,)
             self._orders += orders
         return self._begin(lease)
 
@@ -315,13 +315,13 @@ class KVStore:
         for group in self._groups:
             group.copy(source, target, n_tokens)
 
-    def _donate_holds(self, lease: Lease) -> None:
+    def _donate_shares(self, lease: Lease) -> None:
         """Leave to the index what the groups have at the lease's end, if the index has that."""
         if self._groups and (block := self._leave_to_index(lease)) is not None:
             last_tokens = (lease.written_tokens - 1) % self._block_size + 1
             ahead_tokens = lease.planned_tokens - lease.written_tokens
-            for hold in lease.holds:
-                self._orders += hold.donate(block, last_tokens, ahead_tokens)
+            for share in lease.shares:
+                self._orders += share.donate(block, last_tokens, ahead_tokens)
 
     def _leave_to_index(self, lease: Lease) -> BlockId | None:
         """The indexed block with the last written token, if there is one.

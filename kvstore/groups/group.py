@@ -25,7 +25,7 @@ class GroupStats:
     evictions: int
 
 
-class Hold(Protocol):
+class Share(Protocol):
     """One lease's share of a group.
 
     `table` is the lease's, brought up to date before each call. The calls come in the order in
@@ -104,7 +104,7 @@ class Group(Protocol):
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Hold, Sequence[Order]]:
+    ) -> tuple[Share, Sequence[Order]]:
         """Go on behind the first `n_tokens` tokens (a resume point) of `end_tokens`."""
         ...
 
@@ -149,8 +149,8 @@ class Group(Protocol):
 
     def stats(self) -> GroupStats: ...
 
-    def problems(self, holds: Sequence[Hold], known: frozenset[BlockId]) -> Iterator[str]:
-        """What does not add up, given all leases' holds and the blocks that are not free."""
+    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
+        """What does not add up, given all leases' shares and the blocks that are not free."""
         ...
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from kvstore.actions import CopyBlock, CopyState, FillState, Order, ResetState, RollBackState
 from kvstore.block_table import BlockTable, blocks_for
 from kvstore.groups.carried import CarriedSlots
-from kvstore.groups.group import NEVER, GroupStats, Hold
+from kvstore.groups.group import NEVER, GroupStats, Share
 from kvstore.types import BlockId, SlotId
 
 
-class StateHold:
+class StateShare:
     """`slot` has the lease's state, behind the tokens of all steps that have been planned."""
 
     def __init__(self, group: "RecurrentGroup", slot: SlotId, checkpoints: set[int]) -> None:
@@ -122,11 +122,11 @@ class RecurrentGroup:
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Hold, Sequence[Order]]:
+    ) -> tuple[Share, Sequence[Order]]:
         saved = self._saved(blocks, n_tokens)
         slot, orders = self._new() if saved is None else self._resumed(saved)
         self._leases += 1
-        return StateHold(self, slot, self._checkpoints(n_tokens, end_tokens)), orders
+        return StateShare(self, slot, self._checkpoints(n_tokens, end_tokens)), orders
 
     def begin_saving(self) -> SlotId | None:
         """A slot for a state that a step in flight will leave; None where there is no room."""
@@ -181,13 +181,13 @@ class RecurrentGroup:
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
-    def problems(self, holds: Sequence[Hold], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
         held = Counter(
-            slot for hold in holds if isinstance(hold, StateHold) for slot in hold.slots()
+            slot for share in shares if isinstance(share, StateShare) for slot in share.slots()
         )
         yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
-        if self._leases != len(holds):
-            yield f"{self.name}: {self._leases} leases, recounted {len(holds)}"
+        if self._leases != len(shares):
+            yield f"{self.name}: {self._leases} leases, recounted {len(shares)}"
         if strangers := self.slots.blocks() - known:
             yield f"{self.name}: free blocks {sorted(strangers)} carry states"
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, Order
 from kvstore.block_table import BlockTable, Journal, blocks_for
 from kvstore.groups.carried import CarriedSlots
-from kvstore.groups.group import NEVER, GroupStats, Hold
+from kvstore.groups.group import NEVER, GroupStats, Share
 from kvstore.types import BlockId, SlotId
 
 _WHOLE = 0  # a window's block is carried at no number of tokens: it fills as its carrier does
 
 
-class WindowHold:
+class WindowShare:
     """`slots[i]` is the window's block for entry `first + i` of the lease's table."""
 
     def __init__(self, group: "WindowGroup", first: int, slots: list[SlotId]) -> None:
@@ -133,7 +133,7 @@ class WindowGroup:
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Hold, Sequence[Order]]:
+    ) -> tuple[Share, Sequence[Order]]:
         first = self.first_needed(n_tokens)
         slots = [
             self.slots.carried_by(block)[_WHOLE]
@@ -142,7 +142,7 @@ class WindowGroup:
         for slot in slots:
             self.slots.hold(slot)
         self._leases += 1
-        return WindowHold(self, first, slots), ()
+        return WindowShare(self, first, slots), ()
 
     def begin(self, block: BlockId) -> SlotId:
         """A slot for the same tokens as `block`, which carries it from now on.
@@ -195,13 +195,13 @@ class WindowGroup:
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
-    def problems(self, holds: Sequence[Hold], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
         held = Counter(
-            slot for hold in holds if isinstance(hold, WindowHold) for slot in hold.slots
+            slot for share in shares if isinstance(share, WindowShare) for slot in share.slots
         )
         yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
-        if self._leases != len(holds):
-            yield f"{self.name}: {self._leases} leases, recounted {len(holds)}"
+        if self._leases != len(shares):
+            yield f"{self.name}: {self._leases} leases, recounted {len(shares)}"
         if strangers := self.slots.blocks() - known:
             yield f"{self.name}: free blocks {sorted(strangers)} carry slots"
 

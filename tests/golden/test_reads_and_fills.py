@@ -15,8 +15,8 @@ from engine.step import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan
 from engine.types import SamplingParams
 from kvstore.actions import FillBlock, FillState, FillWindow, Order, Parts, ReadBlock, TablePatch
 from kvstore.block_table import blocks_for
-from kvstore.groups.recurrent import StateHold
-from kvstore.groups.window import WindowHold
+from kvstore.groups.recurrent import StateShare
+from kvstore.groups.window import WindowShare
 from kvstore.types import BlockId, SlotId
 from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
@@ -30,8 +30,10 @@ def reads(subject: Subject) -> list[ReadBlock]:
     """All that the subject's written tokens have, each window's blocks where it holds them."""
     lease = subject.lease
     n_blocks = blocks_for(lease.written_tokens, BLOCK_SIZE)
-    windows = [dict(enumerate(h.slots, h.first)) for h in lease.holds if isinstance(h, WindowHold)]
-    states = [hold.slot for hold in lease.holds if isinstance(hold, StateHold)]
+    windows = [
+        dict(enumerate(h.slots, h.first)) for h in lease.shares if isinstance(h, WindowShare)
+    ]
+    states = [share.slot for share in lease.shares if isinstance(share, StateShare)]
     return [
         ReadBlock(
             lease.table[index],

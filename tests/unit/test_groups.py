@@ -12,8 +12,8 @@ from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetS
 from kvstore.block_pool import BlockPool
 from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import Group
-from kvstore.groups.recurrent import RecurrentGroup, StateHold
-from kvstore.groups.window import WindowGroup, WindowHold, lease_slots
+from kvstore.groups.recurrent import RecurrentGroup, StateShare
+from kvstore.groups.window import WindowGroup, WindowShare, lease_slots
 from kvstore.lease import Lease, Refusal
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
@@ -63,10 +63,10 @@ def serve(store: KVStore, prompt: Sequence[int], answer: Sequence[int] = ()) -> 
     return lease.cached_tokens
 
 
-def held(lease: Lease) -> WindowHold:
-    [hold] = lease.holds
-    assert isinstance(hold, WindowHold)
-    return hold
+def held(lease: Lease) -> WindowShare:
+    [share] = lease.shares
+    assert isinstance(share, WindowShare)
+    return share
 
 
 class TestCarriedSlots:
@@ -211,9 +211,9 @@ class TestRecurrent:
     def test_a_new_sequence_starts_from_nothing(self) -> None:
         store = make_store(states())
         lease = admit(store, run_of(0, 5))
-        [hold] = lease.holds
-        assert isinstance(hold, StateHold)
-        assert compute(store, lease, 4)[0] == ResetState(hold.slot)
+        [share] = lease.shares
+        assert isinstance(share, StateShare)
+        assert compute(store, lease, 4)[0] == ResetState(share.slot)
 
     def test_a_step_stops_before_the_prompts_last_token(self) -> None:
         store = make_store(states())
@@ -310,8 +310,8 @@ class TestRecurrent:
         store = make_store(states())
         serve(store, run_of(0, 15))
         leases = [admit(store, [*run_of(0, 15), other]) for other in (8, 9)]
-        holds = [hold for lease in leases for hold in lease.holds]
-        running = [hold.slot for hold in holds if isinstance(hold, StateHold)]
+        shares = [share for lease in leases for share in lease.shares]
+        running = [share.slot for share in shares if isinstance(share, StateShare)]
         orders = [order for order in compute(store, leases[0]) if isinstance(order, CopyState)]
         restores = [order for order in orders if order.target in running]
         assert [order.target for order in restores] == running
