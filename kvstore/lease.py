@@ -35,6 +35,22 @@ class Lease:
     shares: tuple[Share, ...] = ()
     is_patched: bool = True  # since `take_patches` was last asked
 
+    def stride(self, n_tokens: int, split: int) -> int:
+        """How many of the next `n_tokens` tokens the next step may compute, at least one.
+
+        It would compute those from position `split` on behind the others.
+        """
+        for share in self.shares:
+            n_tokens = share.stride(self.planned_tokens, n_tokens, split)
+        return n_tokens
+
+    def checkpoint(self, n_tokens: int) -> None:
+        """Somebody will want to resume behind its first `n_tokens` tokens."""
+        if n_tokens > self.planned_tokens:
+            for share in self.shares:
+                share.checkpoint(n_tokens)
+            self.ready_tokens = min(self.ready_tokens, n_tokens - 1)
+
     def plan(
         self, end_tokens: int, split: int, copies: Sequence[CopyBlock], orders: Sequence[Order]
     ) -> Room:
@@ -56,6 +72,14 @@ class Lease:
         self.planned_tokens = end_tokens
         self.is_patched = True
         return Room(tuple(before), tuple(between), tuple(after))
+
+    def advance(self, n_tokens: int) -> bool:
+        """It has written so many tokens, a block's end or what is due. Whether a group has saved
+        something there.
+        """
+        saved = [share.advance(self.table, n_tokens) for share in self.shares]
+        self.note_due((n_tokens // self.table.block_size + 1) * self.table.block_size)
+        return any(saved)
 
     def note_due(self, n_tokens: int) -> None:
         """There is nothing to publish before so many are written, or a group has saved."""

@@ -16,7 +16,8 @@ from kvstore.actions import NO_ORDERS, CopyBlock, Order, Room
 from kvstore.block_pool import BlockPool
 from kvstore.block_supply import BlockSupply, StoreCounters
 from kvstore.block_table import BlockTable, blocks_for
-from kvstore.groups.group import Group, resume_point
+from kvstore.groups.group import Group
+from kvstore.groups.groups import Groups
 from kvstore.lease import Lease, Refusal
 from kvstore.prefix_index import PrefixIndex
 from kvstore.publication import Publication
@@ -38,15 +39,14 @@ class KVStore:
         self._pool = pool
         self._index = index
         self._block_size = block_size
-        self._published = Publication(index, block_size)
-        self._groups = tuple(groups)
-        self._leases: set[Lease] = set()
-        self._orders: list[Order] = []  # of groups, for the next step
-        self.announcements = index.announcements(self.probe, self.checkpoint)
-        for group in self._groups:
+        self._groups = Groups(groups)
+        for group in groups:
             pool.when_freed(group.forget)
+        self._leases: set[Lease] = set()
+        self.announcements = index.announcements(self.probe, self.checkpoint)
         self.counters = StoreCounters()
         self._supply = BlockSupply(pool, index, self.counters)
+        self._published = Publication(pool, index, self._supply, self._groups)
 
     @property
     def block_size(self) -> int:
@@ -63,7 +63,7 @@ class KVStore:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return self._groups
+        return self._groups.all
 
     @property
     def leases(self) -> frozenset[Lease]:
@@ -143,7 +143,7 @@ class KVStore:
         """
         if n_tokens > lease.written_tokens:
             raise ValueError(f"{n_tokens} tokens to fork, {lease.written_tokens} written")
-        n_tokens = resume_point(self._groups, lease.table, n_tokens)
+        n_tokens = self._groups.resume_point(lease.table, n_tokens)
         shared = tuple(lease.table[: blocks_for(n_tokens, self._block_size)])
         fresh_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size) - len(shared)
         needed = fresh_blocks + (1 if n_tokens % self._block_size else 0) + spare_blocks
@@ -153,20 +153,12 @@ class KVStore:
         return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
 
     def stride(self, lease: Lease, n_tokens: int, split: int = 0) -> int:
-        """How many of the next `n_tokens` tokens the next step may compute, at least one.
-
-        It would compute those from position `split` on behind the others.
-        """
-        for share in lease.shares:
-            n_tokens = share.stride(lease.planned_tokens, n_tokens, split)
-        return n_tokens
+        """See Lease.stride."""
+        return lease.stride(n_tokens, split)
 
     def checkpoint(self, lease: Lease, n_tokens: int) -> None:
         """Somebody will want to resume behind the first `n_tokens` tokens of this lease."""
-        if n_tokens > lease.planned_tokens:
-            for share in lease.shares:
-                share.checkpoint(n_tokens)
-            lease.ready_tokens = min(lease.ready_tokens, n_tokens - 1)
+        lease.checkpoint(n_tokens)
 
     def extend(self, lease: Lease, n_tokens: int, split: int = 0) -> Room | Refusal:
         """Plan the next `n_tokens` (at least one) positions and make them writable, or nothing.
@@ -187,13 +179,11 @@ class KVStore:
 
     def take_orders(self) -> list[Order]:
         """Those for the next step that have not been given out with room."""
-        orders, self._orders = self._orders, []
-        return orders
+        return self._groups.take_orders()
 
     def revoke(self, orders: Sequence[Order]) -> None:
         """These were not, or perhaps not, carried out: nothing that rests on them is cached."""
-        for group in self._groups:
-            group.revoke(orders)
+        self._groups.revoke(orders)
 
     def publish(self, lease: Lease, n_tokens: int) -> None:
         """The KV of the lease's first `n_tokens` tokens has been written: index whole blocks.
@@ -206,11 +196,9 @@ class KVStore:
         if n_tokens < lease.due_tokens:
             return
         if (whole := n_tokens // self._block_size) > published:
-            self._insert(lease, whole * self._block_size)
-        saved = [share.advance(lease.table, n_tokens) for share in lease.shares]
-        lease.note_due((whole + 1) * self._block_size)
-        if any(saved):
-            self._leave_to_index(lease)
+            self._published.insert(lease, whole * self._block_size)
+        if lease.advance(n_tokens):
+            self._published.carry_end(lease)
 
     def donate(self, lease: Lease) -> None:
         """Release the lease, leaving all that it has written to the index, the tail too.
@@ -218,8 +206,9 @@ class KVStore:
         Raises ValueError when the lease has been released before.
         """
         if lease in self._leases and lease.written_tokens:
-            self._insert(lease, lease.written_tokens)
-            self._donate_shares(lease)
+            self._published.insert(lease, lease.written_tokens)
+            if self.groups and (block := self._published.carry_end(lease)) is not None:
+                self._groups.donate(lease, block)
         self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -245,7 +234,7 @@ class KVStore:
 
     def _resumable(self, match: Match) -> Match:
         """As much of the match as all groups can go on from."""
-        n_tokens = resume_point(self._groups, match.blocks, match.n_tokens)
+        n_tokens = self._groups.resume_point(match.blocks, match.n_tokens)
         return match if n_tokens == match.n_tokens else match.until(n_tokens, self._block_size)
 
     def _admit(
@@ -273,17 +262,14 @@ class KVStore:
         fresh_blocks: int,
     ) -> Lease | Refusal:
         """Hold `adopted` and allocate the rest, or leave everything as it was."""
-        if not all(group.has_room() for group in self._groups):
+        if not self._groups.has_room():
             return Refusal(needed_blocks=1, available_blocks=0)
         blocks = self._supply.take_behind(adopted, fresh_blocks)
         if isinstance(blocks, Refusal):
             return blocks
         n, table = adopted_tokens, BlockTable(self._block_size, blocks)
         lease = Lease(namespace, tokens, table, n, n, n, 0, 0, n // self._block_size)
-        for group in self._groups:
-            share, orders = group.admit(table, adopted_tokens, len(tokens))
-            lease.shares += (share,)
-            self._orders += orders
+        self._groups.admit(lease)
         return self._begin(lease)
 
     def _begin(self, lease: Lease) -> Lease:
@@ -307,44 +293,6 @@ class KVStore:
             source = lease.table.repoint(i, target)
             copied_tokens = max(lease.planned_tokens - i * self._block_size, 0)
             copies.append(CopyBlock(source, target, copied_tokens))
-            self._carry_over(source, target, copied_tokens)
+            self._groups.copy(source, target, copied_tokens)
         self.counters.cow_copies += len(copies)
         return copies
-
-    def _carry_over(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
-        for group in self._groups:
-            group.copy(source, target, n_tokens)
-
-    def _donate_shares(self, lease: Lease) -> None:
-        """Leave to the index what the groups have at the lease's end, if the index has that."""
-        if self._groups and (block := self._leave_to_index(lease)) is not None:
-            last_tokens = (lease.written_tokens - 1) % self._block_size + 1
-            ahead_tokens = lease.planned_tokens - lease.written_tokens
-            for share in lease.shares:
-                self._orders += share.donate(block, last_tokens, ahead_tokens)
-
-    def _leave_to_index(self, lease: Lease) -> BlockId | None:
-        """The indexed block with the last written token, if there is one.
-
-        It may be another's, which begins with the same tokens as the lease's own and goes on
-        otherwise; then it carries from now on what the lease's own does up to here.
-        """
-        index, before = divmod(lease.written_tokens - 1, self._block_size)
-        indexed, own = self._published.holder(lease), lease.table[index]
-        if indexed is not None and own != indexed:
-            self._carry_over(own, indexed, before + 1)
-        return indexed
-
-    def _insert(self, lease: Lease, n_tokens: int) -> None:
-        first, equal = self._published.insert(lease, n_tokens)
-        self._repoint(lease, first, equal)
-
-    def _repoint(self, lease: Lease, first: int, blocks: Sequence[BlockId]) -> None:
-        """Let the table go on from `first` with `blocks`, which hold the same tokens as its own."""
-        for i, block in enumerate(blocks, first):
-            if (own := lease.table[i]) != block:
-                for group in self._groups:
-                    group.repoint(own, block)
-                self._pool.hold((block,))
-                self._supply.drop((lease.table.repoint(i, block),))
-                lease.is_patched = True

@@ -152,13 +152,3 @@ class Group(Protocol):
     def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
         """What does not add up, given all leases' shares and the blocks that are not free."""
         ...
-
-
-def resume_point(groups: Sequence[Group], blocks: Sequence[BlockId], n_tokens: int) -> int:
-    """The last position up to `n_tokens` at which a lease could go on in all groups."""
-    asked = None
-    while n_tokens != asked:
-        asked = n_tokens
-        for group in groups:
-            n_tokens = group.resume_point(blocks, n_tokens)
-    return n_tokens

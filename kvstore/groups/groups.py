@@ -1,0 +1,68 @@
+"""All groups of a store together, and what they want done around the next step."""
+
+from collections.abc import Iterator, Sequence
+
+from kvstore.actions import Order
+from kvstore.groups.group import Group
+from kvstore.lease import Lease
+from kvstore.types import BlockId
+
+
+class Groups:
+    """A lease goes on only where each of them can, and has a share of each, in their order."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.all = tuple(groups)
+        self._orders: list[Order] = []  # for the next step
+
+    def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
+        """The last position up to `n_tokens` at which a lease of these blocks could go on."""
+        asked = None
+        while n_tokens != asked:
+            asked = n_tokens
+            for group in self.all:
+                n_tokens = group.resume_point(blocks, n_tokens)
+        return n_tokens
+
+    def has_room(self) -> bool:
+        """Whether one more lease will always find the slots that it needs."""
+        return all(group.has_room() for group in self.all)
+
+    def admit(self, lease: Lease) -> None:
+        """Give it its shares: it goes on behind what it has adopted."""
+        for group in self.all:
+            share, orders = group.admit(lease.table, lease.cached_tokens, len(lease.tokens))
+            lease.shares += (share,)
+            self._orders += orders
+
+    def donate(self, lease: Lease, block: BlockId) -> None:
+        """Leave what there is at the lease's end to the indexed `block` that ends there."""
+        block_size = lease.table.block_size
+        last_tokens = (lease.written_tokens - 1) % block_size + 1
+        ahead_tokens = lease.planned_tokens - lease.written_tokens
+        for share in lease.shares:
+            self._orders += share.donate(block, last_tokens, ahead_tokens)
+
+    def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
+        """`target` begins with the same tokens as `source`, of which a lease has written these."""
+        for group in self.all:
+            group.copy(source, target, n_tokens)
+
+    def repoint(self, old: BlockId, new: BlockId) -> None:
+        """A table lists `new` in place of `old`: the same tokens, in a block that is indexed."""
+        for group in self.all:
+            group.repoint(old, new)
+
+    def revoke(self, orders: Sequence[Order]) -> None:
+        """These orders were not, or perhaps not, carried out: cache nothing that rests on them."""
+        for group in self.all:
+            group.revoke(orders)
+
+    def orders(self) -> Iterator[Order]:
+        """For the next step, as long as nobody has taken them."""
+        return iter(self._orders)
+
+    def take_orders(self) -> list[Order]:
+        """Those for the next step, once."""
+        orders, self._orders = self._orders, []
+        return orders
