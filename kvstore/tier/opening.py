@@ -33,7 +33,7 @@ def open_index(files: Files, folder: Path, tally: Tally) -> tuple[Index, list[Re
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """While a hundred thousand records are made, none of which is garbage, cycles are not looked
-    for among them again and again: that would take a third of the time.
+    for among them again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()
