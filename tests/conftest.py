@@ -5,6 +5,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from engine.mlx_backend.host.blas import load_blas
+
+# As in the daemon, before anything imports MLX: on the BLAS of its wheels products take many times
+# as long.
+load_blas()
+
 # A busy machine is no failure. A failure prints what brings it back.
 settings.register_profile("rootstock", deadline=None, print_blob=True)
 settings.load_profile("rootstock")
