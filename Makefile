@@ -33,6 +33,8 @@ doctor: $(VENV)/.runtime  ## what this machine offers
 install-service: $(VENV)/.runtime  ## run the daemon in the background, from login on
 	@$(BIN)/python -m tools.install_service
 
+# Workers and all the processes that tests start share what has been compiled.
+test: export PYTHONDONTWRITEBYTECODE =
 test: check  ## everything that must pass: style, types, imports, tests
 	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile $(ARGS)
 
