@@ -130,7 +130,7 @@ class EngineLoop:
         self.timing.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
         self._emit(self._pipeline.advance(plan))
-        if failures := self._pipeline.sample():
+        if (failures := self._pipeline.sample()) is not None:
             self._emit(failures)
         is_resting = self._pipeline.is_empty and not plan.is_due
         self._is_waiting = is_resting and self._disk.is_loading

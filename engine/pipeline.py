@@ -67,11 +67,14 @@ class Pipeline:
         self._in_flight = plan
         return news + (self._commit(before, result, began) if before.is_due else [])
 
-    def sample(self) -> list[OutputEvent]:
-        """Have the rest of the step in flight computed, and its tokens. Returns bad news only."""
+    def sample(self) -> list[OutputEvent] | None:
+        """Have the rest of the step in flight computed, and its tokens.
+
+        None if it is; else it has failed, and this is the news.
+        """
         plan = self._in_flight
         if (failure := self._sample(plan)) is None:
-            return []
+            return None
         self._in_flight = NO_STEP
         return self._fail(plan, failure)
 

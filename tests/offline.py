@@ -151,7 +151,7 @@ class OfflineDaemon:
 
     def turn(self) -> list[OutputEvent]:
         """One step more is submitted, and the one before is collected."""
-        return self.pipeline.advance(self.scheduler.plan()) + self.pipeline.sample()
+        return self.pipeline.advance(self.scheduler.plan()) + (self.pipeline.sample() or [])
 
     def _step(self, said: dict[tuple[str, int], list[int]]) -> None:
         for event in self.turn():
