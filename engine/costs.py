@@ -62,10 +62,10 @@ _LEAST_SPREAD, _MOST_SPREAD = 0.03, 0.5
 _LEAST_SECONDS = 1e-6  # keeps divisions sound where a test's clock stands still
 
 
-GATHER_TOKENS = 20
+GATHER_TOKENS = 10
 """A chunk gathers K and V of all positions up to its end: as long as so many tokens attend to them.
 
-Measured on two cores with 4 KV heads of 64: 10 us for a position, and 0.5 us to attend to it.
+Measured on two cores, 8 layers with 4 KV heads of 64: 3.5 us for a position, 0.36 to attend to it.
 """
 
 

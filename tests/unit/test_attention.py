@@ -11,9 +11,8 @@ from engine.mlx_backend.attention import reference
 from engine.mlx_backend.attention.cascade import CascadePlan
 from engine.mlx_backend.attention.tiles import (
     TILE_KEYS,
-    TILE_QUERIES,
-    TWO_STREAM_KEYS,
-    TWO_STREAM_QUERIES,
+    TILE_SCORES,
+    TWO_STREAM_SCORES,
     TiledView,
     TilePlan,
 )
@@ -25,6 +24,8 @@ from kvstore.arena import Arena, LayerShape
 
 HEADS = 4
 BLOCK_SIZE = 16
+TILE_QUERIES = TILE_SCORES // (TILE_KEYS * HEADS)
+TWO_STREAM_KEYS = TWO_STREAM_SCORES // TILE_QUERIES
 
 
 def layer(dtype: mx.Dtype = mx.float32) -> LayerShape:
@@ -59,8 +60,8 @@ def test_softmax_exp_of_what_is_hidden_is_nothing() -> None:
         [(TILE_KEYS - 20, 50)],
         [(TILE_KEYS, 2)],
         [(0, 7), (40, 3), (TILE_KEYS + 9, 12)],
-        [(TWO_STREAM_KEYS, TWO_STREAM_QUERIES)],
-        [(TWO_STREAM_KEYS, TWO_STREAM_QUERIES + 1)],
+        [(TWO_STREAM_KEYS, TILE_QUERIES - 20)],
+        [(TWO_STREAM_KEYS, 2 * TILE_QUERIES + 1)],
     ],
 )
 @pytest.mark.parametrize(

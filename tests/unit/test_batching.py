@@ -120,10 +120,10 @@ def test_only_forwards_that_are_read_come_last() -> None:
 
 
 def test_a_run_stays_apart_where_its_last_layer_would_cost_more_than_a_forward() -> None:
-    runs = runs_of((0, 900, 1), (9, 1, 1), (0, 7, 1), (8000, 900, 1), (8000, 700, 1))
+    runs = runs_of((0, 1800, 1), (9, 1, 1), (0, 7, 1), (8000, 1800, 1), (8000, 1400, 1))
     prompts, sampling = joined(runs, MANY_LAYERS)
-    assert [run.piece.n_tokens for batch in prompts for run in batch.runs] == [899, 899]
-    assert [run.piece.n_tokens for batch in sampling for run in batch.runs] == [700, 7, 1, 1, 1]
+    assert [run.piece.n_tokens for batch in prompts for run in batch.runs] == [1799, 1799]
+    assert [run.piece.n_tokens for batch in sampling for run in batch.runs] == [1400, 7, 1, 1, 1]
 
 
 def test_the_last_token_of_a_prompt_goes_with_the_decodes() -> None:

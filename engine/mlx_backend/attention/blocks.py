@@ -140,22 +140,3 @@ def merge_rows(parts: Sequence[Part], where: Places) -> Part:
     peak = peaks.max(axis=1, keepdims=True)
     weights = softmax_exp(peaks - peak)
     return Part(peak.squeeze(1), (weights * totals).sum(axis=1), (weights * weighted).sum(axis=1))
-
-
-def part_of(scores: mx.array, values: mx.array) -> Part:
-    """The softmax's part over keys with `scores`, `[kv_heads, queries, keys]`, and `values`."""
-    scores = scores.astype(mx.float32)  # half precision would lose the exponential's squarings
-    peak = scores.max(axis=-1, keepdims=True)
-    weights = softmax_exp(scores - peak)
-    return Part(peak, weights.sum(axis=-1, keepdims=True), weights @ values)
-
-
-def merge(left: Part, right: Part) -> Part:
-    """The softmax over both parts' keys."""
-    peak = mx.maximum(left.peak, right.peak)
-    of_left, of_right = softmax_exp(left.peak - peak), softmax_exp(right.peak - peak)
-    return Part(
-        peak,
-        left.total * of_left + right.total * of_right,
-        left.weighted * of_left + right.weighted * of_right,
-    )

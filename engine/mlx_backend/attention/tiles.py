@@ -1,10 +1,12 @@
 """Attention of prompt chunks on a CPU, tile by tile.
 
 A tile is few enough queries and keys that its scores stay in a core's cache through all passes of
-the softmax, and keys that causality hides from a whole tile are never touched.
+the softmax, and keys that causality hides from a whole tile are never touched. Its scores have the
+queries innermost: sums and maxima over keys are then three times as fast on a CPU, and the product
+of keys and queries is twice as fast as that of queries and keys.
 
-MLX has one thread for a stream of operations; only products of matrices use more. So where
-gathering and exponentials are most of the work, half of the KV heads go through a second stream.
+MLX has one thread for a stream of operations; only products of matrices use more. So half of the KV
+heads go through a second stream, where a chunk is worth that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,26 +14,26 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.mlx_backend.attention.blocks import HIDDEN, Part, merge, part_of
+from engine.mlx_backend.attention.blocks import HIDDEN
+from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward
 from kvstore.arena import LayerArena
 from kvstore.block_table import blocks_for
 
-TILE_QUERIES = 32
-TILE_KEYS = 1024
-"""Scores of one tile: 8 heads of 32 x 1024 in float32 are 1 MiB. Measured in docs/adr/0003."""
-
-TWO_STREAM_QUERIES = 128
-TWO_STREAM_KEYS = 500
-"""At most so many queries, at least so many keys. Measured in docs/adr/0003: with more queries the
-products of matrices, which use all cores anyway, are the larger part.
+TILE_KEYS = 2048
+TILE_SCORES = 2**20
+"""Scores of a tile over all heads that a stream takes: in float32 4 MiB. With fewer the operations
+cost more than what they do. Measured in docs/adr/0003.
 """
+
+TWO_STREAM_SCORES = 2**15
+"""At least so many scores, of one head over all keys, are shared out. Measured in docs/adr/0003."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Keys [first, last) of a row. `bias`, `[queries, keys]`, hides what lies ahead of a query."""
+    """Keys [first, last) of a row. `bias`, `[keys, queries]`, hides what lies ahead of a query."""
 
     first: int
     last: int
@@ -54,29 +56,32 @@ class TilePlan:
 
     def __init__(self, forward: Forward, streams: Sequence[mx.Stream]) -> None:
         starts, stops = forward.starts_host.tolist(), forward.stops_host.tolist()
-        self.rows = [_tiles(start, stop - start) for start, stop in zip(starts, stops, strict=True)]
-        self._by_row = [
-            streams if _gains_by_streams(start, stop) else streams[:1]
-            for start, stop in zip(starts, stops, strict=True)
-        ]
+        self._rows = list(zip(starts, stops, strict=True))
+        self._streams = streams
+        self._tiles: dict[tuple[int, int], list[Tile]] = {}
 
     def parts(self, row: int, kv_heads: int) -> Iterator[tuple[slice, mx.Stream]]:
         """Which of the KV heads of a row each stream takes."""
-        streams = self._by_row[row][:kv_heads]
+        start, stop = self._rows[row]
+        gains = (stop - start) * stop >= TWO_STREAM_SCORES
+        streams = self._streams[: kv_heads if gains else 1]
         bounds = [index * kv_heads // len(streams) for index in range(len(streams) + 1)]
         for stream, first, last in zip(streams, bounds, bounds[1:], strict=False):
             yield slice(first, last), stream
 
+    def tiles(self, row: int, heads: int) -> list[Tile]:
+        """The tiles of a row for a stream that computes so many of its heads."""
+        if (row, heads) not in self._tiles:
+            n_queries = max(TILE_SCORES // (TILE_KEYS * heads), 1)
+            self._tiles[row, heads] = _tiles(*self._rows[row], n_queries)
+        return self._tiles[row, heads]
 
-def _gains_by_streams(start: int, stop: int) -> bool:
-    return stop - start <= TWO_STREAM_QUERIES and stop >= TWO_STREAM_KEYS
 
-
-def _tiles(start: int, n_queries: int) -> list[Tile]:
+def _tiles(start: int, stop: int, n_queries: int) -> list[Tile]:
     tiles = []
-    for first in range(0, n_queries, TILE_QUERIES):
-        last = min(first + TILE_QUERIES, n_queries)
-        tiles.append(Tile(first, last, _spans(start + first, start + last)))
+    for first in range(start, stop, n_queries):
+        last = min(first + n_queries, stop)
+        tiles.append(Tile(first - start, last - start, _spans(first, last)))
     return tiles
 
 
@@ -91,8 +96,41 @@ def _spans(first_query: int, last_query: int) -> tuple[Span, ...]:
 
 
 def _bias(first_query: int, last_query: int, first_key: int, last_key: int) -> mx.array:
-    queries = mx.arange(first_query, last_query)[:, None]
-    return mx.where(mx.arange(first_key, last_key) <= queries, 0.0, HIDDEN)
+    keys = mx.arange(first_key, last_key)[:, None]
+    return mx.where(keys <= mx.arange(first_query, last_query), 0.0, HIDDEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part of a softmax. `peak` and `total`: `[kv_heads, 1, queries]`; `weighted`: `[kv_heads,
+    value_dim, queries]`. All float32 but what values of less precision gave.
+    """
+
+    peak: mx.array
+    total: mx.array
+    weighted: mx.array
+
+
+def part_of(scores: mx.array, values: mx.array) -> Part:
+    """The part over keys with `scores`, `[kv_heads, keys, queries]`, and `values`, `[kv_heads,
+    keys, value_dim]`.
+    """
+    scores = scores.astype(mx.float32)  # half precision would lose the exponential's squarings
+    peak = scores.max(axis=1, keepdims=True)
+    weights = softmax_exp(scores - peak)
+    total = weights.sum(axis=1, keepdims=True)
+    return Part(peak, total, values.swapaxes(1, 2) @ weights)
+
+
+def merge(left: Part, right: Part) -> Part:
+    """The softmax over both parts' keys."""
+    peak = mx.maximum(left.peak, right.peak)
+    of_left, of_right = softmax_exp(left.peak - peak), softmax_exp(right.peak - peak)
+    return Part(
+        peak,
+        left.total * of_left + right.total * of_right,
+        left.weighted * of_left + right.weighted * of_right,
+    )
 
 
 class TiledView(CacheView):
@@ -115,7 +153,7 @@ class TiledView(CacheView):
         if not self.is_causal_attention(keys, values, mask, sinks):
             return None
         grouped = self.by_kv_head(queries * scale)
-        outputs = [self._attend_row(grouped[row], row) for row in range(len(self._plan.rows))]
+        outputs = [self._attend_row(of_row, row) for row, of_row in enumerate(grouped)]
         return mx.stack(outputs).astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
     def _attend_row(self, queries: mx.array, row: int) -> mx.array:
@@ -129,8 +167,9 @@ class TiledView(CacheView):
         for heads, stream in self._plan.parts(row, kv_heads):
             with mx.stream(stream):
                 keys, values = self.layer.read(blocks[:, heads])
-                tiles = self._plan.rows[row]
-                outputs.append(_attend_row(queries[heads], keys[0], values[0], tiles))
+                own = queries[heads]
+                tiles = self._plan.tiles(row, own.shape[0] * own.shape[1])
+                outputs.append(_attend_row(own, keys[0], values[0], tiles))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
 
@@ -149,12 +188,14 @@ def _attend_tile(queries: mx.array, keys: mx.array, values: mx.array, tile: Tile
     kv_heads, group, _, key_dim = queries.shape
     n = tile.last - tile.first
     own = queries[:, :, tile.first : tile.last].reshape(kv_heads, group * n, key_dim)
+    own = own.swapaxes(1, 2)
     part: Part | None = None
     for span in tile.spans:
-        scores = own @ keys[:, span.first : span.last].swapaxes(-1, -2)
+        scores = keys[:, span.first : span.last] @ own
         if span.bias is not None:
-            scores = scores + mx.concatenate([span.bias] * group)
+            scores = scores + mx.concatenate([span.bias] * group, axis=1)
         new = part_of(scores, values[:, span.first : span.last])
         part = new if part is None else merge(part, new)
     assert part is not None, "a tile sees at least its own first token"
-    return part.output().reshape(kv_heads, group, n, -1)
+    output = (part.weighted / part.total).swapaxes(1, 2)
+    return output.reshape(kv_heads, group, n, -1)

@@ -32,8 +32,8 @@ class ForwardCost:
     layers: int = 1
 
     def joins(self, piece: Piece) -> bool:
-        """Whether that is less than half of what one more forward costs."""
-        return piece.n_tokens == 1 or piece.n_tokens / self.layers <= self.tokens / 2
+        """Whether that is no more than what one more forward costs."""
+        return piece.n_tokens == 1 or piece.n_tokens / self.layers <= self.tokens
 
 
 Grouping = Callable[[Sequence[Piece], ForwardCost], Groups]
