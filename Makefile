@@ -21,6 +21,8 @@ endif
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
 
+# Large pages for what MLX takes from glibc's malloc: docs/operating.md. Ignored elsewhere.
+serve chat: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 serve: $(VENV)/.runtime  ## run the daemon; options in ARGS, e.g. make serve ARGS="--port 9000"
 	$(BIN)/rootstock serve $(ARGS)
 

@@ -28,7 +28,7 @@ class StepWork:
     prompt_keys: int = 0  # positions that the prompts' tokens attend to, over all tokens
 
 
-_PRIOR = (16e-3, 1e-3, 2e-6, 1e-3, 5e-7)
+_PRIOR = (20e-3, 1e-3, 2e-6, 0.7e-3, 3e-7)
 """Seconds of one of each kind, in StepWork's order, before any was measured: about what 27 M
 parameters take on two cores. The first step corrects them all by one factor; their ratios are left.
 """

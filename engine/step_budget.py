@@ -68,6 +68,18 @@ class StepBudget:
         if self._n_chunks == 0:
             with_forward = spent_seconds + self._costs.seconds(StepWork(forwards=1))
             seconds = max(left_seconds, _LEAST_SHARE * with_forward)
-            return max(self._costs.chunk_tokens(start, seconds, wanted), 1)
-        allowed = self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted)
+            return max(_usual(self._costs.chunk_tokens(start, seconds, wanted), wanted), 1)
+        allowed = _usual(self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted), wanted)
         return allowed if allowed == wanted or left_seconds >= begin_seconds else 0
+
+
+def _usual(n_tokens: int, wanted: int) -> int:
+    """All that is wanted, where that fits; else one of eight lengths in each octave.
+
+    MLX finds its buffers again by their size, and memory that is touched for the first time costs a
+    page fault for each 4 KiB: a quarter of a step's time, while each chunk had a length of its own.
+    """
+    if n_tokens == wanted:
+        return n_tokens
+    step = 1 << max(0, n_tokens.bit_length() - 4)
+    return n_tokens // step * step

@@ -64,8 +64,16 @@ def free_port() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's, with local models only: no server may look for anything outside."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """The parent's, with local models only: no server may look for anything outside.
+
+    All have what `make serve` gives ours: large pages for glibc's malloc.
+    """
+    return {
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def _wait_until_ready(process: Process, url: str, limit_seconds: float) -> None:

@@ -84,7 +84,7 @@ def test_tiled_attention_equals_the_model_s_own(
         mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed)).astype(dtype)
         for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, 8)])
     )
-    view = TiledView(arena.layers[0], forward, TilePlan(forward, streams()))
+    view = TiledView(arena.layers[0], forward, TilePlan(forward, BLOCK_SIZE, streams()))
     fetched = view.update_and_fetch(keys, values)
     mask = view.make_mask(length)
     found = view.attend(queries, *fetched, 0.25, mask)
@@ -97,10 +97,26 @@ def test_tiled_attention_equals_the_model_s_own(
         assert float(error) < tolerance
 
 
+def test_a_row_that_grows_is_read_in_few_sizes() -> None:
+    """MLX finds its buffers again by their size. No key is missed, and few are read in vain."""
+    arena = Arena([layer()], n_blocks=300, block_size=BLOCK_SIZE)
+    blocks = np.arange(300, dtype=np.uint32)
+    widths, gathered = set(), set()
+    for stop in range(TILE_KEYS + 1, 2 * TILE_KEYS, 61):
+        plan = TilePlan(Forward([Piece(stop - 60, 60, blocks)], arena), BLOCK_SIZE, streams())
+        (tile,) = plan.tiles(0, HEADS)
+        assert [span.first for span in tile.spans] == [0, TILE_KEYS]
+        assert stop <= tile.spans[-1].last <= min(stop + 128, plan.n_blocks(0) * BLOCK_SIZE)
+        widths.add(tile.spans[-1].last - TILE_KEYS)
+        gathered.add(plan.n_blocks(0))
+    assert len(widths) <= 16
+    assert len(gathered) <= 8
+
+
 def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
     arena = Arena([layer()], n_blocks=4, block_size=BLOCK_SIZE)
     forward = Forward([Piece(0, 3, np.zeros(1, dtype=np.uint32))], arena)
-    view = TiledView(arena.layers[0], forward, TilePlan(forward, streams()))
+    view = TiledView(arena.layers[0], forward, TilePlan(forward, BLOCK_SIZE, streams()))
     queries = mx.zeros((1, HEADS, 3, 16))
     assert view.attend(queries, queries, queries, 1.0, "causal") is None, "nothing fetched yet"
     fetched = view.update_and_fetch(mx.zeros((1, 2, 3, 16)), mx.zeros((1, 2, 3, 8)))

@@ -132,6 +132,18 @@ def test_a_second_chunk_joins_where_it_is_worth_its_forward() -> None:
     assert budget.allow(0, 512) == 0
 
 
+def test_chunks_that_are_cut_short_have_few_lengths() -> None:
+    """Of buffers of a new size each time, MLX finds none again."""
+    limits = (n / 1000 for n in range(60, 1000))
+    lengths = {_beside_decodes(StepCosts(), limit).allow(1000, 5000) for limit in limits}
+    assert min(lengths) < 16
+    assert max(lengths) > 256
+    assert len([length for length in lengths if 64 <= length < 128]) <= 8
+    assert len([length for length in lengths if 128 <= length < 256]) <= 8
+    limit = next(n for n in range(1, 100) if _beside_decodes(StepCosts(), n).allow(0, 301) == 301)
+    assert limit < 10, "what fits whole is not cut"
+
+
 def _beside_decodes(costs: StepCosts, limit_seconds: float = LIMIT_SECONDS) -> StepBudget:
     budget = StepBudget(costs, limit_seconds)
     for _ in range(4):

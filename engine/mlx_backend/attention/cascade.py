@@ -56,7 +56,7 @@ class CascadeAttention:
             return ()
         if forward.length > 1:
             streams = (mx.default_stream(mx.default_device()), self._second_stream)
-            tiles = TilePlan(forward, streams)
+            tiles = TilePlan(forward, arena.block_size, streams)
             return [TiledView(layer, forward, tiles) for layer in arena.layers]
         work = work_list(
             forward.table, forward.stops_host, arena.block_size, self._min_saved_blocks

@@ -17,7 +17,7 @@ import mlx.core as mx
 from engine.mlx_backend.attention.blocks import HIDDEN
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.forward import Forward
+from engine.mlx_backend.model.forward import Forward, table_width
 from kvstore.arena import LayerArena
 from kvstore.block_table import blocks_for
 
@@ -25,6 +25,11 @@ TILE_KEYS = 2048
 TILE_SCORES = 2**20
 """Scores of a tile over all heads that a stream takes: in float32 4 MiB. With fewer the operations
 cost more than what they do. Measured in docs/adr/0003.
+"""
+
+KEYS_STEP = 128
+"""Tiles read so many keys, or a multiple: MLX finds its buffers again by their size, and memory
+that is touched for the first time costs a page fault for each 4 KiB.
 """
 
 TWO_STREAM_SCORES = 2**15
@@ -54,9 +59,10 @@ class TilePlan:
     among `streams`, all others are the first one's.
     """
 
-    def __init__(self, forward: Forward, streams: Sequence[mx.Stream]) -> None:
+    def __init__(self, forward: Forward, block_size: int, streams: Sequence[mx.Stream]) -> None:
         starts, stops = forward.starts_host.tolist(), forward.stops_host.tolist()
         self._rows = list(zip(starts, stops, strict=True))
+        self._block_size = block_size
         self._streams = streams
         self._tiles: dict[tuple[int, int], list[Tile]] = {}
 
@@ -69,27 +75,33 @@ class TilePlan:
         for stream, first, last in zip(streams, bounds, bounds[1:], strict=False):
             yield slice(first, last), stream
 
+    def n_blocks(self, row: int) -> int:
+        """How many blocks of a row are gathered, some behind its last; see `table_width`."""
+        return table_width(blocks_for(self._rows[row][1], self._block_size))
+
     def tiles(self, row: int, heads: int) -> list[Tile]:
         """The tiles of a row for a stream that computes so many of its heads."""
         if (row, heads) not in self._tiles:
             n_queries = max(TILE_SCORES // (TILE_KEYS * heads), 1)
-            self._tiles[row, heads] = _tiles(*self._rows[row], n_queries)
+            n_keys = self.n_blocks(row) * self._block_size
+            self._tiles[row, heads] = _tiles(*self._rows[row], n_queries, n_keys)
         return self._tiles[row, heads]
 
 
-def _tiles(start: int, stop: int, n_queries: int) -> list[Tile]:
+def _tiles(start: int, stop: int, n_queries: int, n_keys: int) -> list[Tile]:
+    """Tiles of `n_queries` each, of a row that has `n_keys` to read."""
     tiles = []
     for first in range(start, stop, n_queries):
         last = min(first + n_queries, stop)
-        tiles.append(Tile(first - start, last - start, _spans(first, last)))
+        tiles.append(Tile(first - start, last - start, _spans(first, last, n_keys)))
     return tiles
 
 
-def _spans(first_query: int, last_query: int) -> tuple[Span, ...]:
-    """The keys that the queries at positions [first_query, last_query) see."""
+def _spans(first_query: int, last_query: int, n_keys: int) -> tuple[Span, ...]:
+    """The keys that the queries at positions [first_query, last_query) see, and a few more."""
     spans = []
     for first in range(0, last_query, TILE_KEYS):
-        last = min(first + TILE_KEYS, last_query)
+        last = min(first + TILE_KEYS, -(-last_query // KEYS_STEP) * KEYS_STEP, n_keys)
         bias = _bias(first_query, last_query, first, last) if last > first_query + 1 else None
         spans.append(Span(first, last, bias))
     return tuple(spans)
@@ -161,8 +173,7 @@ class TiledView(CacheView):
         for all rows together is never computed.
         """
         kv_heads = self.layer.shape.kv_heads
-        n_blocks = blocks_for(int(self.forward.stops_host[row]), self.layer.block_size)
-        blocks = self.forward.heads(kv_heads)[row : row + 1, :, :n_blocks]
+        blocks = self.forward.heads(kv_heads)[row : row + 1, :, : self._plan.n_blocks(row)]
         outputs = []
         for heads, stream in self._plan.parts(row, kv_heads):
             with mx.stream(stream):
