@@ -5,7 +5,7 @@ those of a state are those of its arrays in turn. All are in C order, with nothi
 in the machine's byte order. `FORMAT` changes whenever any of this does.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from typing import TypeAlias
@@ -69,10 +69,10 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
         arena.check(block)
         _check_size(data, form)
     mx.synchronize()  # what is in flight may refer to the arena's arrays, and they would be copied
-    for block, data in contents.items():
-        arrays = iter(_unpack(data, form))
+    for run in _neighbours(contents):
+        arrays = _unpack([contents[block] for block in run], form)
         for layer in arena.layers:
-            layer.put_blocks(block, next(arrays)[None], next(arrays)[None])
+            layer.put_blocks(run[0], next(arrays), next(arrays))
     mx.eval(arena.arrays())  # now: evaluated and still on their way they would be copied, too
 
 
@@ -85,7 +85,7 @@ def fill_state(states: StateArena, slot: SlotId, data: bytes) -> None:
     """Let a slot hold a state. Raises ArenaError for another size."""
     form = [(shape.shape, shape.dtype) for shape in states.shapes]
     _check_size(data, form)
-    states.write([slot], [array[None] for array in _unpack(data, form)])
+    states.write([slot], list(_unpack([data], form)))
 
 
 def describe_layers(layers: Iterable[LayerShape]) -> str:
@@ -114,16 +114,21 @@ def _block_form(arena: Arena) -> Form:
     return form
 
 
-def _unpack(data: bytes, form: Form) -> list[mx.array]:
-    """An array of its own for each, lest one begin at an odd address."""
-    arrays = []
+def _neighbours(blocks: Iterable[BlockId]) -> Iterator[list[BlockId]]:
+    """Runs of blocks that lie one behind the other: what is put there is one operation a layer."""
+    for _, run in groupby(enumerate(sorted(blocks)), lambda it: it[1] - it[0]):
+        yield [block for _, block in run]
+
+
+def _unpack(contents: Sequence[bytes], form: Form) -> Iterator[mx.array]:
+    """The arrays of equal things, each `[things, ...]`."""
     offset = 0
     for shape, dtype in form:
-        n_bytes = _bytes(shape, dtype)
-        piece = np.frombuffer(data, np.uint8, n_bytes, offset) if n_bytes else np.zeros(0, np.uint8)
-        arrays.append(mx.array(piece).view(dtype).reshape(shape))
-        offset += n_bytes
-    return arrays
+        end = offset + _bytes(shape, dtype)
+        pieces = b"".join([memoryview(data)[offset:end] for data in contents])
+        array = mx.array(np.frombuffer(pieces, np.uint8)) if pieces else mx.zeros(0, mx.uint8)
+        yield array.view(dtype).reshape(len(contents), *shape)
+        offset = end
 
 
 def _check_size(data: bytes, form: Form) -> None:

@@ -1,6 +1,7 @@
 """How fast blocks become bytes, and bytes blocks: `python -m load_tests.bench.packing`. No model.
 
-28 layers of 8 KV heads of 128, blocks of 32 tokens. Medians; the device is idle before each.
+28 layers of 8 KV heads of 128, blocks of 32 tokens, apart and side by side. Medians; the device is
+idle before each.
 """
 
 import statistics
@@ -28,18 +29,18 @@ def median_seconds(work: Callable[[], object]) -> float:
     return statistics.median(seconds)
 
 
-def report(dtype: mx.Dtype) -> str:
-    """What about 8 MB take, each way."""
+def report(dtype: mx.Dtype, stride: int) -> str:
+    """What about 8 MB take, each way, in every so many-th block."""
     shape = LayerShape(KV_HEADS, DIM, DIM, dtype, dtype)
     arena = Arena([shape] * LAYERS, N_BLOCKS, BLOCK_SIZE)
     n_blocks = max(round(BYTES / (arena.bytes / N_BLOCKS)), 1)
-    blocks = [BlockId(7 * index) for index in range(n_blocks)]
+    blocks = [BlockId(stride * index) for index in range(n_blocks)]
     contents = dict(zip(blocks, read(arena, blocks), strict=True))
     n_bytes = sum(map(len, contents.values()))
     reading = median_seconds(lambda: read(arena, blocks))
     filling = median_seconds(lambda: fill_blocks(arena, contents))
     return (
-        f"{dtype}: {n_bytes / 1e6:.1f} MB read in {1e3 * reading:.1f} ms "
+        f"{dtype}, every {stride}: {n_bytes / 1e6:.1f} MB read in {1e3 * reading:.1f} ms "
         f"({n_bytes / reading / 1e9:.2f} GB/s), filled in {1e3 * filling:.1f} ms "
         f"({n_bytes / filling / 1e9:.2f} GB/s)"
     )
@@ -54,4 +55,5 @@ def read(arena: Arena, blocks: list[BlockId]) -> list[bytes]:
 
 if __name__ == "__main__":
     for dtype in (mx.float32, mx.bfloat16):
-        print(report(dtype))
+        for stride in (7, 1):
+            print(report(dtype, stride))

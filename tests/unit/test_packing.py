@@ -7,7 +7,7 @@ from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.model.storage import Storage
 from engine.storage_sizes import StorageSizes
 from kvstore.actions import CopyBlock, FillBlock, ReadBlock
-from kvstore.arena import ArenaError, LayerShape
+from kvstore.arena import ArenaError, LayerArena, LayerShape
 from kvstore.types import BlockId
 
 MIXED = LayerShape(2, 4, 3, mx.float32, mx.bfloat16)
@@ -15,9 +15,9 @@ KEYS_ONLY = LayerShape(1, 5, 0, mx.float16, mx.float16)
 A, B, C = BlockId(0), BlockId(1), BlockId(2)
 
 
-def storage(*shapes: LayerShape, block_size: int = 2) -> Storage:
+def storage(*shapes: LayerShape, block_size: int = 2, n_blocks: int = 3) -> Storage:
     layout = Layout(tuple(map(KVCacheSpec, shapes)), mx.float32, 10)
-    return Storage(layout, StorageSizes(3), block_size)
+    return Storage(layout, StorageSizes(n_blocks), block_size)
 
 
 def read(held: Storage, block: BlockId) -> bytes | None:
@@ -34,6 +34,25 @@ def test_copies_and_fills_are_carried_out_in_their_order() -> None:
         [FillBlock(A, first), CopyBlock(A, B, 2), FillBlock(A, second), CopyBlock(A, C, 2)]
     )
     assert [read(held, block) for block in (A, B, C)] == [second, first, second]
+
+
+def test_blocks_that_lie_side_by_side_are_filled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order in which they come."""
+    held, put_blocks = storage(MIXED, KEYS_ONLY, n_blocks=9), LayerArena.put_blocks
+    puts = list[tuple[int, int]]()
+
+    def note_and_put(layer: LayerArena, first: int, keys: mx.array, values: mx.array) -> None:
+        puts.append((first, len(keys)))
+        put_blocks(layer, first, keys, values)
+
+    monkeypatch.setattr(LayerArena, "put_blocks", note_and_put)
+    size = held.part_bytes[0]
+    blocks = [BlockId(block) for block in (5, 2, 8, 3, 1)]
+    held.carry_out([FillBlock(block, bytes([block + 1]) * size) for block in blocks])
+    expected = [bytes([block + 1 if block in blocks else 0]) * size for block in range(9)]
+    assert [read(held, BlockId(block)) for block in range(9)] == expected
+    n_layers = 2
+    assert sorted(puts) == sorted([(1, 3), (5, 1), (8, 1)] * n_layers)
 
 
 def test_another_size_and_another_block_are_refused() -> None:
