@@ -40,7 +40,7 @@ class RecallRules:
     least_tokens: int = 256
     worth: float = 0.7
     first_rate: float = 500e6  # bytes a second, before any was observed
-    step_bytes: int = 8 << 20
+    step_bytes: int = 4 << 20
     looked_back_blocks: int = 64
     timeout_seconds: float = 2.0
     timeout_token_seconds: float = 0.1 / 1024
@@ -334,4 +334,5 @@ class Recalls:
 
 
 def _as_bytes(parts: Sequence[Buffer | None]) -> Parts:
+    """Copies nothing where the tier has given bytes."""
     return tuple(None if part is None else bytes(part) for part in parts)

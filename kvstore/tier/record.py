@@ -59,14 +59,14 @@ class Record:
         return any(size is None and here for size, here in pairs)
 
     def cut(self, payload: memoryview) -> Entry | None:
-        """The entry, if these are its bytes."""
+        """The entry, its parts copied out, if these are its bytes."""
         if checksum(self.name, self.parent, self.n_tokens, self.part_bytes, (payload,)) != (
             self.checksum
         ):
             return None
         parts, start = list[Buffer | None](), 0
         for size in self.part_bytes:
-            parts.append(None if size is None else payload[start : start + size])
+            parts.append(None if size is None else bytes(payload[start : start + size]))
             start += size or 0
         return Entry(self.name, self.n_tokens, tuple(parts))
 

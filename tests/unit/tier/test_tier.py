@@ -263,6 +263,16 @@ def test_what_is_not_consumed_is_not_read_further(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_what_is_delivered_has_been_copied_by_the_reader(tier: DiskTier) -> None:
+    """Whoever takes it has no copy to make while the ticket is locked."""
+    chain = Chain("one", 4)
+    stored(tier, chain.extent())
+    entries, _ = read(tier, chain.names)
+    parts = [part for entry in entries for part in entry.parts if part is not None]
+    assert len(parts) >= 4
+    assert all(isinstance(part, bytes) for part in parts)
+
+
 def test_nothing_is_delivered_after_a_cancel(tmp_path: Path) -> None:
     chain, runs = Chain("one", 40), list[ReadRun | ReadFailure]()
     tier = DiskTier.open(tmp_path, "model", replace(LIMITS, run_bytes=1, read_ahead_bytes=1))
