@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -34,7 +35,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The streams alone, beside a hit in memory, beside a load, and beside what writes a prompt."""
+    """The streams alone, beside a hit in memory, beside a load, beside the step that computes what
+    was not loaded, and beside what writes a prompt.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -43,6 +46,7 @@ class Loaded:
     calm: Phase
     hit: Phase  # the same prompt from memory: it has a last step of computing, too
     loading: Phase
+    resuming: Phase  # until the first token: those behind the last one that was loaded
     writing: Phase
 
     @property
@@ -52,6 +56,7 @@ class Loaded:
             "alone": self.calm,
             "hit": self.hit,
             "loading": self.loading,
+            "resuming": self.resuming,
             "writing": self.writing,
         }
         told = (
@@ -160,7 +165,9 @@ class _Play:
         again = await self.ask(prompts[0])
         after = await self.disk.figures()
         n_read = after["read_bytes"] - before["read_bytes"]
-        loading = _phase(streams, again.started, again.heard[0], n_read)
+        first, last = last_step(streams, again.heard[0])
+        loading = _phase(streams, again.started, first, n_read)
+        resuming = _phase(streams, last, again.heard[0], 0)
         once_more = await self.ask(prompts[0])
         hit = _phase(streams, once_more.started, once_more.heard[0], 0)
         other = await self.ask(prompts[1])
@@ -175,8 +182,23 @@ class _Play:
             calm=calm,
             hit=hit,
             loading=loading,
+            resuming=resuming,
             writing=writing,
         )
+
+
+def last_step(streams: Sequence[Listener], said: float) -> tuple[float, float]:
+    """When the first and the last of the streams heard the tokens of the step before the one in
+    which another's token was said: a step's tokens are delivered together. Raises TargetError.
+    """
+    before = [
+        min(pairwise(one.heard), key=lambda gap: abs(gap[1] - said))[0]
+        for one in streams
+        if len(one.heard) > 1
+    ]
+    if not before:
+        raise TargetError("the streams said nothing")
+    return min(before), max(before)
 
 
 def _phase(streams: Sequence[Listener], begun: float, ended: float, moved_bytes: int) -> Phase:

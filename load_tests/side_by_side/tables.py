@@ -148,7 +148,7 @@ def loading_table(records: Iterable[Record]) -> Table:
         (record.name, name, *_phase_cells([getattr(run, name) for run in runs]))
         for record in records
         for _, runs in runs_of(record, Loaded)
-        for name in ("calm", "hit", "loading", "writing")
+        for name in ("calm", "hit", "loading", "resuming", "writing")
     )
     return Table(columns, tuple(rows))
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from load_tests.bench.floor import least_work
-from load_tests.client import Target, TargetError
+from load_tests.client import Listener, Target, TargetError
 from load_tests.peers.catalogue import Server
 from load_tests.processes import Process
 from load_tests.scenarios.arrival import Arrived, Gap, gaps_until, play_arrival
 from load_tests.scenarios.kinds import Arrival, Load, Loading, Restart, Shares, load_scenario
+from load_tests.scenarios.loading import last_step
 from load_tests.scenarios.perform import perform
 from load_tests.scenarios.restart import ENDINGS, play_restart
 from load_tests.scenarios.shares import play_shares
@@ -179,3 +180,11 @@ async def test_a_server_without_a_disk_cache_loads_nothing() -> None:
     async with served(respond) as (_, target):
         with pytest.raises(TargetError, match="no disk cache"):
             await perform(loading, 0, target)
+
+
+def test_the_step_that_says_a_prompts_first_token_is_told_from_the_load_before_it() -> None:
+    """One stream heard of that step before the prompt's client did, the other behind it."""
+    streams = [Listener(), Listener()]
+    streams[0].heard = [1.0, 2.0, 3.0, 3.97, 5.0]
+    streams[1].heard = [1.01, 2.01, 3.02, 4.03, 5.01]
+    assert last_step(streams, 4.0) == (3.0, 3.02)

@@ -43,7 +43,7 @@ def loaded(seconds: float) -> Loaded:
     calm, beside = (
         Phase(10 * gap, 2**20, gap, 2 * gap, (Gap(0.1, gap),)) for gap in (seconds, 1.5 * seconds)
     )
-    return Loaded(4000, 3999, 8 * seconds, seconds, calm, calm, beside, beside)
+    return Loaded(4000, 3999, 8 * seconds, seconds, calm, calm, beside, beside, beside)
 
 
 def restarted(seconds: float) -> Restarted:
