@@ -35,10 +35,11 @@ doctor: $(VENV)/.runtime  ## what this machine offers
 install-service: $(VENV)/.runtime  ## run the daemon in the background, from login on
 	@$(BIN)/python -m tools.install_service
 
-# Workers and all the processes that tests start share what has been compiled.
+# Workers and all the processes that tests start share what has been compiled. Unit tests come last,
+# short files that leave no worker waiting for another.
 test: export PYTHONDONTWRITEBYTECODE =
 test: check  ## everything that must pass: style, types, imports, tests
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev  ## style, types and the direction of imports
 	$(BIN)/ruff check $(SOURCES)

@@ -61,6 +61,9 @@ FAMILIES = {
     )
 }
 
+SHALLOW = Family("shallow", {**CONFIGS["qwen3"], "num_hidden_layers": 1})
+"""Of one layer, for tests of what stands above a model."""
+
 
 def tiny_tokenizer() -> Tokenizer:
     """Byte-level BPE of a few merges."""

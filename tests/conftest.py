@@ -1,6 +1,7 @@
 """What holds for every test."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,17 @@ load_blas()
 # A busy machine is no failure. A failure prints what brings it back.
 settings.register_profile("rootstock", deadline=None, print_blob=True)
 settings.load_profile("rootstock")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Have the garbage collector pass over all that is imported, as the daemon has: it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from engine.types import EngineConfig
 from server.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.answering import QWEN3
-from tests.checkpoints import FAMILIES, Family, write_family
+from tests.checkpoints import SHALLOW, write_family
 from tests.contract.conftest import (
     AnthropicClient,
     StrictClient,
@@ -45,8 +46,8 @@ LOOK: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def qwen3_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model whose template begins the reasoning, and keeps it only where it is new."""
-    config = {**FAMILIES["qwen3"].config, "max_position_embeddings": 4096}
-    directory = write_family(Family("qwen3", config), tmp_path_factory.mktemp("models"))
+    family = replace(SHALLOW, config={**SHALLOW.config, "max_position_embeddings": 4096})
+    directory = write_family(family, tmp_path_factory.mktemp("models"))
     file = directory / "tokenizer_config.json"
     text = json.loads(file.read_text("utf-8"))
     file.write_text(json.dumps({**text, "chat_template": QWEN3}), "utf-8")

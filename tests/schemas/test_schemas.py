@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.launch import launch
 from engine.types import EngineConfig
 from server.metrics import EngineTelemetry
-from tests.checkpoints import FAMILIES, write_family
+from tests.checkpoints import SHALLOW, write_family
 from tests.schemas.answers import answers_conform
 
 SCHEMAS = 300
@@ -18,7 +18,7 @@ SCHEMAS = 300
 async def test_every_complete_answer_conforms_and_every_other_schema_is_refused(
     tmp_path: Path,
 ) -> None:
-    model = write_family(FAMILIES["qwen3"], tmp_path)
+    model = write_family(SHALLOW, tmp_path)
     config = EngineConfig(model=str(model), kv_cache_bytes=16 << 20, max_running=32)
     engine = await asyncio.to_thread(launch, config, EngineTelemetry(), lambda line: None)
     try:

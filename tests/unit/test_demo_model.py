@@ -50,7 +50,7 @@ RATES = Rates(steps=100, muon=0.02, adam=2e-3, warmup_steps=60, decay_share=0.3)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return train_tokenizer(LEARNED, seed=0)
+    return train_tokenizer(LEARNED, seed=0, n_samples=1000)
 
 
 def some(count: int) -> list[Conversation]:

@@ -20,7 +20,7 @@ _MARKUP = ("<tool_call>", "</tool_call>")
 # Spaces stand alone, so that a word is the same tokens wherever it stands and can be copied by
 # looking it up; JSON's punctuation goes in runs.
 _PIECES = r"""\p{L}+|\p{N}|\s|[{}\[\]",:]+(?: ["{\[]+)?|."""
-_SAMPLES = 20_000
+SAMPLES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Sample:
     said: Sequence[int]
 
 
-def train_tokenizer(words: Words, seed: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on conversations of the curriculum."""
+def train_tokenizer(words: Words, seed: int, n_samples: int = SAMPLES) -> PreTrainedTokenizerFast:
+    """Byte-level BPE on so many conversations of the curriculum."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -47,7 +47,7 @@ def train_tokenizer(words: Words, seed: int) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    samples = islice(conversations(ALL, words, random.Random(seed)), _SAMPLES)
+    samples = islice(conversations(ALL, words, random.Random(seed)), n_samples)
     tokenizer.train_from_iterator(_texts(samples), trainer)
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in _MARKUP])
     return PreTrainedTokenizerFast(
