@@ -113,8 +113,8 @@ def _bias(first_query: int, last_query: int, first_key: int, last_key: int) -> m
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Part of a softmax. `peak` and `total`: `[kv_heads, 1, queries]`; `weighted`: `[kv_heads,
+class TilePart:
+    """TilePart of a softmax. `peak` and `total`: `[kv_heads, 1, queries]`; `weighted`: `[kv_heads,
     value_dim, queries]`. All float32 but what values of less precision gave.
     """
 
@@ -123,7 +123,7 @@ class Part:
     weighted: mx.array
 
 
-def part_of(scores: mx.array, values: mx.array) -> Part:
+def part_of(scores: mx.array, values: mx.array) -> TilePart:
     """The part over keys with `scores`, `[kv_heads, keys, queries]`, and `values`, `[kv_heads,
     keys, value_dim]`.
     """
@@ -131,14 +131,14 @@ def part_of(scores: mx.array, values: mx.array) -> Part:
     peak = scores.max(axis=1, keepdims=True)
     weights = softmax_exp(scores - peak)
     total = weights.sum(axis=1, keepdims=True)
-    return Part(peak, total, values.swapaxes(1, 2) @ weights)
+    return TilePart(peak, total, values.swapaxes(1, 2) @ weights)
 
 
-def merge(left: Part, right: Part) -> Part:
+def merge(left: TilePart, right: TilePart) -> TilePart:
     """The softmax over both parts' keys."""
     peak = mx.maximum(left.peak, right.peak)
     of_left, of_right = softmax_exp(left.peak - peak), softmax_exp(right.peak - peak)
-    return Part(
+    return TilePart(
         peak,
         left.total * of_left + right.total * of_right,
         left.weighted * of_left + right.weighted * of_right,
@@ -200,7 +200,7 @@ def _attend_tile(queries: mx.array, keys: mx.array, values: mx.array, tile: Tile
     n = tile.last - tile.first
     own = queries[:, :, tile.first : tile.last].reshape(kv_heads, group * n, key_dim)
     own = own.swapaxes(1, 2)
-    part: Part | None = None
+    part: TilePart | None = None
     for span in tile.spans:
         scores = keys[:, span.first : span.last] @ own
         if span.bias is not None:
