@@ -114,8 +114,9 @@ def _bias(first_query: int, last_query: int, first_key: int, last_key: int) -> m
 
 @dataclass(frozen=True, slots=True)
 class TilePart:
-    """TilePart of a softmax. `peak` and `total`: `[kv_heads, 1, queries]`; `weighted`: `[kv_heads,
-    value_dim, queries]`. All float32 but what values of less precision gave.
+    """What a tile's queries have of some keys. All float32.
+
+    `peak` and `total`: `[kv_heads, 1, queries]`; `weighted`: `[kv_heads, value_dim, queries]`.
     """
 
     peak: mx.array
