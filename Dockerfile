@@ -32,7 +32,8 @@ RUN set -- /tmp/wheels/*.whl \
 
 USER 10001
 # Other machines can reach a container, so the daemon asks for an API key.
-ENV HF_HOME=/models ROOTSTOCK_HOST=0.0.0.0 ROOTSTOCK_PORT=8000
+# GLIBC_TUNABLES: large pages for what MLX takes from glibc's malloc.
+ENV HF_HOME=/models ROOTSTOCK_HOST=0.0.0.0 ROOTSTOCK_PORT=8000 GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 VOLUME /models
 EXPOSE 8000
 # The first minutes may go by with a download.

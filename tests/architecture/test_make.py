@@ -1,4 +1,4 @@
-"""What the make targets install."""
+"""What the make targets install, and how they start the daemon."""
 
 import os
 import platform
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+LARGE_PAGES = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
 ROOT = Path(__file__).parents[2]
 HAS_MKL = platform.system() == "Linux" and platform.machine() == "x86_64"
 HAS_NVIDIA = Path("/dev/nvidiactl").exists()
@@ -33,3 +34,29 @@ def test_mkl_can_be_left_out(tmp_path: Path, target: str) -> None:
     said = commands(tmp_path / "new", target, "MKL=")
     assert "--constraint constraints.txt --editable" in said
     assert "constraints.txt mkl" not in said
+
+
+@pytest.mark.parametrize(("target", "set_before"), [("serve", ""), ("chat", ""), ("serve", "mine")])
+def test_the_daemon_is_started_with_large_pages(
+    tmp_path: Path, target: str, set_before: str
+) -> None:
+    """Unless somebody has set something else. The service and the image do as make does."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".runtime").touch()
+    command = tmp_path / "bin" / "rootstock"
+    command.write_text("#!/bin/sh\nenv\n")
+    command.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    clean.pop("GLIBC_TUNABLES", None)
+    before = {"GLIBC_TUNABLES": set_before} if set_before else {}
+    said = subprocess.run(
+        ["make", target, f"VENV={tmp_path}", "MKL="],
+        cwd=ROOT,
+        env=clean | before,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert (f"GLIBC_TUNABLES={set_before}" if set_before else LARGE_PAGES) in said.splitlines()
+    assert LARGE_PAGES in (ROOT / "configs/rootstock.service").read_text("utf-8")
+    assert LARGE_PAGES in (ROOT / "Dockerfile").read_text("utf-8")
