@@ -44,7 +44,7 @@ class CascadeAttention:
     """Implements `Attention`. Rows that share a prefix must be neighbours, sorted by table."""
 
     name = "cascade"
-    gathered_copies = 2  # each tile of a chunk copies its keys and values to multiply them
+    gathered_copies = 2  # the second is for scores: a short chunk's tiles hold them twice
     padding_keys = math.inf  # no row is read beyond its end
 
     def __init__(self, min_saved_blocks: int = MIN_SAVED_BLOCKS) -> None:
