@@ -35,10 +35,8 @@ def open_disk_cache(
         f"{backend.card.fingerprint} {backend.kv_format}",
         tier_limits(config, backend.part_bytes),
     )
-    report(
-        f"disk cache: {config.directory}, at most {_mib(config.max_bytes)}, "
-        f"of a prompt its first {n_tokens:,} tokens"
-    )
+    kept = "prompts whole" if math.isinf(n_tokens) else f"of a prompt its first {n_tokens:,} tokens"
+    report(f"disk cache: {config.directory}, at most {_mib(config.max_bytes)}, {kept}")
     return TieredCache(
         tier,
         store,
@@ -60,12 +58,15 @@ def tier_limits(config: DiskCacheConfig, part_bytes: Sequence[int]) -> TierLimit
     )
 
 
-def kept_tokens(max_bytes: int, part_bytes: Sequence[int], block_size: int) -> int:
+def kept_tokens(max_bytes: int, part_bytes: Sequence[int], block_size: int) -> float:
     """How many tokens of a prompt such a limit keeps at least: every block with what its windows
-    have, and a state at the end.
+    have, and a state at the end. Blocks of recurrent layers alone take nothing, and have no limit.
     """
     *block, state = part_bytes
-    return max(0, longest_path(max_bytes) - state) // sum(block) * block_size
+    left_bytes = longest_path(max_bytes) - state
+    if left_bytes < 0:
+        return 0
+    return left_bytes // sum(block) * block_size if any(block) else math.inf
 
 
 def _too_small(

@@ -69,7 +69,11 @@ class Daemon:
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3", "qwen3_4bit", "gemma3_text", "qwen3_next", "qwen3_next_4bit", "deepseek_v3"]
+    "family",
+    [
+        *("qwen3", "qwen3_4bit", "gemma3_text", "mamba2"),
+        *("qwen3_next", "qwen3_next_4bit", "deepseek_v3"),
+    ],
 )
 def test_a_restart_finds_what_memory_had(
     served_of: Callable[[str], Served], family: str, tmp_path: Path

@@ -1,5 +1,6 @@
 """What a disk cache's limits are for a model, and how much of a prompt that is."""
 
+import math
 from pathlib import Path
 
 from engine.disk_cache.opening import kept_tokens, tier_limits
@@ -19,3 +20,9 @@ def test_what_is_kept_of_a_prompt_counts_windows_and_a_state() -> None:
     assert kept_tokens(64 * MIB, (MIB, 0), 32) == path_bytes // MIB * 32
     assert kept_tokens(64 * MIB, (MIB, 2 * MIB, 15 * MIB), 32) == 10 * 32
     assert kept_tokens(64 * MIB, (MIB, 0, 50 * MIB), 32) == 0
+
+
+def test_recurrent_layers_alone_have_no_limit_but_their_state() -> None:
+    """Such a daemon did not start."""
+    assert kept_tokens(64 * MIB, (0, MIB), 32) == math.inf
+    assert kept_tokens(64 * MIB, (0, 50 * MIB), 32) == 0
