@@ -1,7 +1,7 @@
 # The daemon alone: Debian slim, a fast BLAS and the wheel. It computes on the CPU.
 #
 #   docker build -t rootstock .
-#   docker run --rm -p 127.0.0.1:8000:8000 -e ROOTSTOCK_API_KEY=change-me rootstock
+#   docker run --rm -p 127.0.0.1:8000:8000 -e ROOTSTOCK_API_KEY=change-me -v models:/models rootstock
 #   docker run --rm -p 127.0.0.1:8000:8000 -e ROOTSTOCK_API_KEY=change-me -v models:/models \
 #       rootstock serve --model mlx-community/Qwen3-4B-4bit
 FROM python:3.13-slim-bookworm AS build

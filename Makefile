@@ -77,10 +77,10 @@ screenshots: $(VENV)/.dev  ## docs/images/, of the page under a load with shared
 clients: $(VENV)/.dev $(CLIENTS:%=.clients/%/.installed)  ## other projects' clients use the daemon; docs/clients.md
 	$(BIN)/python -m tests.clients $(ARGS)
 
-bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## this daemon beside mlx_lm.server and vllm-mlx (6 GB on Linux); 20 minutes, or --quick
+bench: $(VENV)/.dev .peers/vllm_mlx/.installed  ## this daemon beside mlx_lm.server and vllm-mlx (6 GB on Linux); an hour, or --quick
 	$(BIN)/python -m load_tests compare $(ARGS)
 
-router: $(VENV)/.dev .peers/vllm_router/.installed  ## two daemons behind vllm-router; docs/replicas.md
+router: $(VENV)/.dev .peers/vllm_router/.installed  ## two daemons behind vllm-router; docs/operating.md
 	$(BIN)/python -m load_tests router $(ARGS)
 
 grafana: $(VENV)/.dev  ## every panel and alert of configs/ has data in a real Prometheus; skipped where there is none

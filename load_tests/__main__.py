@@ -17,6 +17,7 @@ from load_tests.grafana.command import grafana
 from load_tests.replicas.command import router
 from load_tests.scenarios.kinds import Playable, Restart, load_scenario, names_for_any_server
 from load_tests.scenarios.load import Summary, run_table
+from load_tests.scenarios.option import Scenarios
 from load_tests.scenarios.perform import Outcome, perform
 from load_tests.side_by_side.command import compare, results
 from load_tests.streams.command import streams
@@ -30,9 +31,6 @@ app.command()(agents)
 app.command()(streams)
 app.command()(grafana)
 
-Scenarios = Annotated[
-    list[str] | None, typer.Option("--scenario", help="A name; may be repeated. All by default.")
-]
 Seed = Annotated[int, typer.Option(help="Of the texts.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Where to write all figures.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a README.")]

@@ -116,12 +116,15 @@ class CacheFeed:
     async def _follow(self) -> None:
         """Make pictures until nobody has watched for a while."""
         try:
-            async with self._engine.watch() as self._watch:
+            async with self._engine.watch() as watch:
+                self._watch = watch
                 self._tell()
                 while self._n_watchers or current_time() < self._left_seconds + LINGER_SECONDS:
                     began_seconds = current_time()
                     await self._look()
                     await sleep_until(began_seconds + self._interval_seconds)
+                async with self._using:
+                    self._watch = None  # a look at one that is being ended would begin it again
         finally:
             self._watch = self._frame = None
 

@@ -17,6 +17,7 @@ from server.addresses import base_url
 from server.settings import Settings
 from server.transport.connections import ConnectionLimits, Connections
 from server.transport.descriptors import AcceptErrors, room_for_connections
+from server.transport.http import BoundedHttp
 
 LAST_BYTES_SECONDS = 5  # for clients to read what a drained engine still had to say
 ACCEPTED_AT_ONCE = 16  # so that one turn of the loop does not use up the file descriptors
@@ -72,6 +73,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: FastAPI, engine: Engine, settings: Settings) -> None:
         config = uvicorn.Config(
             app,
+            http=BoundedHttp,
             log_config=None,
             access_log=False,
             server_header=False,

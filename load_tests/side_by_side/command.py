@@ -19,6 +19,7 @@ from load_tests.scenarios.kinds import (
     load_scenario,
     scenario_names,
 )
+from load_tests.scenarios.option import Scenarios
 from load_tests.side_by_side import record as records
 from load_tests.side_by_side.record import Record
 from load_tests.side_by_side.rounds import Bench, play_rounds
@@ -30,16 +31,13 @@ QUICK_RESULTS = Path("build/load_tests/quick")
 
 logger = logging.getLogger("load_tests")
 
-Names = Annotated[
-    list[str] | None, typer.Option("--scenario", help="A name; may be repeated. All by default.")
-]
 Folder = Annotated[Path | None, typer.Option(help="Where the results are kept, a file each.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a README.")]
 
 
 def compare(
     *,
-    scenario: Names = None,
+    scenario: Scenarios = None,
     shape: Annotated[
         Shape | None, typer.Option("--checkpoint", help="What all serve; the scenario's own.")
     ] = None,

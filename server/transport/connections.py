@@ -1,7 +1,7 @@
 """What an ASGI server leaves unbounded: silent clients, clients that do not read, how many come.
 
 A `Connection` stands between the socket and whatever parses HTTP. Of requests it knows what
-`server/intake.py` tells it: that one began, that it came in whole, that it ended.
+`server/transport/intake.py` tells it: that one began, that it came in whole, that it ended.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class ConnectionLimits:
 
 
 class Guard(Protocol):
-    """What `server/intake.py` sees of the connection that a request came on."""
+    """What `server/transport/intake.py` sees of the connection that a request came on."""
 
     @property
     def is_crowded(self) -> bool:
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
         self._flushes += 1
         self._inner.resume_writing()
 
-    # What server/intake.py says.
+    # What server/transport/intake.py says.
 
     @property
     def is_crowded(self) -> bool:

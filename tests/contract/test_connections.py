@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from urllib.parse import urlsplit
 
@@ -72,6 +72,52 @@ def test_a_head_that_does_not_come_ends_the_connection(sent: bytes) -> None:
     with running(FakeEngine(), settings) as base_url, connected(base_url) as connection:
         connection.sendall(sent)
         assert is_closed(connection)
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def refusal(connection: socket.socket, begun: bytes, more: bytes) -> bytes:
+    """What the daemon says to somebody who sends `more` again and again."""
+    connection.sendall(begun)
+    with suppress(ConnectionError):
+        for _ in range(5000):
+            connection.sendall(more)
+        pytest.fail("the daemon reads on for ever")
+    with suppress(ConnectionError):
+        return connection.recv(65536)
+    return b""
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        (HEAD, b"X-More: and more\r\n" * 1000),
+        (HEAD + b"X-Long: ", b"and longer " * 1000),
+        (b"GET /", b"health" * 1000),
+        (CHUNKED + b"2\r\n{}\r\n0\r\n", b"X-More: and more\r\n" * 1000),
+        (CHUNKED + b"2;more=", b"more" * 1000),
+        (request_head(json.dumps(CHAT).encode()) + HEAD, b"X-More: and more\r\n" * 1000),
+    ],
+    ids=["headers", "one header", "request line", "trailers", "chunk", "the next request"],
+)
+def test_what_comes_beside_bodies_is_bounded(begun: bytes, more: bytes) -> None:
+    engine, gate = FakeEngine(), Gate()
+    engine.script = Script(["x"], gate=gate)
+    with running(engine, Settings(port=0)) as base_url, connected(base_url) as connection:
+        assert refusal(connection, begun, more)[:12] in {b"", b"HTTP/1.1 400"}
+        assert is_healthy(base_url)
+        gate.open()
+
+
+def test_a_body_in_small_chunks_is_no_head() -> None:
+    """Its framing is longer than any head."""
+    body = json.dumps(CHAT | {"metadata": {"much": " " * 200}}).encode()
+    content = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with running(FakeEngine(), Settings(port=0)) as base_url, connected(base_url) as connection:
+        connection.sendall(CHUNKED + content + b"0\r\n\r\n")
+        assert status(connection) == 200
 
 
 def test_an_idle_connection_ends_in_its_own_time() -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from load_tests.__main__ import app
 from load_tests.bench.floor import least_work
 from load_tests.client import Listener, Target, TargetError
 from load_tests.peers.catalogue import Server
@@ -188,3 +190,13 @@ def test_the_step_that_says_a_prompts_first_token_is_told_from_the_load_before_i
     streams[0].heard = [1.0, 2.0, 3.0, 3.97, 5.0]
     streams[1].heard = [1.01, 2.01, 3.02, 4.03, 5.01]
     assert last_step(streams, 4.0) == (3.0, 3.02)
+
+
+@pytest.mark.parametrize("command", [("compare",), ("run", "--target", "http://127.0.0.1:1/v1")])
+def test_a_scenario_that_is_not_there_is_named_beside_those_that_are(
+    command: tuple[str, ...],
+) -> None:
+    said = CliRunner().invoke(app, [*command, "--scenario", "shared", "--scenario", "sharde"])
+    assert said.exit_code == 2
+    assert "sharde is none of" in said.output
+    assert "unique-1" in said.output

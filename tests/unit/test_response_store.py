@@ -59,12 +59,15 @@ def test_bytes_are_counted_with_all_items() -> None:
     assert one.n_bytes > 1000
 
 
-def test_what_is_too_large_alone_is_not_kept() -> None:
+def test_what_is_too_large_alone_is_not_kept_and_takes_nobodys_place() -> None:
     store = ResponseStore(10, 1000)
+    store.put("", "a", response("a", 100))
+    store.put("", "b", response("b", 2000))
+    assert kept(store, "a", "b") == [True, False]
     store.put("", "a", response("a", 2000))
-    assert kept(store, "a") == [False]
-    store.put("", "b", response("b"))
-    assert kept(store, "b") == [True], "what was forgotten is not counted any more"
+    assert kept(store, "a") == [False], "nor what it was before"
+    store.put("", "c", response("c"))
+    assert kept(store, "c") == [True], "what was forgotten is not counted any more"
 
 
 def test_putting_again_replaces() -> None:
@@ -77,14 +80,25 @@ def test_putting_again_replaces() -> None:
     assert store.item("", "new") is not None
 
 
-def test_an_item_that_two_have_stays_with_the_one_that_is_left() -> None:
+@pytest.mark.parametrize(("first", "second"), ["ab", "ba"])
+def test_an_item_that_two_have_stays_with_the_one_that_is_left(first: str, second: str) -> None:
     store = ResponseStore(10, MANY)
     for id in ("a", "b"):
         store.put("", id, response(id, 10, "item"))
-    store.delete("", "a")
+    store.delete("", first)
     assert store.item("", "item") is not None
-    store.delete("", "b")
+    store.delete("", second)
     assert store.item("", "item") is None
+
+
+def test_asking_for_an_item_that_two_have_is_asking_for_the_later() -> None:
+    store = ResponseStore(2, MANY)
+    for id in ("a", "b"):
+        store.put("", id, response(id, 10, "item"))
+    store.get("", "a")
+    assert store.item("", "item") is not None
+    store.put("", "c", response("c"))
+    assert kept(store, "a", "b", "c") == [False, True, True]
 
 
 def test_nothing_is_kept_where_nothing_may_be() -> None:

@@ -51,17 +51,21 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._responses: OrderedDict[Key, StoredResponse] = OrderedDict()
-        self._items: dict[Key, tuple[str, StoredItem]] = {}  # with the response that had it last
+        self._items: dict[Key, tuple[StoredItem, list[str]]] = {}  # with who has it, the last last
         self._n_bytes = 0
         self._lock = Lock()
 
     def put(self, owner: str, id: str, response: StoredResponse) -> None:
         with self._lock:
             self._forget((owner, id))
+            if response.n_bytes > self._max_bytes:
+                return
             self._responses[owner, id] = response
             self._n_bytes += response.n_bytes
             for item in _items(response):
-                self._items[owner, item.id] = id, item
+                _, holders = self._items.get((owner, item.id), (item, []))
+                holders.append(id)
+                self._items[owner, item.id] = item, holders
             while len(self._responses) > self._max_responses or self._n_bytes > self._max_bytes:
                 self._forget(next(iter(self._responses)))
 
@@ -81,8 +85,8 @@ class ResponseStore:
         with self._lock:
             if (owner, id) not in self._items:
                 return None
-            holder, item = self._items[owner, id]
-            self._responses.move_to_end((owner, holder))
+            item, holders = self._items[owner, id]
+            self._responses.move_to_end((owner, holders[-1]))
             return item
 
     def _forget(self, key: Key) -> bool:
@@ -92,8 +96,9 @@ class ResponseStore:
         owner, id = key
         self._n_bytes -= response.n_bytes
         for item in _items(response):
-            holder, _ = self._items.get((owner, item.id), ("", item))
-            if holder == id:
+            _, holders = self._items[owner, item.id]
+            holders.remove(id)
+            if not holders:
                 del self._items[owner, item.id]
         return True
 
