@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from engine.constraints.masks import MaskFiller
@@ -92,7 +93,8 @@ class Pipeline:
         return _attempt(self._runner.collect) if plan.is_due else NO_RESULT
 
     def _sample(self, plan: StepPlan) -> Failure | None:
-        return _attempt(lambda: self._runner.sample(self._mask(plan))) if plan.is_due else None
+        masks = partial(self._mask, plan)
+        return _attempt(lambda: self._runner.sample(masks)) if plan.is_due else None
 
     def _mask(self, plan: StepPlan) -> StepMasks:
         """The masks of those that a guide leads, as of their last tokens."""

@@ -1,5 +1,6 @@
 """The seam between the scheduler's world and the device's."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.step import StepMasks, StepPlan, StepResult
@@ -27,9 +28,9 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def sample(self, masks: StepMasks) -> None:
+    def sample(self, masks: Callable[[], StepMasks]) -> None:
         """Have the step that was submitted last computed, and have it sample, now that the one
-        before is collected. Returns while it computes.
+        before is collected. Returns while it computes. What `masks` raises is raised.
         """
         ...
 

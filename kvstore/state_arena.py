@@ -122,7 +122,10 @@ class StateArena:
             self._batches[target] = batch
 
     def _roll_back(self, slot: SlotId) -> None:
-        arrays, row = self._before.pop(slot)
+        before = self._before.pop(slot, None)
+        if before is None:
+            return  # the step failed before it came to this state
+        arrays, row = before
         self._unbind(slot)
         self._bind([mx.contiguous(array[row : row + 1]) for array in arrays], [slot])
 

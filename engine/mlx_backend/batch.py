@@ -69,9 +69,6 @@ class Batch:
         self._free: list[int] = []
         self._tokens = mx.zeros(0, dtype=mx.int32)  # by seat: the token to compute next
 
-    def __getitem__(self, sequence_id: SequenceId) -> Seat:
-        return self._seats[sequence_id]
-
     def change(self, plan: StepPlan) -> None:
         """Who leaves, who enters, and what changes in the tables."""
         for sequence_id in plan.leave:

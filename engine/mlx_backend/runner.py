@@ -1,7 +1,7 @@
 """The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -70,13 +70,14 @@ class MlxRunner:
             self._settle()
             raise
 
-    def sample(self, masks: StepMasks) -> None:
+    def sample(self, masks: Callable[[], StepMasks]) -> None:
         """See `ModelRunner.sample`."""
         flight = self._flights[-1]
         try:
+            ruled_out = masks()
             self._launch.finish(flight.rest)
             if flight.sampling:
-                self._draw(flight, masks)
+                self._draw(flight, ruled_out)
         except Exception:
             self._flights.pop()
             self._settle()
@@ -87,11 +88,11 @@ class MlxRunner:
         flight = self._flights.popleft()
         try:
             mx.eval(flight.ends)
+            return _result(flight)
         except Exception:
             self._flights.clear()
             self._settle()
             raise
-        return _result(flight)
 
     def _settle(self) -> None:
         """After a failure: what was written may rest on what could not be computed."""

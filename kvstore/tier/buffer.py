@@ -121,12 +121,14 @@ class WriteBuffer:
             return records if self._is_revoked else self._catalog.add(records)
 
     def take(self, timeout: float) -> Job | None:
-        """The next job; upkeep when none came in so many seconds; None at the end."""
+        """The next job; upkeep when none came in so many seconds, or none are left, whatever else
+        waits; None at the end.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._is_closed, timeout)
+            is_job = self._changed.wait_for(lambda: self._jobs or self._is_closed, timeout)
             if self._is_closed and not self._jobs:
                 return None
-            self._at_work = self._jobs.popleft() if self._jobs else Upkeep()
+            self._at_work = self._jobs.popleft() if is_job and timeout > 0 else Upkeep()
             self._is_revoked = False
             return self._at_work
 

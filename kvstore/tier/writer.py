@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import gt
+from time import monotonic
 
 from kvstore.digest import Digest
 from kvstore.tier.buffer import Job, Removal, Upkeep, WriteBuffer
@@ -70,13 +71,16 @@ class Writer:
 
     def run(self) -> None:
         """Until the buffer is closed."""
-        while (job := self.buffer.take(UPKEEP_SECONDS)) is not None:
+        due = monotonic() + UPKEEP_SECONDS
+        while (job := self.buffer.take(max(due - monotonic(), 0.0))) is not None:
             try:
                 self._carry_out(job)
             except (OSError, sqlite3.Error) as error:
                 self._failed(error)
             finally:
                 self.buffer.done()
+            if isinstance(job, Upkeep):
+                due = monotonic() + UPKEEP_SECONDS
 
     def keep_up(self) -> None:
         """Every now and then; a disk that failed is given another chance."""
@@ -208,7 +212,7 @@ class Writer:
         self.buffer.allow(self.budget.left if longest_path else 0, longest_path)
 
     def _failed(self, error: OSError | sqlite3.Error) -> None:
-        """Nothing more is taken until the next upkeep."""
+        """Nothing more is taken until something that waits can be written, or the next upkeep."""
         self.tally.fault(fault_of(error) if isinstance(error, OSError) else Fault.INDEX)
         self.buffer.allow(0)
 

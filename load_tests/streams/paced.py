@@ -6,6 +6,7 @@ demonstration model, and all that is said.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -42,7 +43,7 @@ class PacedRunner:
         """See `ModelRunner.submit`."""
         self._submitted.append(plan)
 
-    def sample(self, masks: StepMasks) -> None:
+    def sample(self, masks: Callable[[], StepMasks]) -> None:
         """See `ModelRunner.sample`."""
 
     def collect(self) -> StepResult:

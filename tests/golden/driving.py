@@ -152,7 +152,7 @@ class Driver:
 def compute(runner: ModelRunner, plan: StepPlan) -> StepResult:
     """One step, with none in flight."""
     runner.submit(plan)
-    runner.sample(StepMasks())
+    runner.sample(StepMasks)
     return runner.collect()
 
 

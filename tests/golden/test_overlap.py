@@ -2,11 +2,13 @@
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from engine.mlx_backend import runner
 from engine.mlx_backend.attention.joined import UnreadView
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
@@ -37,9 +39,10 @@ class Recorder:
         self.calls.append(pickle.dumps(plan))
         self._runner.submit(plan)
 
-    def sample(self, masks: StepMasks) -> None:
-        self.calls.append(pickle.dumps(masks))
-        self._runner.sample(masks)
+    def sample(self, masks: Callable[[], StepMasks]) -> None:
+        ruled_out = masks()
+        self.calls.append(pickle.dumps(ruled_out))
+        self._runner.sample(lambda: ruled_out)
 
     def collect(self) -> StepResult:
         self.calls.append(pickle.dumps(None))
@@ -79,7 +82,7 @@ def test_plans_of_one_run_give_the_same_on_a_second_runner(
             case StepPlan():
                 again.submit(call)
             case StepMasks():
-                again.sample(call)
+                again.sample(partial(StepMasks, call.sequence_ids, call.masks))
             case _:
                 results.append(again.collect())
     assert results == recorder.results
@@ -111,7 +114,7 @@ def test_writes_and_reads_in_flight_copy_no_arena(
     )
     prompts = tuple(Chunk(name, 0, tuple(random_tokens(40, name)), samples=True) for name in names)
     runner.submit(StepPlan(enter=enter, patches=tables, chunks=prompts))
-    runner.sample(StepMasks())
+    runner.sample(StepMasks)
     mx.synchronize()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -119,7 +122,7 @@ def test_writes_and_reads_in_flight_copy_no_arena(
         chunk = Chunk(names[0], 100 + 30 * step, tuple(random_tokens(30, step)), samples=False)
         runner.submit(StepPlan(chunks=(chunk,), decodes=tuple(names[1:])))
         runner.collect()
-        runner.sample(StepMasks())
+        runner.sample(StepMasks)
     runner.collect()
     pool_bytes = model.storage.full.layers[0].arrays()[0].nbytes
     assert mx.get_peak_memory() - before < pool_bytes / 2
@@ -151,3 +154,31 @@ def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
     read = Chunk(names[1], 5, (6, 7), samples=True)
     compute(runner, StepPlan(chunks=(read,), decodes=(names[0],)))
     assert seen == [5]
+
+
+def test_a_result_that_cannot_be_read_leaves_no_step_behind(
+    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all that are collected later would be answered with an older one's."""
+    model = cached_model(served_of("qwen3"), ATTENTION["gather"](), ROOM)
+    mlx_runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
+    name = SequenceId(0)
+    entry = Entry(name, Sampling(SamplingParams(temperature=0), seed=0))
+    table, prompt = TablePatch(None, 0, tuple(range(8))), tuple(random_tokens(9, seed=1))
+    first = Chunk(name, 0, prompt, samples=True)
+    mlx_runner.submit(StepPlan(enter=(entry,), patches=((name, table),), chunks=(first,)))
+    mlx_runner.sample(StepMasks)
+    mlx_runner.submit(StepPlan(decodes=(name,)))
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "_result", _out_of_memory)
+        with pytest.raises(MemoryError):
+            mlx_runner.collect()
+    mlx_runner.submit(
+        StepPlan(leave=(name,), enter=(entry,), patches=((name, table),), chunks=(first,))
+    )
+    mlx_runner.sample(StepMasks)
+    assert list(mlx_runner.collect().sampled) == [name]
+
+
+def _out_of_memory(_: object) -> StepResult:
+    raise MemoryError

@@ -136,12 +136,12 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     prompts = tuple(Chunk(name, 0, tuple(random_tokens(40, name)), samples=True) for name in names)
     block, read = BlockId(1_000), ReadBlock(BlockId(0), BLOCK_SIZE, (SlotId(0),) * n_windows)
     runner.submit(StepPlan(enter=enter, patches=tables, chunks=prompts, reads=(read,)))
-    runner.sample(StepMasks())
+    runner.sample(StepMasks)
     [parts] = [result.read[0] for result in [runner.collect()]]
     target = ReadBlock(block, BLOCK_SIZE, (SlotId(1_000),) * n_windows)
     orders = tuple(fills([target], [parts]))
     runner.submit(StepPlan(before=orders, decodes=tuple(names)))
-    runner.sample(StepMasks())
+    runner.sample(StepMasks)
     mx.synchronize()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
@@ -155,7 +155,7 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
         )
         runner.submit(plan)
         runner.collect()
-        runner.sample(StepMasks())
+        runner.sample(StepMasks)
     assert runner.collect().read[0][0] == parts[0]
     pools = [model.storage.full, *model.storage.windows]
     pool_bytes = min(arena.layers[0].arrays()[0].nbytes for arena in pools)

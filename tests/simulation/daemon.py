@@ -1,6 +1,6 @@
 """One engine from its start to its end: the real loop, scheduler and store on what is fake."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
@@ -10,6 +10,7 @@ from typing import TypeVar
 from llguidance import LLTokenizer
 
 from engine.constraints.compiler import GrammarCompiler
+from engine.constraints.guide import Choice
 from engine.constraints.masks import MaskFiller
 from engine.disk_cache.archive import Archive, ArchiveRules
 from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
@@ -18,7 +19,7 @@ from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
-from engine.step import SequenceId
+from engine.step import Masks, SequenceId
 from engine.storage_sizes import StorageBytes
 from engine.submission import Submission, prepare
 from engine.timing import Timing
@@ -127,6 +128,18 @@ class World:
     row_fault: Callable[[SequenceId], bool]
 
 
+class FaultyMaskFiller(MaskFiller):
+    """Its threads may not start."""
+
+    def __init__(self, vocab_size: int, fault: Callable[[], None]) -> None:
+        super().__init__(vocab_size)
+        self._fault = fault
+
+    def fill(self, choices: Sequence[Choice], banned: Sequence[Sequence[int]]) -> Masks:
+        self._fault()
+        return super().fill(choices, banned)
+
+
 class Daemon:
     """One engine. Sizes and rules are drawn anew for each."""
 
@@ -171,7 +184,7 @@ class Daemon:
             world.deliver,
             Timing(world.clock, SilentTelemetry()),
             self.sizes,
-            MaskFiller(layout.vocab_size),
+            FaultyMaskFiller(layout.vocab_size, world.fault),
         )
 
     def prepared(self, request: Request) -> Submission:

@@ -133,13 +133,28 @@ class FakeRunner:
         self._flights.append(flight)
         assert len(self._flights) <= 2, "more than one step in flight"
 
-    def sample(self, masks: StepMasks) -> None:
+    def sample(self, masks: Callable[[], StepMasks]) -> None:
         flight = self._flights[-1]
         try:
+            ruled_out = masks()
             self._fault()
         except BaseException:
             self._flights.pop()
+            self._leave_decodes_out(flight.plan)
             raise
+        self._sample(flight, ruled_out)
+
+    def _leave_decodes_out(self, plan: StepPlan) -> None:
+        """A real runner comes to them, where there is another forward, only when it samples."""
+        chunked = {chunk.sequence_id for chunk in plan.chunks}
+        decodes = [one for one in plan.sampling() if one not in chunked] if chunked else []
+        for sequence_id in decodes:
+            for index, group in enumerate(self._groups):
+                if not isinstance(group, WindowGroup):
+                    state = self._seats[sequence_id].tables[index][0]
+                    self._states[state] = self._states_before.pop(state)
+
+    def _sample(self, flight: Flight, masks: StepMasks) -> None:
         by_row: Mapping[SequenceId, Masks] = dict(zip(masks.sequence_ids, masks.masks, strict=True))
         for sequence_id, kv in flight.kv.items():
             seat = self._seats[sequence_id]
@@ -210,7 +225,7 @@ class FakeRunner:
             case ResetState(state):
                 self._states[state] = ROOT
             case RollBackState(written):
-                self._states[written] = self._states_before.pop(written)
+                self._states[written] = self._states_before.pop(written, self._states[written])
             case CopyState(saved, restored):
                 self._states[restored] = self._states[saved]
             case FillBlock(filled, data):

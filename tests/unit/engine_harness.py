@@ -114,7 +114,7 @@ class Harness:
     def _compute(self, plan: StepPlan) -> list[OutputEvent]:
         try:
             self.runner.submit(plan)
-            self.runner.sample(StepMasks())
+            self.runner.sample(StepMasks)
             result = self.runner.collect()
         except RuntimeError as error:
             return self.scheduler.fail(plan, str(error))

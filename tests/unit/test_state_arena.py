@@ -157,3 +157,13 @@ def test_a_slot_can_be_rolled_back_to_before_the_latest_step() -> None:
     arena.write([A], states(4))
     arena.carry_out(RollBackState(A))
     assert values(arena, A, B) == [2, 30]
+
+
+def test_a_slot_that_the_latest_step_did_not_write_is_what_it_was() -> None:
+    """A step may fail before it comes to a row's forward."""
+    arena = StateArena(SHAPES, 4)
+    arena.begin_step()
+    arena.write([A], states(1))
+    arena.begin_step()
+    arena.carry_out(RollBackState(A))
+    assert values(arena, A) == [1]

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -219,7 +219,7 @@ def test_events_are_delivered_before_the_next_step_is_launched_whole(
     harness, happened = Harness(), list[str]()
     sample = harness.runner.sample
 
-    def note_and_sample(masks: StepMasks) -> None:
+    def note_and_sample(masks: Callable[[], StepMasks]) -> None:
         happened.append("sample")
         sample(masks)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from engine.constraints.masks import MaskFiller
@@ -66,7 +66,7 @@ class GatedRunner:
     def submit(self, plan: StepPlan) -> None:
         self._harness.runner.submit(plan)
 
-    def sample(self, masks: StepMasks) -> None:
+    def sample(self, masks: Callable[[], StepMasks]) -> None:
         self._harness.runner.sample(masks)
 
     def collect(self) -> StepResult:

@@ -1,4 +1,4 @@
-"""A sequence's tables as the runner keeps them: int32 arrays that plans patch."""
+"""A sequence's tables as the runner keeps them: uint32 arrays that plans patch."""
 
 from collections.abc import Sequence
 from typing import TypeAlias

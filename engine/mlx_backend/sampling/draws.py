@@ -203,7 +203,7 @@ def _uniforms(rows: Sequence[SamplingRow], count: int) -> mx.array:
 def _weights(logits: mx.array, maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
     """How likely some `logits` [rows, ...] are beside the likeliest, at the rows' temperatures.
 
-    For -inf 1e-38, which no sum with the likeliest's weight of 1 notices.
+    For -inf 1e-36, which no sum with the likeliest's weight of 1 notices.
     """
     shape = (len(rows), *(1,) * (logits.ndim - 1))
     coldness = _column(1 / row.params.temperature for row in rows)

@@ -1,6 +1,7 @@
 """What is offered to the disk tier comes back: now, and after it was closed."""
 
 import gc
+import itertools
 import queue
 import sqlite3
 import stat
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.digest import Digest
-from kvstore.tier import maintenance
+from kvstore.tier import maintenance, writer
 from kvstore.tier.disk.files import OsFiles
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import (
@@ -448,3 +449,15 @@ def test_names_are_digests_of_any_kind(tier: DiskTier) -> None:
     tail = Entry(Digest(b"t" * 32), 5, (b"block", None))
     stored(tier, chain.extent(), Extent(chain.root, chain.names[1], (tail,)))
     assert read(tier, [*chain.names, tail.name])[0][-1] == tail
+
+
+def test_upkeep_waits_for_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that writes all day notes what is used, too. A second passes with each look."""
+    monkeypatch.setattr(writer, "monotonic", itertools.count().__next__)
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    kept_up = queue.Queue[None]()
+    monkeypatch.setattr(writer.Writer, "keep_up", lambda _: kept_up.put(None))
+    for number in range(20):
+        stored(tier, Chain(str(number), 1).extent())
+    assert kept_up.qsize() >= 1
+    tier.close()
