@@ -18,7 +18,7 @@ from engine.mlx_backend.host.file_limit import keep_file_limit
 from engine.mlx_backend.host.machine import Machine, device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.loader import max_context_tokens
-from engine.mlx_backend.loading.source import find_checkpoint, fingerprint
+from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.model.forward import Piece
 from engine.mlx_backend.model.grouping import ForwardCost, group_by_length, padded
 from engine.types import EngineConfig
@@ -161,18 +161,6 @@ def test_what_the_hub_refuses_is_said_in_a_line(
     with pytest.raises(ModelError, match=said) as refused:
         find_checkpoint("some/model", download=True)
     assert "\n" not in str(refused.value)
-
-
-def test_the_fingerprint_changes_with_config_and_weights(tmp_path: Path) -> None:
-    weights = tmp_path / "model.safetensors"
-    (tmp_path / "config.json").write_text("{}")
-    weights.write_bytes(bytes(100_000))
-    first = fingerprint(tmp_path)
-    assert fingerprint(tmp_path) == first
-    weights.write_bytes(bytes(99_999) + b"x")
-    second = fingerprint(tmp_path)
-    (tmp_path / "config.json").write_text("{ }")
-    assert len({first, second, fingerprint(tmp_path)}) == 3
 
 
 def test_the_limit_of_open_files_stays_as_it_is() -> None:

@@ -100,7 +100,17 @@ def test_a_truncated_file_is_an_incomplete_download(checkpoint: Path) -> None:
         assert f"{SHARDS[0]} has {length} " in said
 
 
-@pytest.mark.parametrize("text", ["<html>404</html>" * 9, "[]", '{"a": 1}', '{"a": {}}'])
+def placed(offsets: str) -> str:
+    return f'{{"a": {{"dtype": "F32", "shape": [1], "data_offsets": {offsets}}}}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("<html>404</html>" * 9, "[]", '{"a": 1}', '{"a": {}}'),
+        *(placed(offsets) for offsets in ("[0]", '[0, "4"]', "[4, 0]", "[-4, 0]", "[0, 0.5]")),
+    ],
+)
 def test_other_files_are_no_weights(checkpoint: Path, text: str) -> None:
     (checkpoint / SHARDS[0]).write_text(text)
     assert "no safetensors file" in refusal(checkpoint)

@@ -1,9 +1,11 @@
 """Whether a checkpoint's files are all there and whole, before any of them is loaded."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.mlx_backend.errors import ModelError
 
@@ -21,6 +23,21 @@ _UNFINISHED = (
 _LFS_POINTER = b"version https://git-lfs"
 _LENGTH_BYTES = 8  # of the header, little-endian, before it: safetensors' format
 _NAMED = 3
+
+
+class Span(NamedTuple):
+    """Bytes of a file."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A safetensors file's, and where in the file each tensor lies, by name."""
+
+    text: bytes
+    spans: Mapping[str, Span]
 
 
 def check_files(checkpoint: Path) -> None:
@@ -70,7 +87,7 @@ def _missing_weights(checkpoint: Path) -> str:
     An index is believed where it names tensors that no file holds: some are out of date.
     """
     files = sorted(checkpoint.glob(WEIGHTS))
-    held = {name for file in files if file.exists() for name in tensor_names(file)}
+    held = {name for file in files if file.exists() for name in read_header(file).spans}
     indexed = _index(checkpoint)
     absent = {file.name for file in files if not file.exists()}  # links into an emptied cache
     absent |= {
@@ -88,8 +105,8 @@ def _missing_weights(checkpoint: Path) -> str:
     return ""
 
 
-def tensor_names(file: Path) -> set[str]:
-    """The names in a safetensors file's header. Raises ModelError unless the file is whole."""
+def read_header(file: Path) -> Header:
+    """Raises ModelError unless the file is a safetensors file, and whole."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         start = opened.read(len(_LFS_POINTER))
@@ -101,16 +118,26 @@ def tensor_names(file: Path) -> set[str]:
     try:
         tensors: dict[str, Any] = json.loads(text)
         tensors.pop("__metadata__", None)
-        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        first = _LENGTH_BYTES + length
+        header = Header(text, {name: _span(tensors[name], first) for name in tensors})
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"incomplete download, or no safetensors file: {file} has {size:,} bytes and no header"
         ) from error
-    if size < _LENGTH_BYTES + length + end:
-        raise ModelError(
-            f"incomplete download: {file} has {size:,} of {_LENGTH_BYTES + length + end:,} bytes"
-        )
-    return set(tensors)
+    whole = max((span.stop for span in header.spans.values()), default=first)
+    if size < whole:
+        raise ModelError(f"incomplete download: {file} has {size:,} of {whole:,} bytes")
+    return header
+
+
+def _span(tensor: Mapping[str, Any], first: int) -> Span:
+    """Where in its file a tensor lies; `first` is where the first one begins. Raises TypeError,
+    LookupError or ValueError for what is no description of a tensor.
+    """
+    start, stop = map(index, tensor["data_offsets"])
+    if not 0 <= start <= stop:
+        raise ValueError(f"a tensor from {start} to {stop}")
+    return Span(first + start, first + stop)
 
 
 def _index(checkpoint: Path) -> dict[str, str]:

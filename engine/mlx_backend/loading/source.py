@@ -12,14 +12,14 @@ from huggingface_hub.errors import (
 )
 
 from engine.mlx_backend.errors import ModelError, one_line
-from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, check_files
+from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, Span, check_files, read_header
 
 DEFAULT_NAME = "rootstock-demo"
 DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
 """The embedded default: the demonstration model that `tools/train_demo_model.py` trained."""
 
 _FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
-_SAMPLES = 16
+_SAMPLES = 4  # of a tensor
 _SAMPLE_BYTES = 4096
 
 
@@ -54,18 +54,35 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
 def fingerprint(checkpoint: Path) -> str:
     """Sixteen hexadecimal digits that change with the config or the weights.
 
-    Digests config.json, and of each weight file its name, size and samples spread over it, so that
-    two fine-tunes of one model differ; reading whole checkpoints would take minutes.
+    Digests config.json, and of each weight file its name, size and header, and samples of every
+    tensor: a fine-tune differs from its model, be it in few tensors, or in each in a few values of
+    a hundred. What changes between the samples alone, as some rows of an embedding or some experts
+    of a joined tensor, is not seen: reading whole checkpoints would take minutes. Raises ModelError
+    for a file that is not whole.
     """
     digest = blake3((checkpoint / "config.json").read_bytes())
     for file in sorted(checkpoint.glob(WEIGHTS)):
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}:".encode())
+        header = read_header(file)
+        digest.update(f"{file.name}:{file.stat().st_size}:".encode())
+        digest.update(header.text)
         with file.open("rb") as weights:
-            for sample in range(_SAMPLES):
-                weights.seek(sample * max(size - _SAMPLE_BYTES, 0) // (_SAMPLES - 1))
-                digest.update(weights.read(_SAMPLE_BYTES))
+            for span in sorted(header.spans.values()):
+                for sample in _samples(span):
+                    weights.seek(sample.start)
+                    digest.update(weights.read(sample.stop - sample.start))
     return digest.hexdigest(length=8)
+
+
+def _samples(tensor: Span) -> list[Span]:
+    """Both ends and places evenly between; all of a tensor that is no longer than the samples.
+
+    Several, since of a tensor that joins others, as Q, K and V or experts, a part may change alone.
+    """
+    free = tensor.stop - tensor.start - _SAMPLE_BYTES
+    if free <= (_SAMPLES - 1) * _SAMPLE_BYTES:
+        return [tensor]
+    starts = (tensor.start + sample * free // (_SAMPLES - 1) for sample in range(_SAMPLES))
+    return [Span(start, start + _SAMPLE_BYTES) for start in starts]
 
 
 def _checked(directory: Path) -> Path:
