@@ -1,11 +1,12 @@
 """The states of recurrent layers, as MLX arrays: one row of a batch for each slot.
 
 MLX arrays are values that nobody changes. So a batch that a forward has left is kept as it is: it
-is handed back untouched when the next forward has the same rows in the same order, and a copy of a
-state is one more slot that refers to its row. A row that no slot refers to stays with its batch
-until the batches have more rows than the arena has slots; then what is left of such batches is
-copied out of them. Once that has been evaluated the slots hold at most `n_slots` states again, and
-beside them those that the latest step has replaced, which may be one too many.
+is handed back untouched when the next forward has the same rows in the same order. A copy of a
+state takes its row out of the batch, all of which would stay for it otherwise; a copy of a row that
+is alone is one more slot that refers to it. A row that no slot refers to stays with its batch until
+the batches have more rows than the arena has slots; then what is left of such batches is copied out
+of them. Once that has been evaluated the slots hold at most `n_slots` states again, and beside them
+those that the latest step has replaced, which may be one too many.
 """
 
 from collections.abc import Iterable, Sequence
@@ -117,9 +118,11 @@ class StateArena:
     def _copy(self, source: SlotId, target: SlotId) -> None:
         self._unbind(target)
         batch = self._batches.get(source)
-        if batch is not None:
+        if batch is not None and batch.n_rows == 1:
             batch.row_of[target] = batch.row_of[source]
             self._batches[target] = batch
+        elif batch is not None:
+            self._bind(batch.rows([source]), [target])
 
     def _roll_back(self, slot: SlotId) -> None:
         before = self._before.pop(slot, None)

@@ -96,8 +96,19 @@ def test_a_row_that_leaves_costs_nothing() -> None:
     arena.write([A, B, C], states(1, 2, 3))
     arena.unevaluated()
     arena.carry_out(ResetState(C))
-    arena.carry_out(CopyState(A, D))
     assert arena.unevaluated() == []
+
+
+def test_a_copy_takes_a_row_of_its_own_and_shares_one_that_is_alone() -> None:
+    """Else the state where somebody stopped would keep those of all who decoded beside it."""
+    arena = StateArena(SHAPES, 4)
+    arena.write([A, B, C], states(1, 2, 3))
+    arena.unevaluated()
+    arena.carry_out(CopyState(B, D))
+    assert {array.shape[0] for array in arena.unevaluated()} == {1}
+    arena.carry_out(CopyState(D, A))
+    assert arena.unevaluated() == []
+    assert values(arena, A, B, C, D) == [2, 2, 3, 2]
 
 
 @given(st.data())
