@@ -7,6 +7,7 @@ from math import ceil
 from engine.api import QueueFull
 from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
+from engine.namespaces import find_namespace, find_root
 from engine.pipeline import Pipeline
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
@@ -17,6 +18,7 @@ from engine.submission import Submission
 from engine.timing import Timing
 from engine.types import ALL_TIERS, CacheTier, Cleared, LoopStats, OutputEvent
 from engine.waiting import NoRoom
+from kvstore.digest import root_digest
 from kvstore.types import Namespace
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class EngineLoop:
     ) -> None:
         self.scheduler = scheduler
         self._disk = scheduler.disk
+        self._unsalted = scheduler.namespace("")
         self.timing = timing
         self._pipeline = Pipeline(scheduler, runner, masks, timing)
         self._inbox = inbox
@@ -85,6 +88,28 @@ class EngineLoop:
             cleared = clear(self.scheduler.store, self._sizes, namespace)
         self._publish()
         return cleared
+
+    @property
+    def namespaces(self) -> frozenset[Namespace]:
+        """All that a clear finds something of, but for salted ones that the disk alone has."""
+        return self._disk.namespaces.union(self.scheduler.store.index.namespaces, [self._unsalted])
+
+    def clear_named(
+        self, name: str, others: Collection[Namespace], tiers: Collection[CacheTier]
+    ) -> Cleared:
+        """Clear whatever has this name, in memory or on disk alone, if there is such a thing. The
+        `others` are known not to have it.
+
+        All in one turn: what comes from disk between a look and a clear would be in neither place.
+        """
+        namespace = find_namespace(name, self.namespaces.difference(others))
+        if namespace is not None:
+            return self.clear(namespace, tiers)
+        if CacheTier.DISK in tiers:
+            salted = self._disk.roots() - {root_digest(self._unsalted)}  # that one has been found
+            if (root := find_root(name, salted)) is not None:
+                self._disk.clear_root(root)
+        return Cleared(blocks=0, bytes=0)
 
     def when_idle(self, notify: Callable[[], None]) -> None:
         """Call `notify` as soon as no sequence is live."""

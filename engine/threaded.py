@@ -17,6 +17,7 @@ from engine.constraints.compiler import GrammarCompiler
 from engine.inbox import Inbox
 from engine.ledger import Ledger
 from engine.loop import Deliver, EngineLoop
+from engine.namespaces import find_namespace
 from engine.stats import request_infos
 from engine.submission import Submission, prepare
 from engine.types import (
@@ -35,7 +36,7 @@ from engine.types import (
 )
 from engine.validation import Limits
 from engine.watching.glimpse import Glimpses
-from engine.watching.painter import Painter, find_namespace
+from engine.watching.painter import Painter
 from engine.watching.watch import LiveWatch, watching
 from kvstore.digest import block_digests
 from kvstore.tokens import Tokens
@@ -185,15 +186,14 @@ class ThreadedEngine:
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
     ) -> Cleared:
+        loop = self._loop
         if namespace_id is None:
-            return await self._ask(partial(self._loop.clear, None, tiers))
-        scheduler = self._loop.scheduler
-        indexed = await self._ask(lambda: scheduler.store.index.namespaces)
-        known = (scheduler.namespace(""), *indexed)  # that one may be on disk alone
+            return await self._ask(partial(loop.clear, None, tiers))
+        known = await self._ask(lambda: loop.namespaces)
         namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
-        if namespace is None:
-            return Cleared(blocks=0, bytes=0)
-        return await self._ask(partial(self._loop.clear, namespace, tiers))
+        if namespace is not None:
+            return await self._ask(partial(loop.clear, namespace, tiers))
+        return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         card = self._parts.card

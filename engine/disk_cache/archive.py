@@ -88,6 +88,12 @@ class Archive:
     def is_dirty(self) -> bool:
         return bool(self._reads or self._due or self._later)
 
+    @property
+    def namespaces(self) -> frozenset[Namespace]:
+        """Those that steps are reading, though the tree may have evicted them since."""
+        reads = (read for reads in self._reads.values() for read in reads)
+        return frozenset(read.node.namespace for read in reads if read.is_wanted)
+
     def wait_seconds(self) -> float | None:
         """Until something is due, if nothing else happens; None: never."""
         now = self._clock()

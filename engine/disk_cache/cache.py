@@ -69,6 +69,17 @@ class DiskCache(Protocol):
         """How long the loop may sleep when it has nothing to do; None: until it is called."""
         ...
 
+    @property
+    def namespaces(self) -> frozenset[Namespace]:
+        """Those of which something is being read, from disk or from memory for the disk. The tree
+        need not have them.
+        """
+        ...
+
+    def roots(self) -> frozenset[Digest]:
+        """Of all namespaces of which the disk has something. Looks at every entry."""
+        ...
+
     def forget(self, namespace: Namespace | None) -> None:
         """A namespace, or all, is being cleared in memory: nothing of it is to come there."""
         ...
@@ -76,6 +87,12 @@ class DiskCache(Protocol):
     def clear(self, namespace: Namespace | None) -> None:
         """Forget what is on disk of a namespace, or all. What memory has of it is written again
         when somebody goes on with it, and not before.
+        """
+        ...
+
+    def clear_root(self, root: Digest) -> None:
+        """The same for a namespace that only the disk has: nobody can tell its salt, and so it is
+        none of the tree's and none of `namespaces`.
         """
         ...
 
@@ -102,6 +119,7 @@ class NoDiskCache:
     is_loading = False
     is_busy = False
     is_ending = False
+    namespaces = frozenset[Namespace]()
 
     def loads(self, lease: Lease) -> bool:
         return False
@@ -127,10 +145,16 @@ class NoDiskCache:
     def wait_seconds(self) -> float | None:
         return None
 
+    def roots(self) -> frozenset[Digest]:
+        return frozenset()
+
     def forget(self, namespace: Namespace | None) -> None:
         """Nothing was to come."""
 
     def clear(self, namespace: Namespace | None) -> None:
+        """There is nothing."""
+
+    def clear_root(self, root: Digest) -> None:
         """There is nothing."""
 
     def end(self) -> None:
@@ -227,6 +251,13 @@ class TieredCache:
         waits = [self._recalls.wait_seconds(), self._archive.wait_seconds()]
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
+    @property
+    def namespaces(self) -> frozenset[Namespace]:
+        return self._recalls.namespaces | self._archive.namespaces
+
+    def roots(self) -> frozenset[Digest]:
+        return self._tier.roots()
+
     def forget(self, namespace: Namespace | None) -> None:
         self._recalls.clear(namespace)
 
@@ -234,6 +265,9 @@ class TieredCache:
         self._recalls.clear(namespace)
         self._archive.clear(namespace)
         self._tier.clear(None if namespace is None else root_digest(namespace))
+
+    def clear_root(self, root: Digest) -> None:
+        self._tier.clear(root)
 
     def end(self) -> None:
         self._ends_at = self._clock() + self._shutdown_seconds

@@ -120,6 +120,11 @@ class Recalls:
     def is_loading(self) -> bool:
         return bool(self._loads)
 
+    @property
+    def namespaces(self) -> frozenset[Namespace]:
+        """Those of which something is to come."""
+        return frozenset(load.lease.namespace for load in self._loads)
+
     def fills(self, lease: Lease) -> bool:
         """Whether it is one of the loads'."""
         return any(load.lease is lease for load in self._loads)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from engine.disk_cache.cache import DiskCache
+from engine.namespaces import UNSALTED_ID, namespace_id
 from engine.types import DiskCacheStats
 from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Live, Moment
 from engine.watching.picture import (
@@ -19,7 +20,6 @@ from engine.watching.picture import (
     PictureNode,
     PictureRequest,
 )
-from kvstore.digest import root_digest
 from kvstore.mirror.mirror import MirrorNode, TreeMirror
 from kvstore.types import BlockId, Namespace
 
@@ -34,8 +34,6 @@ REQUEST_BYTES = 260
 NAMESPACE_BYTES = 110
 STATE_BYTES = 9
 HOLE_BYTES = 19
-
-DEFAULT_NAMESPACE = "0"
 
 
 class Painter:
@@ -189,20 +187,9 @@ class Painter:
         return tuple((node.start + first, node.start + end) for first, end in runs[-MAX_MARKS:])
 
 
-def namespace_id(namespace: Namespace) -> str:
-    """A name that says nothing of the salt, and is the same for as long as the model is."""
-    if not namespace.cache_salt:
-        return DEFAULT_NAMESPACE
-    return root_digest(namespace).hex()[:12]
-
-
-def find_namespace(name: str, namespaces: Iterable[Namespace]) -> Namespace | None:
-    return next((each for each in namespaces if namespace_id(each) == name), None)
-
-
 def _namespace(root: MirrorNode) -> PictureNamespace:
     name = namespace_id(root.namespace)
-    title = "default" if name == DEFAULT_NAMESPACE else f"salted {name[:8]}"
+    title = "default" if name == UNSALTED_ID else f"salted {name[:8]}"
     return PictureNamespace(name, title, root.weight.nodes, root.weight.tokens)
 
 

@@ -101,6 +101,12 @@ class WriteBuffer:
                     return count
             return len(names)
 
+    def roots(self) -> frozenset[Digest]:
+        """Of all namespaces of which something is on its way."""
+        with self._changed:
+            jobs = (*self._jobs, self._at_work)
+            return frozenset(job.root for job in jobs if isinstance(job, Extent))
+
     def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
         """Whether one of these parts is neither stored nor on its way."""
         with self._changed:

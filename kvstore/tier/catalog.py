@@ -63,6 +63,11 @@ class Catalog:
         with self._lock:
             return tuple(self._records.values())
 
+    def roots(self) -> frozenset[Digest]:
+        """Of all namespaces that have records."""
+        with self._lock:
+            return frozenset(record.root for record in self._records.values())
+
     def segments(self) -> dict[int, int]:
         """Of each segment, how many records it has; none where all have gone."""
         with self._lock:

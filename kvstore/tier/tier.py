@@ -108,6 +108,10 @@ class DiskTier:
         """
         return self._buffer.lacks(name, has)
 
+    def roots(self) -> frozenset[Digest]:
+        """Of all namespaces of which something is stored or on its way."""
+        return self._buffer.roots() | self._catalog.roots()  # the way that entries take
+
     def entry(self, name: Digest) -> EntryInfo | None:
         record = self._catalog.get(name)
         return record.info if record else None

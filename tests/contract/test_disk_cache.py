@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,7 +10,14 @@ import pytest
 
 from engine.api import Engine
 from engine.launch import launch
-from engine.types import DiskCacheConfig, DiskWrites, EngineConfig, Request, SamplingParams
+from engine.types import (
+    CacheTier,
+    DiskCacheConfig,
+    DiskWrites,
+    EngineConfig,
+    Request,
+    SamplingParams,
+)
 from kvstore.tier.types import MIB, TierError
 from load_tests.random_checkpoint import write_checkpoint
 from server.metrics import EngineTelemetry
@@ -55,10 +62,11 @@ async def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[int]:
         await engine.drain(10.0)
 
 
-async def _ask(engine: Engine, name: str, prompt: Sequence[int]) -> int:
+async def _ask(engine: Engine, name: str, prompt: Sequence[int], cache_salt: str = "") -> int:
     sampling = SamplingParams(temperature=0)
+    request = Request(name, tuple(prompt), 2, sampling, cache_salt=cache_salt)
     cached_tokens = -1
-    async for event in engine.generate(Request(name, tuple(prompt), 2, sampling)):
+    async for event in engine.generate(request):
         assert event.error is None
         if event.usage is not None:
             cached_tokens = event.usage.cached_tokens
@@ -134,6 +142,31 @@ def test_exit_writes_at_the_end_alone_and_all_at_once(
 
     asyncio.run(served())
     assert lives.serve(PROMPT[:300]) == [288]
+
+
+def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
+    model: Path, tmp_path: Path
+) -> None:
+    """Which is the one that an earlier daemon's pictures had."""
+    disk = DiskCacheConfig(tmp_path, 64 * MIB, shutdown_seconds=60.0, salted=True)
+    config = Lives(model, disk).config
+
+    async def serve(forgotten: Collection[str], salts: Sequence[str]) -> tuple[list[int], str]:
+        """How many tokens were cached, and the name of the salt that came last."""
+        engine = launch(config, EngineTelemetry(), lambda line: None)
+        try:
+            for name in forgotten:
+                await engine.clear_cache(name, [CacheTier.DISK])
+            cached = [await _ask(engine, salt, PROMPT[:300], salt) for salt in salts]
+            async with engine.watch() as watch:
+                await watch.look()
+                return cached, watch.picture().namespaces[-1].id
+        finally:
+            await engine.drain(10.0)
+
+    _, alice = asyncio.run(serve([], ["alice"]))
+    assert asyncio.run(serve([], ["bob"]))[0] == [0]
+    assert asyncio.run(serve([alice], ["alice", "bob"]))[0] == [0, 288]
 
 
 def _wait_until_stored(directory: Path, n_bytes: int) -> None:

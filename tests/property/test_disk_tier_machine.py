@@ -176,6 +176,8 @@ class TierMachine(RuleBasedStateMachine):
         roots = {chain.root for chain in CHAINS}
         assert {self.parents[name] for name in known} <= known | roots
         assert self.tier.stats().entries == len(known)
+        names = {chain: known.intersection(chain.names) for chain in (*CHAINS, BRANCH)}
+        assert self.tier.roots() == {chain.root for chain, found in names.items() if found}
         assert allocated(self.path) <= SMALL.max_bytes
         self.parents = {name: parent for name, parent in self.parents.items() if name in known}
 

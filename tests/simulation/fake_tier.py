@@ -63,6 +63,9 @@ class FakeTier:
         stored = self.records.get(name)
         return stored is None or stored.lacks(has)
 
+    def roots(self) -> frozenset[Digest]:
+        return frozenset(stored.root for stored in self.records.values())
+
     def entry(self, name: Digest) -> EntryInfo | None:
         stored = self.records.get(name)
         return stored.info if stored else None

@@ -3,16 +3,20 @@
 One seed decides all: the sizes, the arrivals, the aborts, the clears, the faults, the restarts.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from math import inf
 from random import Random
 
 from engine.api import InvalidRequest, QueueFull
+from engine.namespaces import namespace_id
 from engine.sequence import LiveSequence
 from engine.stats import loop_stats
 from engine.step import SequenceId
 from engine.types import CacheTier, FinishReason, OutputEvent
 from kvstore import invariants
+from kvstore.digest import root_digest
+from kvstore.types import Namespace
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.disk import DiskCheck
 from tests.simulation.checks.progress import Watchdog
@@ -180,16 +184,28 @@ class Simulation:
         self.loop.abort(request_id)
 
     def _clear(self) -> None:
-        """One tier or both, of one namespace or of all."""
+        """One tier or both, of one namespace, by its name or as it is, or of all."""
         self._wake()
         scheduler = self.daemon.scheduler
         namespace = self.random.choice([None, scheduler.namespace(""), scheduler.namespace("salt")])
         [tiers] = self.random.choices(list(CLEARED), [60, 1, 1])
         if CacheTier.DISK in tiers:
             self._disk_check.excuse()
-        self.loop.clear(namespace, tiers)
+        if namespace is not None and self.random.random() < 0.5:
+            self.loop.clear_named(namespace_id(namespace), (), tiers)
+        else:
+            self.loop.clear(namespace, tiers)
+        self._check_cleared(namespace, tiers)
         self.census[CLEARED[tiers]] += 1
         self._watch.cut_off(Happening.LOAD_CLEARED)
+
+    def _check_cleared(self, namespace: Namespace | None, tiers: Collection[CacheTier]) -> None:
+        if CacheTier.MEMORY in tiers:
+            indexed = self.daemon.store.index.namespaces
+            assert not [it for it in indexed if namespace in (None, it)], "still in memory"
+        if CacheTier.DISK in tiers and self._has_disk:
+            root = None if namespace is None else root_digest(namespace)
+            assert not [it for it in self.tier.held_roots() if root in (None, it)], "still on disk"
 
     def _restart(self) -> None:
         """Another engine finds what this one has left: having ended, or having been killed."""

@@ -103,6 +103,15 @@ class TroubledTier:
         """Whether it is stored or on its way."""
         return name in self.records or name in self._buffered
 
+    def roots(self) -> frozenset[Digest]:
+        self._meanwhile()
+        return self.held_roots()
+
+    def held_roots(self) -> frozenset[Digest]:
+        """Of all that is stored or on its way."""
+        waiting = {extent.root for extent in self._buffer}
+        return frozenset(waiting.union(stored.root for stored in self.records.values()))
+
     def entry(self, name: Digest) -> EntryInfo | None:
         self._meanwhile()
         stored = self.records.get(name)

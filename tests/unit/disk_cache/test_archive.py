@@ -438,6 +438,22 @@ def test_a_clear_of_one_namespace_leaves_the_others_reads() -> None:
         assert (desk.has(prompt), desk.has(prompt, SALTED)) == (0, len(prompt))
 
 
+def test_a_namespace_that_was_evicted_while_it_is_read_is_known_until_then() -> None:
+    """Else a clear would not find it, and it would be written behind the clear."""
+    desk = Desk(archive=replace(ARCHIVE, salted=True))
+    serve(desk.store, PROMPT, namespace=SALTED)
+    desk.wait()
+    number, _, reads = desk.plan()
+    while desk.store.index.evict() is not None:
+        pass
+    assert desk.store.index.namespaces == ()
+    assert desk.disk.namespaces == {SALTED}
+    desk.disk.clear(SALTED)
+    assert desk.disk.namespaces == frozenset()
+    desk.disk.commit(number, [contents(read) for read in reads])
+    assert not desk.shelf.records
+
+
 def test_blocks_that_have_left_the_tree_are_not_read() -> None:
     desk = Desk()
     serve(desk.store, PROMPT)

@@ -268,6 +268,15 @@ def test_a_clear_ends_it_and_leaves_nothing_held(
     assert desk.store.pool.n_free == 64
 
 
+def test_its_namespace_is_known_before_anything_has_come(desk: Desk) -> None:
+    assert desk.disk.namespaces == frozenset()
+    desk.recall([*PROMPT, 0])
+    assert desk.store.index.namespaces == ()
+    assert desk.disk.namespaces == {NS}
+    desk.disk.clear(NS)
+    assert desk.disk.namespaces == frozenset()
+
+
 def test_a_clear_of_another_namespace_does_not_end_it(desk: Desk) -> None:
     desk.recall([*PROMPT, 0])
     desk.disk.clear(SALTED)

@@ -234,6 +234,25 @@ def test_clearing_a_namespace_leaves_the_others(tier: DiskTier) -> None:
     assert read(tier, theirs.names)[1] is None
 
 
+def test_the_roots_are_those_of_what_is_stored_written_and_waiting(tmp_path: Path) -> None:
+    files = FilesOfAClosingTier()
+    chains = [Chain("one", 10, space=space) for space in "abc"]
+    tier = files.tier = DiskTier.open(tmp_path, "model", LIMITS, files)
+    assert tier.roots() == frozenset()
+    assert tier.offer(chains[0].extent())
+    assert files.begun.wait(PATIENCE)
+    assert tier.offer(chains[1].extent())
+    assert tier.roots() == {chains[0].root, chains[1].root}
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert tier.roots() == {chains[0].root}
+    stored(tier, chains[2].extent())
+    assert tier.roots() == {chains[0].root, chains[2].root}
+    tier.clear(chains[0].root)
+    assert tier.roots() == {chains[2].root}
+    tier.close()
+
+
 def test_clearing_all_leaves_no_bytes(tmp_path: Path, tier: DiskTier) -> None:
     stored(tier, Chain("one", 100).extent(), Chain("two", 100).extent())
     assert segment_files(tmp_path)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from engine.disk_cache.cache import NoDiskCache
+from engine.namespaces import namespace_id
 from engine.timing import Timing
 from engine.types import DiskCacheStats
 from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Glimpses, Live, Moment
-from engine.watching.painter import MAX_NODES, Painter, namespace_id
+from engine.watching.painter import MAX_NODES, Painter
 from engine.watching.picture import CachePicture, GroupSlots, Hidden
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
