@@ -14,12 +14,10 @@ class BlockNames:
     def __init__(self, block_size: int) -> None:
         self._block_bytes = block_size * TOKEN_BYTES
         self._names: dict[BlockId, Digest] = {}
-        self._roots: dict[Namespace, Digest] = {}
 
     def root(self, namespace: Namespace) -> Digest:
-        if namespace not in self._roots:
-            self._roots[namespace] = root_digest(namespace)
-        return self._roots[namespace]
+        """Not remembered: salts come and go."""
+        return root_digest(namespace)
 
     def of(self, block: BlockId) -> Digest:
         """Raises KeyError for a block that is not in the tree and never was."""
@@ -74,4 +72,4 @@ class BlockNames:
         """They go when they are free."""
 
     def cleared(self, namespace: Namespace) -> None:
-        self._roots.pop(namespace, None)  # salts come and go
+        """They go when they are free."""
