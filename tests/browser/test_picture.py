@@ -61,6 +61,7 @@ def test_a_resend_lights_up_what_it_adopts_and_nothing_else(
 ) -> None:
     for text in QUESTIONS:
         say(daemon, text, SYSTEM)
+    page.reload()  # its first picture has all three, and lights up nothing
     expect(page.locator(".bar")).to_have_count(4)
     expect(page.locator(".bar.held")).to_have_count(0)
     expect(page.locator(".bar.lit")).to_have_count(0)
