@@ -131,10 +131,10 @@ class WriteBuffer:
         waits; None at the end.
         """
         with self._changed:
-            is_job = self._changed.wait_for(lambda: self._jobs or self._is_closed, timeout)
+            self._changed.wait_for(lambda: self._jobs or self._is_closed, timeout)
             if self._is_closed and not self._jobs:
                 return None
-            self._at_work = self._jobs.popleft() if is_job and timeout > 0 else Upkeep()
+            self._at_work = self._jobs.popleft() if self._jobs and timeout > 0 else Upkeep()
             self._is_revoked = False
             return self._at_work
 
