@@ -32,7 +32,7 @@ def open_disk_cache(
         raise TierError(_too_small(config.max_bytes, rules, backend.part_bytes, store.block_size))
     tier = DiskTier.open(
         config.directory,
-        f"{backend.card.fingerprint} {backend.kv_format}",
+        f"{backend.card.fingerprint} {backend.kv_format} {backend.software}",
         tier_limits(config, backend.part_bytes),
     )
     kept = "prompts whole" if math.isinf(n_tokens) else f"of a prompt its first {n_tokens:,} tokens"

@@ -66,6 +66,7 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
         sizes=sizes,
         bytes=storage_bytes(_footprint(loaded.layout, config.block_size), sizes),
         kv_format=storage.kv_format,
+        software=f"mlx={metadata.version('mlx')} mlx-lm={metadata.version('mlx-lm')}",
         part_bytes=storage.part_bytes,
         max_step_seconds=host.step_limit_seconds(config.max_step_seconds),
         release_thread=release_thread,

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
@@ -122,6 +123,19 @@ def test_selective_writes_what_has_paused_and_the_rest_at_the_end(
     lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=64 * MIB, shutdown_seconds=60))
     assert lives.serve(PROMPT[:300], SHORT) == [0, 0]
     assert lives.serve(PROMPT[:300], SHORT) == [288, 0]  # a prompt of 40 tokens is no matter
+
+
+def test_another_version_of_mlx_lm_computes_anew(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers may be others: those of a model that it had wrong, for one."""
+    lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=64 * MIB, shutdown_seconds=60))
+    assert lives.serve(PROMPT[:300]) == [0]
+    with monkeypatch.context() as later:
+        now = metadata.version
+        later.setattr(metadata, "version", lambda name: {"mlx-lm": "999"}.get(name) or now(name))
+        assert lives.serve(PROMPT[:300]) == [0]
+    assert lives.serve(PROMPT[:300]) == [288]
 
 
 @pytest.mark.parametrize("mode", ["exit", "all"])
