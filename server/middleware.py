@@ -50,7 +50,7 @@ class RequestLog(HttpMiddleware):
 
         async def watched() -> Message:
             message = await receive()
-            if message["type"] == "http.disconnect":
+            if message["type"] == "http.disconnect" and not record.is_answered:
                 record.leave()
             return message
 
@@ -59,6 +59,8 @@ class RequestLog(HttpMiddleware):
                 record.answer(message["status"])
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = headers["Request-Id"] = record.id  # Anthropic's name
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                record.is_answered = True  # ASGI says `http.disconnect` behind a whole answer, too
             await send(message)
 
         try:

@@ -29,7 +29,8 @@ class RequestRecord:
     usage: Usage | None = None
     cache_marks: int = 0  # how often the client said `cache_control`
     status: int = 0
-    client_left: bool = False
+    is_answered: bool = False  # to its last byte
+    client_left: bool = False  # before that
 
     def cache_salt(self, chosen: str) -> str:
         """The salt that the client chose, within the namespace of its key. No name has a NUL."""

@@ -109,6 +109,17 @@ def test_who_leaves_in_mid_answer_had_a_status(
     assert " client-left " in line
 
 
+def test_who_closes_behind_a_whole_answer_has_not_left(
+    base_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As curl does. ASGI tells a file's answer of a disconnect behind its last byte."""
+    caplog.set_level(logging.INFO, "rootstock")
+    answer = httpx.get(f"{base_url}/", headers={"Connection": "close"})
+    line = line_with(caplog, answer.headers["X-Request-Id"])
+    assert line.startswith("GET / 200 ")
+    assert "client-left" not in line
+
+
 def test_who_leaves_in_mid_question_is_a_499(
     base_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
