@@ -150,7 +150,7 @@ class TierLimits:
 
     max_bytes: int
     buffer_bytes: int = 64 * MIB
-    read_ahead_bytes: int = 16 * MIB
+    read_ahead_bytes: int = 8 * MIB
     run_bytes: int = 4 * MIB
     daily_bytes: float = math.inf
     least_free: float = 0.05
