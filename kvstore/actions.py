@@ -89,7 +89,7 @@ class ReadBlock:
     state: SlotId | None = None
 
 
-Parts: TypeAlias = tuple[bytes | None, ...]
+Parts: TypeAlias = tuple[bytes | memoryview | None, ...]
 """What a `ReadBlock` gives: its block, each window's block, the state; None where not asked for.
 
 Behind `n_tokens` all is zero.

@@ -19,6 +19,8 @@ from kvstore.types import BlockId, SlotId
 
 FORMAT = "kv1"
 
+_WORDS = (mx.uint64, mx.uint32, mx.uint16, mx.uint8)
+
 Form: TypeAlias = Sequence[tuple[tuple[int, ...], mx.Dtype]]
 """Shape and dtype of each array that something is made of."""
 
@@ -30,21 +32,21 @@ class Packed:
     """
 
     def __init__(self, arrays: Iterable[mx.array], n_things: int) -> None:
-        self._n_things = n_things
-        self._pieces = [
-            mx.contiguous(array.reshape(n_things, -1)).view(mx.uint8)
-            for array in arrays
-            if array.size
-        ]
+        pieces = [mx.contiguous(array.reshape(n_things, -1)) for array in arrays if array.size]
+        word = _widest([piece.nbytes // n_things for piece in pieces])
+        pieces = [piece.view(word) for piece in pieces]
+        self._joined = mx.concatenate(pieces, axis=1) if pieces else mx.zeros((n_things, 0), word)
 
     def arrays(self) -> list[mx.array]:
         """What must have been computed before `read`."""
-        return self._pieces
+        return [self._joined] if self._joined.size else []
 
-    def read(self) -> list[bytes]:
-        """The bytes of each."""
-        pieces = [np.asarray(piece) for piece in self._pieces]
-        return [b"".join([piece[index] for piece in pieces]) for index in range(self._n_things)]
+    def read(self) -> list[memoryview]:
+        """The bytes of each, where MLX has them: nothing is copied, and all of it stays in memory
+        until all of them are let go. MLX finds such memory again, and it need not be touched anew.
+        """
+        rows = np.asarray(self._joined).view(np.uint8)
+        return [memoryview(row).toreadonly() for row in rows]
 
 
 def pack_blocks(arena: Arena, blocks: list[BlockId], n_tokens: list[int]) -> Packed:
@@ -135,6 +137,11 @@ def _check_size(data: bytes, form: Form) -> None:
     expected = sum(_bytes(shape, dtype) for shape, dtype in form)
     if len(data) != expected:
         raise ArenaError(f"{len(data)} bytes to fill in where there are {expected}")
+
+
+def _widest(sizes: Sequence[int]) -> mx.Dtype:
+    """Of what so many bytes are made of: to join 4 MiB in eights takes 0.3 ms, in ones 1.2."""
+    return next(word for word in _WORDS if not any(size % word.size for size in sizes))
 
 
 def _bytes(shape: tuple[int, ...], dtype: mx.Dtype) -> int:

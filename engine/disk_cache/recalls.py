@@ -14,7 +14,7 @@ from functools import partial
 
 from engine.disk_cache.entries import Entries
 from engine.disk_cache.tier import Found, Ticket, Tier
-from kvstore.actions import Order, Parts
+from kvstore.actions import Order
 from kvstore.digest import Digest, digest_behind, root_digest
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
@@ -68,7 +68,7 @@ class RecallCounters:
 @dataclass(frozen=True, slots=True)
 class _Arrived:
     n_tokens: int  # of the block
-    parts: Parts
+    parts: tuple[bytes | None, ...]
     n_bytes: int
 
 
@@ -338,6 +338,6 @@ class Recalls:
                 self._end(load)
 
 
-def _as_bytes(parts: Sequence[Buffer | None]) -> Parts:
+def _as_bytes(parts: Sequence[Buffer | None]) -> tuple[bytes | None, ...]:
     """Copies nothing where the tier has given bytes."""
     return tuple(None if part is None else bytes(part) for part in parts)

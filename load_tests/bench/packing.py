@@ -35,7 +35,7 @@ def report(dtype: mx.Dtype, stride: int) -> str:
     arena = Arena([shape] * LAYERS, N_BLOCKS, BLOCK_SIZE)
     n_blocks = max(round(BYTES / (arena.bytes / N_BLOCKS)), 1)
     blocks = [BlockId(stride * index) for index in range(n_blocks)]
-    contents = dict(zip(blocks, read(arena, blocks), strict=True))
+    contents = dict(zip(blocks, map(bytes, read(arena, blocks)), strict=True))
     n_bytes = sum(map(len, contents.values()))
     reading = median_seconds(lambda: read(arena, blocks))
     filling = median_seconds(lambda: fill_blocks(arena, contents))
@@ -46,7 +46,7 @@ def report(dtype: mx.Dtype, stride: int) -> str:
     )
 
 
-def read(arena: Arena, blocks: list[BlockId]) -> list[bytes]:
+def read(arena: Arena, blocks: list[BlockId]) -> list[memoryview]:
     """Whole blocks."""
     packed = pack_blocks(arena, blocks, [BLOCK_SIZE] * len(blocks))
     mx.eval(packed.arrays())

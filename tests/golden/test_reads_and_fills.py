@@ -50,12 +50,12 @@ def fills(targets: Sequence[ReadBlock], contents: Sequence[Parts]) -> list[Order
     orders: list[Order] = []
     for target, (block, *windows, state) in zip(targets, contents, strict=True):
         assert block is not None
-        orders.append(FillBlock(target.block, block))
+        orders.append(FillBlock(target.block, bytes(block)))
         for group, (slot, data) in enumerate(zip(target.windows, windows, strict=True)):
             if slot is not None and data is not None:
-                orders.append(FillWindow(group, slot, data))
+                orders.append(FillWindow(group, slot, bytes(data)))
         if target.state is not None and state is not None:
-            orders.append(FillState(target.state, state))
+            orders.append(FillState(target.state, bytes(state)))
     return orders
 
 

@@ -20,10 +20,11 @@ def storage(*shapes: LayerShape, block_size: int = 2, n_blocks: int = 3) -> Stor
     return Storage(layout, StorageSizes(n_blocks), block_size)
 
 
-def read(held: Storage, block: BlockId) -> bytes | None:
+def read(held: Storage, block: BlockId) -> bytes:
     reading = held.read([ReadBlock(block, held.full.block_size)])
-    [parts] = reading.parts()
-    return parts[0]
+    [[part, *_]] = reading.parts()
+    assert part is not None
+    return bytes(part)
 
 
 def test_copies_and_fills_are_carried_out_in_their_order() -> None:

@@ -32,7 +32,7 @@ class Reading:
         """The parts of each read."""
         return tuple(zip(*map(self._of_all, self._columns), strict=True))
 
-    def _of_all(self, column: Column) -> Iterator[bytes | None]:
+    def _of_all(self, column: Column) -> Iterator[memoryview | None]:
         found = dict(zip(column.readers, column.packed.read(), strict=True))
         return map(found.get, range(self._n_reads))
 
