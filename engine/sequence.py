@@ -6,7 +6,7 @@ from enum import Enum, auto
 from engine.constraints.guide import FreeGuide, Guide
 from engine.output import Output, TextDelta
 from engine.step import SequenceId
-from engine.types import Request, TokenLogprob, Usage
+from engine.types import FinishReason, Request, TokenLogprob, Usage
 from kvstore.digest import Digest
 from kvstore.lease import Lease
 from kvstore.tokens import Tokens
@@ -136,9 +136,12 @@ class LiveSequence:
         self.tokens.append(token_id)
         self.guide.accept(token_id)
         piece = self.output.add(token_id)
-        if piece.finish_reason is None and self.guide.is_complete:
-            last = self.output.complete()
-            return replace(last, text=piece.text + last.text)
+        match piece.finish_reason:
+            case None if self.guide.is_complete:
+                last = self.output.complete()
+                return replace(last, text=piece.text + last.text)
+            case FinishReason.LENGTH if self.guide.is_complete:
+                return replace(piece, finish_reason=FinishReason.STOP)  # nothing is missing
         return piece
 
     def run_with(self, lease: Lease) -> None:

@@ -3,7 +3,24 @@
 import pytest
 
 from engine.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
+from engine.types import FinishReason
 from tests.unit.engine_harness import Harness, prompt
+
+
+class TwoTokens:
+    """A guide behind whose second token nothing may follow."""
+
+    choice = None
+
+    def __init__(self) -> None:
+        self._accepted = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self._accepted == 2
+
+    def accept(self, token_id: int) -> None:
+        self._accepted += 1
 
 
 def test_a_waiting_sequence_has_nothing_to_give_up() -> None:
@@ -24,3 +41,19 @@ def test_nothing_follows_the_end() -> None:
 def test_every_status_but_the_last_can_end() -> None:
     for status, followers in LEGAL_TRANSITIONS.items():
         assert (Status.FINISHED in followers) == (status is not Status.FINISHED)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "reason"),
+    [(1, FinishReason.LENGTH), (2, FinishReason.STOP), (3, FinishReason.STOP)],
+)
+def test_a_grammar_that_the_last_token_fulfils_is_a_stop(
+    max_tokens: int, reason: FinishReason
+) -> None:
+    """Nothing of the answer is missing: clients that parse it refuse one that is cut off."""
+    harness = Harness()
+    request_id = harness.add(prompt(1, 5), max_tokens, stop=("never",))
+    harness.sequence(request_id).guide = TwoTokens()
+    harness.finish()
+    assert harness.reason(request_id) is reason
+    assert len(harness.text(request_id)) == len(harness.output(request_id)) == min(max_tokens, 2)
