@@ -23,6 +23,9 @@ MAX_PENDING_TOKENS = 32
 KEPT_PENDING_TOKENS = 16
 """What stays of such a run: more bytes than the characters that may still change are made of."""
 
+MAX_CONTEXT_TOKENS = 8
+"""Among so many tokens of a text the last ones are whole characters, unless it ends within one."""
+
 
 class Detokenizer(Protocol):
     """The text of one sequence as it grows. Never raises."""
@@ -39,15 +42,18 @@ class Detokenizer(Protocol):
 def detokenizer_factory(
     tokenizer: "PreTrainedTokenizerBase",
 ) -> Callable[[Request], Detokenizer]:
-    """A function that makes a detokenizer for one sequence, in well under a microsecond.
+    """A function that makes a detokenizer for one sequence, in a few microseconds.
 
     Special tokens have no text where the request skips them; ids without a token never have.
     """
     shown = _fast_decode if tokenizer.is_fast else _slow_decode
     text_alone, verbatim = shown(tokenizer, True), shown(tokenizer, False)
-    return lambda request: WindowDetokenizer(
-        text_alone if request.skip_special_tokens else verbatim
-    )
+
+    def new(request: Request) -> Detokenizer:
+        decode = text_alone if request.skip_special_tokens else verbatim
+        return WindowDetokenizer(decode, _context(decode, request.text_before))
+
+    return new
 
 
 class WindowDetokenizer:
@@ -61,11 +67,12 @@ class WindowDetokenizer:
 
     __slots__ = ("_decode", "_given", "_pending", "_window")
 
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
+        """`before`: tokens of whole characters that the sequence goes on behind."""
         self._decode = decode
-        self._window: list[int] = []
-        self._pending = 0  # where in the window the incomplete tokens begin
-        self._given = ""  # beginning of the window's text that has been given out
+        self._window = list(before)
+        self._pending = len(before)  # where in the window the incomplete tokens begin
+        self._given = decode(self._window)  # beginning of its text that has been given out
 
     def add(self, token_id: int) -> str:
         self._window.append(token_id)
@@ -105,6 +112,18 @@ class WindowDetokenizer:
         """So many tokens complete no text: leave out the first, which cannot any more."""
         del self._window[self._pending : -KEPT_PENDING_TOKENS]
         self._given = _complete(self._decode(self._window))
+
+
+def _context(decode: Decode, token_ids: Sequence[int]) -> Sequence[int]:
+    """The fewest last tokens whose text is whole characters; none where a few have no such text.
+
+    Behind these a word keeps its space, which many decoders take from the beginning of a text.
+    """
+    for count in range(1, min(len(token_ids), MAX_CONTEXT_TOKENS) + 1):
+        text = decode(last := list(token_ids[-count:]))
+        if text and REPLACEMENT not in text:
+            return last
+    return ()
 
 
 def _complete(text: str) -> str:

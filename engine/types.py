@@ -160,6 +160,7 @@ class Request:
     cache_salt: str = ""
     prompt_logprobs: int | None = None  # top alternatives for every prompt token
     skip_special_tokens: bool = True  # False: they stay in the text
+    text_before: tuple[int, ...] = ()  # whose text the output's goes on; empty: it begins one
     constraint: Constraint | None = None
     thinking_budget: ThinkingBudget | None = None
 

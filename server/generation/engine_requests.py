@@ -52,7 +52,7 @@ def completion_requests(
         raise invalid(f"{len(prompts)} prompts times {sequences} are too many: {limit}", "n")
     asked = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     logprobs = 0 if body.logprobs is None and sequences > body.n else body.logprobs
-    return [
+    requests = [
         _request(
             body,
             prompt,
@@ -66,6 +66,7 @@ def completion_requests(
         )
         for index, prompt in enumerate(prompts)
     ]
+    return [replace(request, text_before=request.prompt) for request in requests]
 
 
 def sequences_per_prompt(body: CompletionRequest) -> int:

@@ -57,6 +57,7 @@ def test_every_shape_of_prompt(
     body = post(http, model, prompt=prompt, max_tokens=3)
     requests = [engine.submitted.get_nowait() for _ in seen]
     assert [bytes(request.prompt).decode() for request in requests] == seen
+    assert [request.text_before for request in requests] == [r.prompt for r in requests]
     assert [choice["index"] for choice in body["choices"]] == list(range(len(seen)))
     assert body["usage"]["prompt_tokens"] == sum(map(len, seen))
     assert body["usage"]["completion_tokens"] == 3 * len(seen)

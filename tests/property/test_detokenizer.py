@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -68,9 +68,11 @@ def plain_bytes() -> ByT5Tokenizer:
     return ByT5Tokenizer()
 
 
-def pieces_of(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
+def pieces_of(
+    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], before: Sequence[int] = ()
+) -> list[str]:
     """What each token gave, and last what the end gave."""
-    detokenizer = detokenizer_factory(tokenizer)(Request("r", (1,), 1))
+    detokenizer = detokenizer_factory(tokenizer)(Request("r", (1,), 1, text_before=tuple(before)))
     return [*(detokenizer.add(token_id) for token_id in token_ids), detokenizer.finish()]
 
 
@@ -129,3 +131,32 @@ def test_special_tokens_between_words_leave_the_text_as_it_is(
     ends = [tokenizer.convert_tokens_to_ids(SPECIAL)] * repeats
     mixed = [token_id for word in words for token_id in [*ends, *encoded(tokenizer, word)]]
     assert "".join(pieces_of(tokenizer, mixed)) == " ".join(words)
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, plain_bytes])
+@given(text=TEXTS, share=st.floats(0, 1))
+def test_what_goes_on_with_a_text_is_all_that_the_text_lacks(
+    make: Callable[[], PreTrainedTokenizerBase], text: str, share: float
+) -> None:
+    """The space of its first word, too."""
+    tokenizer = make()
+    token_ids = encoded(tokenizer, text)
+    cut = round(share * len(token_ids))
+    begun = decoded(tokenizer, token_ids[:cut])
+    assume(REPLACEMENT not in begun and (begun or not cut))
+    rest = "".join(pieces_of(tokenizer, token_ids[cut:], before=token_ids[:cut]))
+    assert begun + rest == text
+
+
+def test_special_tokens_stand_between_a_text_and_what_goes_on_with_it() -> None:
+    tokenizer = byte_fallback()
+    token_ids, special = encoded(tokenizer, "the and"), encoded(tokenizer, SPECIAL)
+    assert "".join(pieces_of(tokenizer, token_ids[1:], [token_ids[0], *special])) == " and"
+    assert "".join(pieces_of(tokenizer, token_ids, special)) == "the and", "none begins a text"
+
+
+def test_a_text_that_ends_within_a_character_is_no_context() -> None:
+    token_ids = encoded(byte_fallback(), "the 🦊 and")
+    cut = len(token_ids) - 4
+    pieces = pieces_of(byte_fallback(), token_ids[cut:], before=token_ids[:cut])
+    assert "".join(pieces) == f"{2 * REPLACEMENT} and"
