@@ -31,6 +31,7 @@ def chat_request(
     return replace(
         request,
         skip_special_tokens=plan.skip_special_tokens,
+        text_before=prompt if body.continue_final_message else (),
         constraint=plan.constraint,
         thinking_budget=plan.thinking_budget,
     )

@@ -91,6 +91,21 @@ def test_parts_and_developer_reach_the_template_as_text_and_system(
     assert prompt == "<system>Be brief.\n<user>one\ntwo\n<assistant>"
 
 
+def test_a_message_that_is_continued_is_the_text_before_the_answer(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    for is_continued in (False, True):
+        body = chat(
+            messages=messages,
+            continue_final_message=is_continued,
+            add_generation_prompt=not is_continued,
+        )
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+        request = engine.submitted.get_nowait()
+        assert request.text_before == (request.prompt if is_continued else ())
+
+
 def test_assistant_with_tool_calls_may_have_null_content(
     http: httpx.Client, chat: ChatBody
 ) -> None:
