@@ -30,7 +30,8 @@ from kvstore.actions import TablePatch
 from kvstore.arena import Arena, LayerShape
 from load_tests.random_checkpoint import train_tokenizer
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, Family, tiny_tokenizer, write_family
-from tests.golden.driving import compute
+from tests.conformance.configs import CONFIGS
+from tests.golden.driving import Driver, compute, random_tokens, reference, rms
 from tests.offline import Served, load
 
 
@@ -133,6 +134,22 @@ def test_how_rows_share_forwards_is_found_out(
     served_of: Callable[[str], Served], family: str, rung: str
 ) -> None:
     assert served_of(family).execution.batching.name == rung
+
+
+def test_sparse_attention_that_begins_late_is_checked(tmp_path: Path) -> None:
+    """MiniMax M3's counts blocks of keys from the last: only a row alone has them as they are."""
+    config = CONFIGS["minimax_m3_vl"]
+    early = config["text_config"]["sparse_attention_config"]
+    late = {**early, "sparse_block_size": 16, "sparse_topk_blocks": 4}
+    text_config = {**config["text_config"], "sparse_attention_config": late}
+    checkpoint = write_family(Family("late", {**config, "text_config": text_config}), tmp_path)
+    served, peer = load(checkpoint), load_model(checkpoint)[0]
+    assert served.execution.batching.name == "one row at a time"
+    driver = Driver(served, GatherAttention())
+    rows = [random_tokens(n, seed=n) for n in (75, 100)]
+    found = driver.logits([driver.subject(tokens) for tokens in rows], lasts=6)
+    for logits, tokens in zip(found, rows, strict=True):
+        assert rms(logits, reference(peer, tokens)[-len(logits) :]) < 1e-4
 
 
 def test_other_caches_are_refused_by_name() -> None:

@@ -18,6 +18,7 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import ModelError, UnsupportedModel, one_line
 from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.loading.source import fingerprint
+from engine.mlx_backend.loading.sparse_attention import sparse_early
 from engine.mlx_backend.loading.weights import weight_bytes
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.execution import Execution
@@ -82,7 +83,8 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
     report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
     mx.eval(loaded.model.parameters())
     report("checking the model against its own caches")
-    execution = find_execution(loaded.model, loaded.layout, attentions)
+    with sparse_early(loaded.model):
+        execution = find_execution(loaded.model, loaded.layout, attentions)
     mx.clear_cache()  # what the check has left
     report(f"batches: {execution.batching.name}")
     if execution.attention is not attentions[0]:
