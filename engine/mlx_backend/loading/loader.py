@@ -27,7 +27,15 @@ from engine.mlx_backend.text.tokenizer import check_vocabulary
 
 Report = Callable[[str], None]
 
-_CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length")
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "n_positions",
+    "seq_length",
+    "max_seq_len",  # DBRX
+    "max_context_length",  # OpenELM
+    "model_max_length",  # Kimi Linear
+)
 _DEFAULT_CONTEXT_TOKENS = 4096
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 FLOAT32_SHARE = 0.8  # of memory; KV and whatever else must fit into the rest
