@@ -90,6 +90,17 @@ def test_several_threads(tokenizer: CheckpointTokenizer) -> None:
         assert list(threads.map(tokenizer.decode, ids)) == texts
 
 
+def test_text_in_a_byte_level_vocabulary(tmp_path: Path) -> None:
+    """Some have markers that are no added tokens; decoders give such tokens as they are."""
+    backend = Tokenizer(models.BPE({"Ġx": 0, "<｜▁｜>": 1, "a b": 2}, []))
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
+    tokenizer = CheckpointTokenizer(load_tokenizer(tmp_path), MAX_TOKENS)
+    known = [tokenizer.token_bytes(token) for token in range(3)]
+    assert known == [b" x", "<｜▁｜>".encode(), b"a b"]
+    assert b"".join(known) == tokenizer.decode([0, 1, 2]).encode()
+
+
 def test_sentencepiece_byte_fallback(tmp_path: Path) -> None:
     vocabulary = ["<unk>", "▁the", "▁", *(f"<0x{byte:02X}>" for byte in range(256))]
     backend = Tokenizer(

@@ -56,7 +56,7 @@ class CheckpointTokenizer:
         if token is None:
             return b""
         if self._byte_level:
-            return bytes(BYTE_OF[character] for character in token)
+            return _spelled(token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])  # SentencePiece's byte fallback
         return token.replace(_SPACE, " ").encode()
@@ -101,6 +101,13 @@ def _byte_of() -> dict[str, int]:
 
 BYTE_OF = _byte_of()
 assert set(BYTE_OF) == set(ByteLevel.alphabet())
+
+
+def _spelled(token: str) -> bytes:
+    """The bytes of a byte-level token; one with any other character is text, as to its decoder."""
+    if BYTE_OF.keys() >= set(token):
+        return bytes(BYTE_OF[character] for character in token)
+    return token.encode()
 
 
 def _is_byte_level(tokenizer_json: str) -> bool:
