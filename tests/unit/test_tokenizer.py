@@ -58,6 +58,25 @@ def test_template_errors_are_value_errors(tmp_path: Path, template: str) -> None
         )
 
 
+@pytest.fixture
+def deepseek(tmp_path: Path) -> CheckpointTokenizer:
+    """With mlx-lm's template of DeepSeek V3.2, which is Python."""
+    checkpoint = write_family(FAMILIES["qwen3"], tmp_path)
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    config["chat_template_type"] = "deepseek_v32"
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+    return CheckpointTokenizer(load_tokenizer(checkpoint), MAX_TOKENS)
+
+
+@pytest.mark.parametrize("role", ["tool", "critic"])
+def test_what_a_template_in_python_refuses_is_a_value_error(
+    deepseek: CheckpointTokenizer, role: str
+) -> None:
+    with pytest.raises(ValueError, match="the chat template refuses the messages: "):
+        deepseek.apply_chat_template([{"role": role, "content": "hi"}])
+
+
 def test_a_template_that_changes_lists_is_told_from_one_that_refuses(tmp_path: Path) -> None:
     """As some copies of Kimi K2's do with the ids of calls: only where the conversation has any."""
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], tmp_path))

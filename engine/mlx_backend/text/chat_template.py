@@ -12,7 +12,10 @@ from engine.mlx_backend.text.prompt_limit import PromptLimit
 from engine.mlx_backend.text.replays import Outline
 from engine.types import Replay
 
-_REFUSALS = (TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+_REFUSALS = (
+    *(TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError),
+    *(AssertionError, NotImplementedError),  # of mlx-lm's templates in Python
+)
 _ALLOWING = "{% macro raise_exception(message) %}{% endmacro %}{{ '' }}"
 """Before a template, lets it take any message."""
 
