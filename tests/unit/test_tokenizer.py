@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from engine.api import PromptTooLong
 from engine.mlx_backend.text.prompt_limit import PromptLimit
 from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
+from server.parsing.registry import detect
 from tests.checkpoints import FAMILIES, write_family
 
 MAX_TOKENS = 4096
@@ -75,6 +76,18 @@ def test_what_a_template_in_python_refuses_is_a_value_error(
 ) -> None:
     with pytest.raises(ValueError, match="the chat template refuses the messages: "):
         deepseek.apply_chat_template([{"role": role, "content": "hi"}])
+
+
+def test_a_template_in_python_tells_its_format_and_takes_an_effort(
+    deepseek: CheckpointTokenizer,
+) -> None:
+    """As a template in Jinja does: agents send an effort with every request, and tools."""
+    assert detect(deepseek.chat_template, deepseek.added_tokens).tools == "deepseek_v32"
+    said = [{"role": "user", "content": "hi"}]
+    plain = deepseek.apply_chat_template(said)
+    assert deepseek.apply_chat_template(said, reasoning_effort="high") == plain
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert '{"name": "f"}' in deepseek.decode(deepseek.apply_chat_template(said, tools=tools))
 
 
 def test_a_template_that_changes_lists_is_told_from_one_that_refuses(tmp_path: Path) -> None:

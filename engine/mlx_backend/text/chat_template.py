@@ -1,5 +1,7 @@
 """The chat template of a checkpoint: a conversation becomes text, and callers' words stay words."""
 
+import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -85,20 +87,32 @@ class ChatTemplate:
 
     def _allowing(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """The same for a template that takes any messages: those of an outline lack their calls."""
-        if self._wrapper.chat_template is None:  # it is Python
+        if _in_python(self._wrapper):
             return arguments
         template = self._wrapper.get_chat_template(tools=arguments.get("tools"))
         return {**arguments, "chat_template": _ALLOWING + template}
 
     def _render(self, messages: Sequence[Any], arguments: Mapping[str, Any]) -> str:
         options = {"add_generation_prompt": True, **arguments}
-        text: str = self._wrapper.apply_chat_template(list(messages), tokenize=False, **options)
+        said = list(messages)
+        if _in_python(self._wrapper):
+            options.pop("reasoning_effort", None)  # which Jinja would pass over
+            if options.get("tools") and not any(one.get("role") == "system" for one in said):
+                said.insert(0, {"role": "system", "content": ""})  # it has them there alone
+        text: str = self._wrapper.apply_chat_template(said, tokenize=False, **options)
         self._limit.check_text(text)
         return text
 
 
+def _in_python(wrapper: TokenizerWrapper) -> bool:
+    """Whether the template is one of mlx-lm's own."""
+    return wrapper._chat_template is not None
+
+
 def _source(wrapper: TokenizerWrapper) -> str:
     """The template's text; of several, one behind the other."""
+    if _in_python(wrapper):
+        return inspect.getsource(sys.modules[wrapper._chat_template.__module__])
     template = wrapper._tokenizer.chat_template
     return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
