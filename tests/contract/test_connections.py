@@ -120,6 +120,28 @@ def test_a_body_in_small_chunks_is_no_head() -> None:
         assert status(connection) == 200
 
 
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAAB\r\n"
+"""What Java's client sends with its first request, if it is not told to speak HTTP/1.1 alone."""
+
+
+def offering(request: bytes, offer: bytes = H2C) -> bytes:
+    return request.replace(b"\r\n", b"\r\n" + offer, 1)
+
+
+def test_a_request_that_offers_another_protocol_is_answered_in_this_one() -> None:
+    """With its body, however that is framed and wherever reads part it from its head."""
+    body = json.dumps(CHAT).encode()
+    chunked = CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    engine = FakeEngine()
+    with running(engine, Settings(port=0)) as base_url, connected(base_url) as connection:
+        for request in (request_head(body), chunked, request_head(body)):
+            head, _, content = offering(request).partition(b"\r\n\r\n")
+            connection.sendall(head + b"\r\n\r\n")
+            connection.sendall(content)
+            assert status(connection) == 200
+        assert engine.submitted.qsize() == 3
+
+
 def test_an_idle_connection_ends_in_its_own_time() -> None:
     settings = Settings(port=0, idle_timeout_seconds=1)
     with running(FakeEngine(), settings) as base_url, connected(base_url) as connection:

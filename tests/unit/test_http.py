@@ -3,11 +3,12 @@
 import asyncio
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from server.transport.http import MAX_HEAD_BYTES, BoundedHttp
 
+WAIT_SECONDS = 20
 HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -24,6 +25,11 @@ class Socket(asyncio.Transport):
 
     def pause_reading(self) -> None: ...
 
+    def resume_reading(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return self.closed
+
     def close(self) -> None:
         self.closed = True
 
@@ -36,8 +42,8 @@ async def silent(scope: Scope, receive: Receive, send: Send) -> None:
     await asyncio.Event().wait()
 
 
-def connected() -> tuple[BoundedHttp, Socket]:
-    protocol, socket = BoundedHttp(uvicorn.Config(silent), ServerState(), {}), Socket()
+def connected(application: ASGIApp = silent) -> tuple[BoundedHttp, Socket]:
+    protocol, socket = BoundedHttp(uvicorn.Config(application), ServerState(), {}), Socket()
     protocol.connection_made(socket)
     return protocol, socket
 
@@ -78,3 +84,30 @@ async def test_a_body_is_no_head_however_it_is_framed() -> None:
         protocol.data_received(b"1\r\nx\r\n" * MAX_HEAD_BYTES)
     assert not socket.closed
     assert not socket.aborted
+
+
+async def test_offers_of_another_protocol_are_left_out_of_what_is_asked() -> None:
+    """Of each request that came in one read, and of nothing else."""
+    asked: list[tuple[str, list[tuple[bytes, bytes]], bytes]] = []
+    answered = [asyncio.Event() for _ in range(3)]
+
+    async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+        body = (await receive())["body"]
+        asked.append((scope["path"], list(scope["headers"]), body))
+        answered[len(asked) - 1].set()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    protocol, socket = connected(listening)
+    offer = b"Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    first = b"GET /1 HTTP/1.1\r\n" + offer + b"\r\n"
+    second = b"POST /2 HTTP/1.1\r\n" + offer + b"Content-Length: 2\r\n\r\n{}"
+    protocol.data_received(first + second + b"GET /3 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await asyncio.wait_for(answered[-1].wait(), WAIT_SECONDS)
+    host, connection = (b"host", b"localhost"), (b"connection", b"Upgrade")
+    assert asked == [
+        ("/1", [host, connection], b""),
+        ("/2", [host, connection, (b"content-length", b"2")], b"{}"),
+        ("/3", [host], b""),
+    ]
+    assert not socket.closed
