@@ -19,7 +19,7 @@ from server.terminal.errors import TerminalError
 ROOT = Path(__file__).parents[3]
 READY = re.compile(r"ready on (http://\S+)\n")
 POLL_SECONDS = 0.1
-STOP_SECONDS = 10.0
+STOP_SECONDS = 10.0  # besides what it may write to a disk cache for
 LAST_LINES = 10
 CLEAN_ENDS = {0, -signal.SIGTERM}
 LOGGER = " rootstock: "  # in the log, before what a line has to say
@@ -34,11 +34,14 @@ def serve_command(model: str | None) -> list[str]:
 
 
 @contextmanager
-def daemon(command: Sequence[str], progress: Callable[[str], None]) -> Iterator[Endpoint]:
+def daemon(
+    command: Sequence[str], progress: Callable[[str], None], stop_seconds: float = STOP_SECONDS
+) -> Iterator[Endpoint]:
     """Run a daemon until the context ends. It has a random API key: nobody else may ask it.
 
     `progress` is told the log's last line while the daemon starts. Raises TerminalError with the
-    log's end when it does not start, and when it has died meanwhile.
+    log's end when it does not start, when it has died meanwhile, and when it had to be killed
+    because it had not ended after `stop_seconds`.
     """
     api_key = secrets.token_urlsafe()
     with TemporaryDirectory(prefix="rootstock-chat-") as directory:
@@ -47,7 +50,7 @@ def daemon(command: Sequence[str], progress: Callable[[str], None]) -> Iterator[
             try:
                 yield Endpoint(_ready_url(process, log, progress), api_key)
             finally:
-                _stop(process)
+                _stop(process, stop_seconds)
             if process.returncode not in CLEAN_ENDS:
                 raise _ended(process, log)
 
@@ -94,11 +97,12 @@ def _ended(process: "subprocess.Popen[bytes]", log: Path) -> TerminalError:
     return TerminalError("\n".join([f"the daemon exited with {process.returncode}", *lines]))
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
+def _stop(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     process.terminate()
     try:
-        process.wait(STOP_SECONDS)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         pass
     finally:
         process.kill()  # nothing, if it has ended
+        process.wait()

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 
 from server.settings import Settings
 from server.terminal.chat.conversation import Conversation
-from server.terminal.chat.daemon import daemon, serve_command
+from server.terminal.chat.daemon import STOP_SECONDS, daemon, serve_command
 from server.terminal.chat.history import history_file, history_in
 from server.terminal.chat.lines import line_reader
 from server.terminal.chat.screen import (
@@ -73,7 +73,9 @@ def _client(
     endpoint = endpoint or running_daemon(settings, model, api_key)
     with ExitStack() as stack:
         if endpoint is None:
+            stop_seconds = STOP_SECONDS + settings.disk_cache_shutdown_seconds
             with screen.busy("starting a daemon") as progress:
-                endpoint = stack.enter_context(daemon(serve_command(model), progress))
+                own = daemon(serve_command(model), progress, stop_seconds)
+                endpoint = stack.enter_context(own)
             model = None  # the daemon may serve it by another name
         yield stack.enter_context(connected(endpoint, model, parameters))

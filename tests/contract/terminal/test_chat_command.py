@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,8 @@ from typer.testing import CliRunner, Result
 from engine.api import QueueFull
 from server.cli import app
 from server.settings import Settings
-from server.terminal.chat.daemon import daemon
+from server.terminal.chat.daemon import STOP_SECONDS, daemon
+from server.terminal.client.http import Endpoint
 from server.terminal.errors import TerminalError
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
@@ -203,6 +206,41 @@ def test_a_daemon_that_ends_badly_says_so() -> None:
         daemon([sys.executable, "-c", DIES], ignore),
     ):
         pass
+
+
+STAYS = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready on http://127.0.0.1:1/v1", flush=True)
+signal.pause()
+"""
+
+
+def test_a_daemon_that_does_not_end_is_killed() -> None:
+    with (
+        pytest.raises(TerminalError, match=r"exited with -9\n"),
+        daemon([sys.executable, "-c", STAYS], ignore, stop_seconds=0.0),
+    ):
+        pass
+
+
+def test_a_daemon_may_write_its_cache_to_disk_before_it_is_killed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    @contextmanager
+    def recorded(
+        command: list[str], progress: Callable[[str], None], stop_seconds: float
+    ) -> Iterator[Endpoint]:
+        given.append(stop_seconds)
+        yield Endpoint(url)
+
+    monkeypatch.setattr("server.terminal.chat.run.daemon", recorded)
+    monkeypatch.setenv("ROOTSTOCK_PORT", "0")  # where no daemon runs
+    monkeypatch.setenv("ROOTSTOCK_DISK_CACHE_SHUTDOWN_SECONDS", "600")
+    assert piped("").exit_code == 0
+    assert given == [STOP_SECONDS + 600]
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
