@@ -54,6 +54,15 @@ class AccessSettings(BaseModel):
         (), description="An address or network whose X-Forwarded-For counts."
     )
 
+    @field_validator("host")
+    @classmethod
+    def _host_can_be_looked_up(cls, host: str) -> str:
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            raise PydanticCustomError("host", "must be an address or the name of a host") from None
+        return host
+
     @field_validator("api_key")
     @classmethod
     def _key_fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:

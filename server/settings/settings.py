@@ -113,5 +113,6 @@ def _check_readable_mapping(path: Path) -> None:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())
         raise SettingsError(f"config: {path} is not valid YAML: {problem}") from None
-    if content is not None and not isinstance(content, dict):
+    is_mapping = isinstance(content, dict) and all(isinstance(name, str) for name in content)
+    if content is not None and not is_mapping:
         raise SettingsError(f"config: {path} must map setting names to values")

@@ -139,6 +139,7 @@ def test_the_smallest_disk_cache_that_is_taken_is_large_enough_for_the_tier() ->
         ({"disk_cache": "/fast", "prefix_cache": False}, "disk_cache", "prefix_cache"),
         ({"port": 65536}, "port", "65535"),
         ({"port": "http"}, "port", "integer"),
+        ({"host": "llm..lan"}, "host", "the name of a host"),
         ({"block_size": 0}, "block_size", "1"),
         ({"kv_cache_bytes": "4 pounds"}, "kv_cache_bytes", "byte"),
         ({"kv_cache_bytes": "-1"}, "kv_cache_bytes", ""),
@@ -210,7 +211,9 @@ def test_variables_that_are_no_settings_of_the_daemon_do_not_matter(
     assert load_settings({}).port == 8001
 
 
-@pytest.mark.parametrize("content", ["port: [", "- port", "8000", "\x00", "port: 1\nprot: 2"])
+@pytest.mark.parametrize(
+    "content", ["port: [", "- port", "8000", "\x00", "port: 1\nprot: 2", "8000: port", "no: 1"]
+)
 def test_unusable_yaml_is_said_to_be(tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(content)
