@@ -1,5 +1,6 @@
 """The connection to a server: where it is, with which key, and what its failures say."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,13 +76,18 @@ def answer(
     timeout: httpx.Timeout | None = None,
 ) -> Iterator[httpx.Response]:
     """An answer with status 200, whose body is still to be read. `timeout`: else the client's.
+    What is no text in `body`, as arguments may have it, is sent as `?`.
 
     Raises TerminalError, also from within the context, when the connection is lost.
     """
     timeout = timeout or http.timeout
+    content, headers = None, None
+    if body is not None:
+        content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
+        headers = {"Content-Type": "application/json"}
     with (
         _failures_told(http),
-        http.stream(method, path, json=body, timeout=timeout) as response,
+        http.stream(method, path, content=content, headers=headers, timeout=timeout) as response,
     ):
         if response.status_code != httpx.codes.OK:
             message = error_message(_body(response)) or response.reason_phrase

@@ -10,6 +10,7 @@ import typer
 
 from server.schemas.cache import CacheStatsResponse, DiskCache
 from server.terminal import disk_folder
+from server.terminal.chat.screen import replace_bad_text
 from server.terminal.client.admin import Admin, administered
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import errors_told
@@ -113,6 +114,7 @@ def probe(
     api_key: ApiKey = "",
 ) -> None:
     """Say how much of a prompt the cache has, and compute nothing."""
+    replace_bad_text()
     text = sys.stdin.read() if text is None else text
     asked = {"prompt": text} if raw else {"messages": _messages(system, text)}
     with _daemon(url, api_key) as daemon:

@@ -41,7 +41,7 @@ def keyed_url() -> Iterator[str]:
         yield f"{base_url}/v1"
 
 
-def run(*arguments: str, typed: str = "", **variables: str) -> Result:
+def run(*arguments: str, typed: str | bytes = "", **variables: str) -> Result:
     return CliRunner().invoke(app, arguments, input=typed, env={"COLUMNS": "100", **variables})
 
 
@@ -167,6 +167,13 @@ def test_cache_probe_asks_as_a_chat_would(url: str) -> None:
     assert run(*asked, question).stdout == "48 of 49 tokens are cached\n"
     assert run(*asked, typed=question).stdout == "48 of 49 tokens are cached\n"
     assert run("cache", "probe", "--raw", "<system>Be", "--url", url).stdout.startswith("9 of 10 ")
+
+
+def test_cache_probe_of_what_is_no_text(url: str) -> None:
+    """Bytes of another encoding: half surrogate pairs as an argument, and in a pipe U+FFFD."""
+    asked = ("cache", "probe", "--raw", "--url", url)
+    assert run(*asked, "caf\udce9 noir").stdout.endswith(" of 9 tokens are cached\n")
+    assert run(*asked, typed=b"caf\xe9 noir").stdout.endswith(" of 11 tokens are cached\n")
 
 
 def test_cache_probe_of_too_much(url: str) -> None:
