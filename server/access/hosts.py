@@ -29,7 +29,7 @@ class Hosts:
     """
 
     def __init__(self, listening: str, allowed: Sequence[str] = ()) -> None:
-        names = [name.lower().strip("[]") for name in (listening, *allowed)]
+        names = [_shortest(name.lower().strip("[]")) for name in (listening, *allowed)]
         self._names = frozenset(name for name in names if name)
         self._domains = tuple(name.removeprefix("*") for name in names if name.startswith(BELOW))
         address = _address(names[0])
@@ -39,7 +39,7 @@ class Hosts:
         parts = HEADER.fullmatch(header.lower())
         if parts is None:
             return False
-        host = parts["name"] if parts["v6"] is None else parts["v6"]
+        host = _shortest(parts["name"] if parts["v6"] is None else parts["v6"])
         if host in self._names:
             return True
         if address := _address(host):
@@ -52,6 +52,11 @@ def is_host_name(text: str) -> bool:
     """Whether it can stand in `allowed`: a name, an address, or `*.` and a name; without a port."""
     name = text.lower()
     return bool(NAME.fullmatch(name.removeprefix(BELOW))) or _address(name.strip("[]")) is not None
+
+
+def _shortest(host: str) -> str:
+    """An address as browsers send it, however it was written; a name as it is."""
+    return str(_address(host) or host)
 
 
 def _address(host: str) -> Address | None:

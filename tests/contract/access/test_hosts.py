@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from server.access.hosts import Hosts
 from server.settings import Settings
 from tests.contract.access.helpers import refusals, status_of
 from tests.contract.daemon import running
@@ -63,6 +64,12 @@ def test_addresses_and_allowed_names_are_served(public_url: str, host: str) -> N
 @pytest.mark.parametrize("host", [*FOREIGN, "example.org", "x.llm.lan", "evilexample.org"])
 def test_other_names_are_refused_to_other_machines_as_well(public_url: str, host: str) -> None:
     check_refused(public_url, host)
+
+
+def test_an_address_may_be_written_at_any_length() -> None:
+    hosts = Hosts("127.0.0.1", ("[2001:DB8:0:0::1]",))
+    assert hosts.has("[2001:db8::1]:8000")
+    assert not hosts.has("[2001:db8::2]:8000")
 
 
 def test_who_was_refused_is_counted() -> None:
