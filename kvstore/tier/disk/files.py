@@ -77,7 +77,9 @@ class OsFiles:
             path.unlink(missing_ok=True)
 
     def allocated(self, folder: Path) -> int:
-        """Bytes of disk that the folder and all in it take, as `du` counts them."""
+        """Bytes of disk that the folder and all in it take, as `du` counts them: without what
+        stands in folders that we may not look into, as in `lost+found` of a disk of its own.
+        """
         total = folder.stat().st_blocks
         with os.scandir(folder) as found:
             for item in found:
@@ -86,7 +88,7 @@ class OsFiles:
                         total += self.allocated(Path(item.path)) // STAT_BLOCK
                     else:
                         total += item.stat(follow_symlinks=False).st_blocks
-                except FileNotFoundError:  # removed while we looked
+                except (FileNotFoundError, PermissionError):  # removed while we looked, or root's
                     continue
         return total * STAT_BLOCK
 

@@ -1,8 +1,13 @@
 """What `du` counts never exceeds the limit, and what is used least goes first."""
 
+import errno
+import os
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from kvstore.tier import maintenance
 from kvstore.tier.tier import DiskTier
@@ -89,6 +94,25 @@ def test_what_others_keep_beside_it_is_never_removed(tmp_path: Path) -> None:
         stored(tier, Chain(f"chain {number}", 25).extent())
     assert [use.fingerprint for use in maintenance.du(tmp_path)] == ["model"]
     assert [file.read_text() for file in mine] == ["mine"] * 3
+    tier.close()
+
+
+def test_a_folder_of_roots_beside_it_keeps_nothing_from_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every ext4 has one at its top, which is a fine place for a cache."""
+    (tmp_path / "lost+found").mkdir()
+    look = os.scandir
+
+    def look_as_nobody(folder: Path) -> Any:
+        if folder.name == "lost+found":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return look(folder)
+
+    monkeypatch.setattr(os, "scandir", look_as_nobody)
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(tier, Chain("one", 10).extent())
+    assert tier.stats().counters.faults == ()
     tier.close()
 
 
