@@ -87,9 +87,11 @@ class Entries:
         )
 
     def can_resume(self, parts: Mapping[int, Sequence[int | None]], n_tokens: int) -> bool:
-        """Whether entries with such parts, by their place, have all that it takes to go on."""
+        """Whether entries with such parts, by their place, have all that it takes to go on. An
+        index that is damaged may know of fewer.
+        """
         return all(
-            parts[index][number] is not None
+            number < len(parts[index]) and parts[index][number] is not None
             for number, group in enumerate(self._groups, start=1)
             for index in group.needed(n_tokens)
         )

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from blake3 import blake3
 
@@ -54,8 +55,8 @@ class Record:
         return tuple(size is not None for size in self.part_bytes)
 
     def lacks(self, has: Sequence[bool]) -> bool:
-        """Whether one of these parts is not there."""
-        pairs = zip(self.part_bytes, has, strict=True)
+        """Whether one of these parts is not there. A damaged row may know of fewer, or of more."""
+        pairs = zip_longest(self.part_bytes, has)
         return any(size is None and here for size, here in pairs)
 
     def cut(self, payload: memoryview) -> Entry | None:

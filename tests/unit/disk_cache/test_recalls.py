@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.announcements import Prospect
+from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
 from kvstore.lease import Refusal
 from kvstore.store import KVStore
@@ -200,6 +201,18 @@ def test_wrong_parts_are_forgotten_once(desk: Desk, shelf: Shelf) -> None:
     for number in (first, second, third):
         desk.disk.commit(number, ())
     assert not desk.disk.is_loading
+
+
+def test_an_index_that_knows_of_too_few_parts_loads_nothing() -> None:
+    """A bit of it has turned. Its checksum is asked for when it is read, which is later."""
+    desk = Desk(groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.write()
+    again = Desk(desk.shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
+    last = desk.disk.names(NS, [*PROMPT, 0])[-1]
+    desk.shelf.change(last, (bytes(BLOCK_BYTES),))
+    assert not again.recall([*PROMPT, 0])
 
 
 def test_what_was_delivered_behind_wrong_parts_is_not_taken(desk: Desk, shelf: Shelf) -> None:

@@ -16,6 +16,7 @@ import pytest
 from kvstore.digest import Digest
 from kvstore.tier import maintenance, writer
 from kvstore.tier.disk.files import OsFiles
+from kvstore.tier.record import pack_sizes
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import (
     MIB,
@@ -459,6 +460,29 @@ def test_a_damaged_row_is_found_by_its_checksum(tmp_path: Path) -> None:
     entries, failure = read(tier, chain.names)
     assert (len(entries), failure) == (6, ReadFailure(6, Fault.CHECKSUM))
     assert tier.known(chain.names) == 6
+    tier.close()
+
+
+@pytest.mark.parametrize("n_parts", [2, 4])
+def test_a_row_of_fewer_or_more_parts_is_written_again_when_it_is_known(
+    tmp_path: Path, n_parts: int
+) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("one", 10)
+    stored(tier, chain.extent())
+    tier.close()
+    database = sqlite3.connect(next(tmp_path.rglob("index.sqlite")))
+    with database:
+        database.execute(
+            "UPDATE records SET part_bytes = ? WHERE name = ?",
+            (pack_sizes((32_768, None, 8_192, 0)[:n_parts]), chain.names[6]),
+        )
+    database.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    if not tier.lacks(chain.names[6], (True, False, True)):
+        assert read(tier, chain.names)[1] == ReadFailure(6, Fault.CHECKSUM)
+    stored(tier, chain.extent(6))
+    assert read(tier, chain.names) == (list(chain.extent().entries), None)
     tier.close()
 
 
