@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from kvstore.tier.disk.files import Files
 from kvstore.tier.record import Record, pack_sizes, payload_bytes, unpack_sizes
@@ -57,27 +58,41 @@ KINDS = struct.Struct("<3qd3s3s3s")
 ADD = """
 INSERT INTO records VALUES (?, ?, ?, (SELECT id FROM roots WHERE digest = ?), ?, ?, ?, ?, ?, ?)
 """
+DISK_FAULTS = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+}
+"""What sqlite may say of a file that is sound."""
 
 
 class Index:
-    """Raises sqlite3.Error, with nothing changed, where the disk or the file is at fault."""
+    """Raises sqlite3.Error, with nothing changed, where the disk or the file is at fault. When
+    it is opened and read, the disk's are OperationalErrors, and the file's are not.
+    """
 
     def __init__(self, files: Files, folder: Path) -> None:
         self._log = folder / f"{FILE_NAME}-wal"
         self._files = files
         self._db = files.connect(folder / FILE_NAME)
+        self._db.text_factory = bytes  # nothing is text, and what has become it need not be any
         try:
-            self._db.executescript(SCHEMA)
+            with _faults_told_apart():
+                self._db.executescript(SCHEMA)
+            written = list(self._rows("SELECT day, bytes FROM written"))
         except BaseException:
             self._db.close()
             raise
+        self._written = {day: n_bytes for day, n_bytes in written if isinstance(n_bytes, int)}
 
     def load(self) -> Iterator[Record]:
         """All there is, in the order of keys. A row whose columns are of other kinds, which sqlite
         does not mind, is a DatabaseError.
         """
         sizes = lru_cache(maxsize=256)(_sizes)
-        for row in self._db.execute(LOAD):
+        for row in self._rows(LOAD):
             key, name, parent, root, segment, offset, check, n_tokens, packed, used = row
             try:
                 KINDS.pack(segment, offset, n_tokens, used, name, parent, check)
@@ -89,9 +104,8 @@ class Index:
             )
 
     def written_on(self, day: int) -> int:
-        """Bytes."""
-        found = self._db.execute("SELECT bytes FROM written WHERE day = ?", (day,)).fetchone()
-        return int(found[0]) if found else 0
+        """Bytes, as it was when this was opened."""
+        return self._written.get(day, 0)
 
     def add(self, records: Sequence[Record], day: int, written: int) -> None:
         """Together with what has been written on this day, these records included."""
@@ -131,6 +145,10 @@ class Index:
         """Folds the log into the database, and removes it."""
         self._db.close()
 
+    def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        with _faults_told_apart():
+            yield from self._db.execute(sql)
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
@@ -148,6 +166,21 @@ class Index:
         with suppress(OSError, sqlite3.Error):
             if self._files.size(self._log) > MOST_LOG_BYTES:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+@contextmanager
+def _faults_told_apart() -> Iterator[None]:
+    """To sqlite a damaged name of a column, or a format that it does not know, is an
+    OperationalError. That is one here where the disk is at fault alone.
+    """
+    try:
+        yield
+    except UnicodeDecodeError as error:  # what sqlite says has the damaged name in it
+        raise sqlite3.DatabaseError(f"a name is damaged: {error}") from error
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF in DISK_FAULTS:
+            raise
+        raise sqlite3.DatabaseError(str(error)) from error
 
 
 def _sizes(packed: bytes) -> tuple[tuple[int | None, ...], int]:

@@ -447,6 +447,50 @@ def test_a_row_that_sqlite_takes_for_sound_and_nobody_else_does_keeps_no_tier_fr
     tier.close()
 
 
+@pytest.mark.parametrize(
+    ("sound", "damaged"),
+    [
+        (b"part_bytes BLOB", b"part_bytez BLOB"),  # "no such column"
+        (b"bytes INTEGER", b"bytez INTEGER"),
+        (b"last_used REAL", b"last\xffused REAL"),
+        (b"tablerecords", b"table\xffecords"),  # "malformed", and not in UTF-8
+        (b"\x10\x00\x02\x02", b"\x10\x00\x03\x02"),  # a version that is only to be read
+    ],
+)
+def test_an_index_whose_schema_is_damaged_is_begun_anew(
+    tmp_path: Path, sound: bytes, damaged: bytes
+) -> None:
+    """sqlite has many words for that, and some of them are those for a disk that fails."""
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("one", 10)
+    stored(tier, chain.extent())
+    tier.close()
+    index = next(tmp_path.rglob("index.sqlite"))
+    index.write_bytes(index.read_bytes().replace(sound, damaged, 1))
+    [check] = maintenance.verify(tmp_path)
+    assert check.problem
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert tier.stats().counters.faults == ((Fault.INDEX, 1),)
+    stored(tier, chain.extent())
+    assert read(tier, chain.names)[1] is None
+    tier.close()
+
+
+def test_an_index_that_somebody_else_has_open_is_kept(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("one", 10)
+    stored(tier, chain.extent())
+    tier.close()
+    database = sqlite3.connect(next(tmp_path.rglob("index.sqlite")), isolation_level=None)
+    database.execute("BEGIN IMMEDIATE")
+    with pytest.raises(TierError, match=r"cannot use the index .*: database is locked"):
+        DiskTier.open(tmp_path, "model", LIMITS)
+    database.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert tier.known(chain.names) == 10
+    tier.close()
+
+
 def test_a_damaged_row_is_found_by_its_checksum(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, "model", LIMITS)
     chain = Chain("one", 10)
