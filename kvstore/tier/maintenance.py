@@ -120,9 +120,9 @@ def _check(folder: Path) -> FolderCheck:
 
 
 def _is_sound(record: Record, segments: Segments) -> bool:
-    if not record.is_sane:
-        return False
     try:
+        if not record.is_sane or record.end > segments.size(record.segment):
+            return False
         found = segments.read(record.segment, record.offset, record.n_bytes)
     except OSError:
         return False

@@ -491,6 +491,22 @@ def test_an_index_that_somebody_else_has_open_is_kept(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_verify_outlives_a_row_of_more_bytes_than_there_are(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("one", 10)
+    stored(tier, chain.extent())
+    tier.close()
+    database = sqlite3.connect(next(tmp_path.rglob("index.sqlite")))
+    with database:
+        sizes = pack_sizes((1 << 62, None, 8_192))
+        database.execute(
+            "UPDATE records SET part_bytes = ? WHERE name = ?", (sizes, chain.names[6])
+        )
+    database.close()
+    [check] = maintenance.verify(tmp_path)
+    assert check.damaged == (chain.names[6].hex(),)
+
+
 def test_a_damaged_row_is_found_by_its_checksum(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, "model", LIMITS)
     chain = Chain("one", 10)
