@@ -88,9 +88,11 @@ def folders(directory: Path) -> list[Path]:
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Empty where somebody was killed before it was written, or while the folder was removed."""
+    """Empty where somebody was killed before it was written, or while the folder was removed. It
+    need not be what was written.
+    """
     try:
-        return (folder / FINGERPRINT).read_text("utf-8")
+        return (folder / FINGERPRINT).read_text("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
 

@@ -101,6 +101,21 @@ def test_another_fingerprint_has_another_folder(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_damaged_fingerprint_is_written_anew(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chain = Chain("one", 1)
+    stored(tier, chain.extent())
+    tier.close()
+    next(tmp_path.rglob("fingerprint")).write_bytes(b"mod\xe5l")
+    [use] = maintenance.du(tmp_path)
+    assert use.fingerprint == "mod\N{REPLACEMENT CHARACTER}l"
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert tier.known(chain.names) == 1
+    tier.close()
+    [use] = maintenance.du(tmp_path)
+    assert use.fingerprint == "model"
+
+
 def test_nobody_else_may_read_the_files(tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     tier = DiskTier.open(directory, "model", LIMITS)
