@@ -141,11 +141,11 @@ class Readers:
         n_bytes, began = sum(record.n_bytes for record in records), time.perf_counter()
         try:
             found = self._segments.read(records[0].segment, records[0].offset, n_bytes)
+            entries = _cut(records, found)
         except OSError as error:
             return self._failure(start, records[0], fault_of(error))
         except MemoryError:
             return self._failure(start, records[0], Fault.RESOURCES)
-        entries = _cut(records, found)
         self._tally.timed(n_bytes, time.perf_counter() - began)
         if not entries:
             is_short = len(found) < records[0].n_bytes

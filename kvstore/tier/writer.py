@@ -23,6 +23,8 @@ from kvstore.tier.types import Entry, Extent, Fault, fault_of
 
 UPKEEP_SECONDS = 10.0
 SECONDS_OF_DAY = 86_400
+FAILURES = (OSError, sqlite3.Error, MemoryError)
+"""What may come of a job and leaves the next one a chance."""
 
 
 class DailyBudget:
@@ -75,7 +77,7 @@ class Writer:
         while (job := self.buffer.take(max(due - monotonic(), 0.0))) is not None:
             try:
                 self._carry_out(job)
-            except (OSError, sqlite3.Error) as error:
+            except FAILURES as error:
                 self._failed(error)
             finally:
                 self.buffer.done()
@@ -90,7 +92,7 @@ class Writer:
             left_behind, self._left_behind = self._left_behind, []
             self.erase(left_behind)
             self.index.touch(self.catalog.take_touched())
-        except (OSError, sqlite3.Error) as error:
+        except FAILURES as error:
             self._failed(error)
 
     def erase(self, records: Sequence[Record]) -> None:
@@ -99,7 +101,7 @@ class Writer:
         """
         try:
             self.index.remove([record.key for record in records])
-        except (OSError, sqlite3.Error) as error:
+        except FAILURES as error:
             self._left_behind += records
             self._failed(error)
         live = self.catalog.segments()
@@ -211,9 +213,15 @@ class Writer:
         longest_path = self.space.longest_path
         self.buffer.allow(self.budget.left if longest_path else 0, longest_path)
 
-    def _failed(self, error: OSError | sqlite3.Error) -> None:
+    def _failed(self, error: OSError | sqlite3.Error | MemoryError) -> None:
         """Nothing more is taken until something that waits can be written, or the next upkeep."""
-        self.tally.fault(fault_of(error) if isinstance(error, OSError) else Fault.INDEX)
+        match error:
+            case OSError():
+                self.tally.fault(fault_of(error))
+            case MemoryError():
+                self.tally.fault(Fault.RESOURCES)
+            case _:
+                self.tally.fault(Fault.INDEX)
         self.buffer.allow(0)
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.tier.reader import READERS
+from kvstore.tier.record import Record
 from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import Fault, ReadFailure, TierError
+from kvstore.tier.types import Entry, Extent, Fault, ReadFailure, TierError
 from tests.tier_harness import (
     LIMITS,
     PATIENCE,
@@ -36,6 +38,10 @@ def tier(tmp_path: Path, files: FaultyFiles) -> Iterator[DiskTier]:
     yield tier
     files.heal()
     tier.close()
+
+
+def out_of_memory(record: Record, payload: memoryview) -> None:
+    raise MemoryError
 
 
 def fails_at(tier: DiskTier, count: int, fault: Fault) -> None:
@@ -85,6 +91,33 @@ def test_too_few_descriptors_forget_nothing(tier: DiskTier, files: FaultyFiles) 
     assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.RESOURCES))
     files.heal()
     assert read(tier, CHAIN.names)[1] is None
+
+
+def test_too_little_memory_ends_no_reader(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reads ends with a failure each time, more often than there are readers."""
+    stored(tier, CHAIN.extent())
+    with monkeypatch.context() as little:
+        little.setattr(Record, "cut", out_of_memory)
+        for _ in range(READERS + 1):
+            assert read(tier, CHAIN.names) == ([], ReadFailure(0, Fault.RESOURCES))
+    assert read(tier, CHAIN.names)[1] is None
+
+
+def test_too_little_memory_does_not_end_the_writer(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an entry had is read when it comes again with more."""
+    first, more = (Entry(CHAIN.names[0], 16, parts) for parts in ((b"a", None), (None, b"b")))
+    stored(tier, Extent(CHAIN.root, CHAIN.root, (first,)))
+    with monkeypatch.context() as little:
+        little.setattr(Record, "cut", out_of_memory)
+        assert tier.offer(Extent(CHAIN.root, CHAIN.root, (more,)))
+        assert tier.flush(PATIENCE)
+    assert tier.stats().counters.faults == ((Fault.RESOURCES, 1),)
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    stored(tier, Extent(CHAIN.root, CHAIN.root, (more,)))
+    assert read(tier, CHAIN.names[:1])[0] == [Entry(CHAIN.names[0], 16, (b"a", b"b"))]
 
 
 @pytest.mark.parametrize(
