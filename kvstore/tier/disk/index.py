@@ -54,7 +54,7 @@ LOAD = """
 SELECT records.id, name, parent, roots.digest, segment, offset, checksum, n_tokens, part_bytes,
     last_used FROM records JOIN roots ON roots.id = records.root ORDER BY records.id
 """
-KINDS = struct.Struct("<3qd3s3s3s")
+KINDS = struct.Struct("<4qd3s3s3s")
 ADD = """
 INSERT INTO records VALUES (?, ?, ?, (SELECT id FROM roots WHERE digest = ?), ?, ?, ?, ?, ?, ?)
 """
@@ -95,7 +95,7 @@ class Index:
         for row in self._rows(LOAD):
             key, name, parent, root, segment, offset, check, n_tokens, packed, used = row
             try:
-                KINDS.pack(segment, offset, n_tokens, used, name, parent, check)
+                KINDS.pack(key, segment, offset, n_tokens, used, name, parent, check)
                 part_bytes, n_bytes = sizes(packed)
             except (struct.error, TypeError) as error:
                 raise sqlite3.DatabaseError(f"row {key} is damaged: {error}") from error
