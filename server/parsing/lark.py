@@ -15,6 +15,8 @@ _SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible"
 """As templates render a call that comes back in the history, so that it is found in the cache."""
 
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+_ABOUT = frozenset({"title", "description", "$comment"})
+"""Keywords of a schema that ask for nothing, and that agents write pages of."""
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of a schema whose values are no schemas."""
 
@@ -36,7 +38,7 @@ class Lark:
 
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         self._special_tokens = special_tokens
-        self._rules: list[str] = []
+        self._names: dict[tuple[str, str], str] = {}  # of rules, by what they say
 
     def text(self, text: str) -> str:
         """An expression for exactly this text, special tokens included."""
@@ -65,7 +67,7 @@ class Lark:
         """An expression for JSON that conforms to the schema; keywords that are not known, and
         patterns that no grammar can have, are passed over unless `strict`."""
         options = {**_SPACING, "lenient": not strict}
-        enforced = schema if strict else _without_look_around(schema)
+        enforced = _without(_is_about if strict else _is_passed_over, schema)
         return self.rule("%json " + json.dumps({**enforced, "x-guidance": options}))
 
     def any_of(self, expressions: Sequence[str]) -> str:
@@ -74,19 +76,20 @@ class Lark:
 
     def rule(self, expression: str, attribute: str = "") -> str:
         """A name for the expression."""
-        return self._define(f"r{len(self._rules)}", attribute, expression)
+        return self._define("r", f"{attribute}: {expression}")
 
     def terminal(self, expression: str) -> str:
         """A name for the expression of regular expressions, which is matched as one of them."""
-        return self._define(f"T{len(self._rules)}", "", expression)
+        return self._define("T", f": {expression}")
 
-    def _define(self, name: str, attribute: str, expression: str) -> str:
-        self._rules.append(f"{name}{attribute}: {expression}")
-        return name
+    def _define(self, letter: str, meaning: str) -> str:
+        """What says the same has one name: many functions take no more than a few plain texts."""
+        return self._names.setdefault((letter, meaning), f"{letter}{len(self._names)}")
 
     def grammar(self, start: str) -> str:
         """The whole, beginning with the expression."""
-        return "\n".join([f"start: {start}", *self._rules])
+        rules = (name + meaning for (_, meaning), name in self._names.items())
+        return "\n".join([f"start: {start}", *rules])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +164,26 @@ def json_arguments(lark: Lark, function: Function) -> str:
     return lark.json(arguments_schema(function), strict=function.strict)
 
 
-def _without_look_around(schema: Any) -> Any:
-    """The schema without the patterns that look around; zod's of an e-mail address does."""
+def _without(dropped: Callable[[str, Any], bool], schema: Any) -> Any:
+    """The schema without some of its keywords, told from properties of their name by the value."""
     if isinstance(schema, list):
-        return [_without_look_around(part) for part in schema]
+        return [_without(dropped, part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {
-        key: value if key in _DATA else _without_look_around(value)
+        key: value if key in _DATA else _without(dropped, value)
         for key, value in schema.items()
-        if not (key == "pattern" and isinstance(value, str) and _LOOK_AROUND.search(value))
+        if not dropped(key, value)
     }
+
+
+def _is_about(keyword: str, value: Any) -> bool:
+    """Whether it is for readers alone. Grammars are bounded in length."""
+    return keyword in _ABOUT and isinstance(value, str)
+
+
+def _is_passed_over(keyword: str, value: Any) -> bool:
+    """The same, or a pattern that looks around; zod's of an e-mail address does."""
+    if keyword == "pattern" and isinstance(value, str):
+        return bool(_LOOK_AROUND.search(value))
+    return _is_about(keyword, value)
