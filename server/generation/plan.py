@@ -18,7 +18,7 @@ from engine.types import (
 from server.errors import invalid
 from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
 from server.parsing.calls import Calls, NewId, openai_id
-from server.parsing.lark import Function, calls_grammar
+from server.parsing.lark import Function, NotASchema, calls_grammar
 from server.parsing.reader import Reader
 from server.parsing.registry import (
     answer_format,
@@ -234,5 +234,8 @@ class _Writer:
         self, tools: ToolFormat, functions: Sequence[Function], *, many: bool, behind: str = ""
     ) -> Grammar:
         tokens = self._tokenizer.added_tokens
-        text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+        try:
+            text = calls_grammar(tools.syntax, functions, tokens, many=many, behind=behind)
+        except NotASchema as error:
+            raise invalid(f"tools: {error}", "tools") from error
         return Grammar(GrammarKind.LARK, text)

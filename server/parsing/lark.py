@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 Schema: TypeAlias = Mapping[str, Any]
+Value = TypeVar("Value", dict[str, Any], list[Any], str)
 
 ANY_TEXT = "(?s:.*)"
 """A pattern that any text matches, line breaks included."""
@@ -116,7 +117,7 @@ def calls_grammar(
 ) -> str:
     """A grammar for one call of one of the functions, or for `many`, one at least.
 
-    With `behind`, a marker, it is for what follows that.
+    With `behind`, a marker, it is for what follows that. Raises NotASchema.
     """
     lark = Lark(special_tokens)
     call = lark.any_of([syntax.call(lark, function) for function in functions])
@@ -128,6 +129,31 @@ def calls_grammar(
 
 def _sequence(*expressions: str) -> str:
     return " ".join(filter(None, expressions))
+
+
+class NotASchema(ValueError):
+    """A function's parameters are described by what is no JSON schema."""
+
+
+def keyword(schema: Schema, name: str, kind: type[Value]) -> Value | None:
+    """What a schema says under this name; None for nothing. Raises NotASchema."""
+    value = schema.get(name)
+    if value is None or isinstance(value, kind):
+        return value
+    raise NotASchema(f"{name!r} in a schema has a value of the wrong type")
+
+
+def properties(schema: Schema) -> dict[str, Any]:
+    """The schemas of an object's members by their names. Raises NotASchema."""
+    return keyword(schema, "properties", dict) or {}
+
+
+def required(schema: Schema) -> Sequence[str]:
+    """The names of the members that an object must have. Raises NotASchema."""
+    names = keyword(schema, "required", list) or []
+    if not all(isinstance(name, str) for name in names):
+        raise NotASchema("'required' in a schema must be names")
+    return names
 
 
 def arguments_schema(function: Function) -> Schema:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from server.parsing.lark import Function, Lark, Schema
+from server.parsing.lark import Function, Lark, Schema, keyword, properties, required
 
 Value: TypeAlias = Callable[[Schema], str]
 """An expression for a value that conforms to the schema."""
@@ -88,7 +88,7 @@ class _Braces:
 
     def _string(self, schema: Schema) -> str:
         quote = self.lark.text(self.quote)
-        texts = [schema["const"]] if "const" in schema else schema.get("enum")
+        texts = [schema["const"]] if "const" in schema else keyword(schema, "enum", list)
         if texts is None:
             return f"{quote} {self.lark.text_before(self.quote)}"
         if not all(isinstance(text, str) and self.quote not in text for text in texts):
@@ -98,18 +98,18 @@ class _Braces:
 
 def _members(lark: Lark, schema: Schema, assign: str, comma: str, value: Value) -> str:
     """Keys and values in the order of their declaration; those that are not required, or not."""
-    required: Sequence[str] = schema.get("required") or []
-    properties = {**(schema.get("properties") or {})}
-    properties |= {key: {} for key in required if key not in properties}
+    needed = required(schema)
+    declared = properties(schema)
+    members = declared | {key: {} for key in needed if key not in declared}
     # `first` begins with the first member that is written, `further` with a comma.
     first = further = ""
-    for key, of_key in reversed(properties.items()):
-        if of_key is False and key not in required:
+    for key, of_key in reversed(members.items()):
+        if of_key is False and key not in needed:
             continue
         name = key if _KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
         pair = lark.rule(f"{lark.text(name + assign)} {value(_schema(of_key))}")
         with_comma = f"{lark.text(comma)} {pair}"
-        if key in required:
+        if key in needed:
             first = lark.rule(f"{pair} {further}")
             further = lark.rule(f"{with_comma} {further}")
         else:
@@ -123,7 +123,7 @@ def _branches(schema: Schema) -> Sequence[Schema]:
     """The alternatives of a schema that says nothing else."""
     kinds = schema.get("type")
     if set(schema) <= _ANNOTATIONS | {"anyOf"}:
-        return [_schema(branch) for branch in schema.get("anyOf", [])]
+        return [_schema(branch) for branch in keyword(schema, "anyOf", list) or []]
     if isinstance(kinds, list) and not {"enum", "const"} & set(schema):
         return [{**schema, "type": kind} for kind in kinds]
     return []

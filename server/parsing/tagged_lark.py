@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.parsing.lark import ANY_TEXT, Function, Lark, Schema
+from server.parsing.lark import ANY_TEXT, Function, Lark, Schema, keyword, properties, required
 from server.parsing.typed_values import KINDS, kind, kinds, resolved
 
 
@@ -49,14 +49,14 @@ def tagged_call(layout: Layout) -> Callable[[Lark, Function], str]:
 
 def tagged_parameters(lark: Lark, function: Function, layout: Layout) -> str:
     """All parameters in the order of their declaration; those that are not required, or not."""
-    required = function.parameters.get("required") or []
+    needed = required(function.parameters)
     expressions = []
-    for key, schema in (function.parameters.get("properties") or {}).items():
+    for key, schema in properties(function.parameters).items():
         values = [
             f"{lark.text(layout.parameter(key, kind))} {value} {lark.text(layout.behind)}"
             for kind, value in _values(lark, function, layout, schema)
         ]
-        optional = "" if key in required else "?"
+        optional = "" if key in needed else "?"
         expressions.append(f"({lark.any_of(values)}){optional}")
     return " ".join(expressions)
 
@@ -96,7 +96,7 @@ def _patterns(schema: Schema) -> Iterator[str]:
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if least or most != "":
         yield f"(?s:.{{{least},{most}}})"
-    if pattern := schema.get("pattern"):
+    if pattern := keyword(schema, "pattern", str):
         escaped = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", pattern).replace("\n", r"\n")
         begin = "" if pattern.startswith("^") else ANY_TEXT
         end = "" if pattern.endswith("$") else ANY_TEXT

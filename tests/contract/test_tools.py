@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import httpx
+import openai
 import pytest
 
 from engine.types import NO_REPLAYS, GrammarKind, Replay
@@ -453,3 +454,30 @@ def test_the_models_say_what_the_server_knows(hermes: Daemon) -> None:
         Settings(tool_parser="nonsense")
     answer = httpx.get(f"{hermes.url}/v1/models")
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "gemma4", "lfm2"])
+def test_what_is_no_schema_is_refused_where_a_grammar_is_made_of_it(parser: str) -> None:
+    text = {"type": "string"}
+    members = {"properties": {"key": text}}
+    wrong = [
+        {"properties": ["key"]},
+        {**members, "required": True},
+        {"required": [5]},
+    ]
+    if parser == "qwen3_coder":
+        wrong.append({"properties": {"key": {**text, "pattern": 5}}})
+    if parser == "gemma4":  # looks into them itself
+        wrong += [
+            {"properties": {"inner": {"type": "object", **members, "required": True}}},
+            {"properties": {"key": {"anyOf": text}}},
+            {"properties": {"key": {**text, "enum": 5}}},
+        ]
+    with daemon(tool_parser=parser) as made:
+        for parameters in wrong:
+            function = {"name": "f", "parameters": parameters, "strict": True}
+            tool = {"type": "function", "function": function}
+            with pytest.raises(openai.BadRequestError) as refused:
+                made.create(tools=[tool], tool_choice="required")
+            assert refused.value.param == "tools"
+            assert made.create(tools=[tool]).choices
