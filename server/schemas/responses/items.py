@@ -128,9 +128,9 @@ class ReasoningItem(RequestModel):
 
 
 class ItemReference(RequestModel):
-    """An item that is stored."""
+    """An item that is stored. Clients may leave the type out."""
 
-    type: Literal["item_reference"]
+    type: Literal["item_reference"] = "item_reference"
     id: ItemId
 
 
@@ -151,7 +151,12 @@ def _item_kind(item: object) -> str:
         "custom_tool_call_output": "ToolOutput",
         "reasoning": "Reasoning",
         "item_reference": "Reference",
-    }.get(type_of(item), "Message")
+    }.get(type_of(item), "Reference" if _is_named_alone(item) else "Message")
+
+
+def _is_named_alone(item: object) -> bool:
+    """Whether it says nothing but an id."""
+    return isinstance(item, dict) and {key for key in item if item[key] is not None} == {"id"}
 
 
 _Items = (

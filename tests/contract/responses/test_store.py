@@ -74,11 +74,12 @@ def test_one_may_be_continued_twice_and_outlive_its_beginning(
         assert said == ["One", "Fine.", "Two", "Fine.", text]
 
 
-def test_items_by_reference(hermes: Daemon, create: Created) -> None:
-    """As clients have them that keep ids alone."""
+@pytest.mark.parametrize("told", [{"type": "item_reference"}, {"type": None}, {}], ids=str)
+def test_items_by_reference(hermes: Daemon, create: Created, told: dict[str, Any]) -> None:
+    """As clients have them that keep ids alone. OpenAI's reference needs no type."""
     hermes.say("<think>\nWell.\n</think>\n\nYes.")
     made = create()
-    references = [{"type": "item_reference", "id": item.id} for item in made.output]
+    references = [{"id": item.id, **told} for item in made.output]
     create(input=[USER, *references, USER], store=False)
     answer = hermes.given[0][1]
     assert (answer["content"], answer["reasoning_content"]) == ("Yes.", "Well.")
