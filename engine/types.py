@@ -27,7 +27,7 @@ class RefusalReason(StrEnum):
 class FinishReason(StrEnum):
     """Why a sequence ended."""
 
-    STOP = "stop"  # an end-of-sequence token or a stop string
+    STOP = "stop"  # an end-of-sequence token, a stop string or a grammar that is fulfilled
     LENGTH = "length"  # max_tokens or the context length
     ABORT = "abort"  # the client left, or the daemon stopped
     ERROR = "error"  # the step that computed it raised, or the loop has died
