@@ -14,7 +14,12 @@ from engine.api import Engine, EngineError
 from server import __version__
 from server.access.middleware import access_control, cors
 from server.access.refusals import Refusals
-from server.dialects.errors import handle, handle_client_left, handle_wrong_method
+from server.dialects.errors import (
+    handle,
+    handle_client_left,
+    handle_unknown_url,
+    handle_wrong_method,
+)
 from server.errors import ApiError, ClientLeft
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.middleware import Errors, RequestLog
@@ -78,6 +83,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     )
     for error in (ApiError, EngineError, HTTPException, RequestValidationError):
         app.add_exception_handler(error, handle)
+    app.add_exception_handler(404, handle_unknown_url)
     app.add_exception_handler(405, handle_wrong_method)
     app.add_exception_handler(ClientLeft, handle_client_left)
     for section, modules in (SECTIONS | (DASHBOARD if settings.dashboard else {})).items():

@@ -36,6 +36,7 @@ ANTHROPIC = ErrorShape(MessagesError, messages_error)
 SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES))
 """By the beginning of the path; all others have OpenAI's."""
 
+MAX_ASKED_CHARACTERS = 200  # the path is a client's own words
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
@@ -58,6 +59,13 @@ def error_shape(path: str) -> ErrorShape:
 async def handle(request: Request, error: Exception) -> Response:
     """Exception handler for all that `to_api_error` tells apart."""
     return error_response(request.scope, error)
+
+
+async def handle_unknown_url(request: Request, error: Exception) -> Response:
+    """Exception handler for 404, with the path: a base URL may be wrong, which clients hide."""
+    asked = f"{request.method} {request.scope['path']}"[:MAX_ASKED_CHARACTERS]
+    message = f"This server has no {asked}; /docs lists what it has."
+    return error_response(request.scope, HTTPException(404, message))
 
 
 async def handle_wrong_method(request: Request, error: Exception) -> Response:

@@ -316,6 +316,7 @@ def test_context_length_exceeded_names_the_cache_where_that_is_smaller() -> None
 def test_unknown_url_and_method(http: httpx.Client) -> None:
     answer = http.get("/v1/nothing")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+    assert "no GET /v1/nothing;" in error_of(answer)["message"]
     answer = http.get("/v1/chat/completions")
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
