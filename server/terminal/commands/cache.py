@@ -74,7 +74,8 @@ def clear(
         return
     with _daemon(url, api_key) as daemon:
         cleared = daemon.clear_cache(tiers)
-    typer.echo(f"{cleared.blocks_freed:,} blocks freed, {bytes_text(cleared.bytes_freed)}")
+    freed = bytes_text(cleared.bytes_freed)
+    typer.echo(f"{cleared.blocks_freed:,} blocks freed in memory, {freed}")
 
 
 @app.command()

@@ -155,7 +155,7 @@ def test_cache_clear_of_no_tier_says_what_there_are(url: str, engine: FakeEngine
 
 
 def test_cache_clear_says_what_it_freed(url: str) -> None:
-    assert run("cache", "clear", "--url", url).stdout == "20 blocks freed, 640.00 KiB\n"
+    assert run("cache", "clear", "--url", url).stdout == "20 blocks freed in memory, 640.00 KiB\n"
 
 
 def test_cache_probe_asks_as_a_chat_would(url: str) -> None:
