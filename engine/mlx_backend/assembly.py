@@ -55,7 +55,8 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
         report(line)
     # Where no layer keeps every token, windows are all that is gathered: few keys a row.
     most_keys = workspace.forward_keys(longest) if loaded.layout.full_layers else math.inf
-    model = CachedModel(loaded.model, loaded.layout, storage, execution, most_keys)
+    context_tokens = loaded.max_context_tokens
+    model = CachedModel(loaded.model, loaded.layout, storage, execution, most_keys, context_tokens)
     sampling = _sampling(config, checkpoint, report)
     card = _card(config, loaded, sizes, host, blas, sampling)
     return Backend(

@@ -55,6 +55,16 @@ def test_neighbours_stay_together_as_far_as_they_fit() -> None:
     assert group([], cost) == []
 
 
+def test_no_row_is_padded_beyond_the_context() -> None:
+    """GPT-2 has a table of positions; what stands in memory behind it was read."""
+    pieces = [
+        Piece(start, n, blocks()) for start, n in ((0, 9), (92, 8), (50, 5), (95, 5), (94, 5))
+    ]
+    assert padded(pieces, COST) == [[0, 1, 2, 3, 4]]
+    assert padded(pieces, replace(COST, context_tokens=100)) == [[0, 2], [1], [3, 4]]
+    assert padded(decodes(99, 100, 100), replace(COST, context_tokens=100)) == [[0, 1, 2]]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=24),
     st.integers(1, 2000),

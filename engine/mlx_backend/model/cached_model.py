@@ -33,7 +33,8 @@ class Computed:
 class CachedModel:
     """Lays out forwards over `storage`, one after another.
 
-    `most_keys`: what one forward of several rows may read. Belongs to the thread that made it, as
+    `most_keys`: what one forward of several rows may read. `context_tokens`: positions that the
+    model has. Belongs to the thread that made it, as
     all MLX arrays do.
     """
 
@@ -44,12 +45,14 @@ class CachedModel:
         storage: Storage,
         execution: Execution,
         most_keys: float = math.inf,
+        context_tokens: float = math.inf,
     ) -> None:
         self.storage = storage
         self._model = model
         self._layout = layout
         self._execution = execution
         self._most_keys = most_keys
+        self._context_tokens = context_tokens
 
     @property
     def n_groups(self) -> int:
@@ -60,7 +63,9 @@ class CachedModel:
         """The forwards of a step, in which these run; `forward_tokens` as in `ForwardCost`."""
         padding_keys = self._execution.attention.padding_keys
         layers = len(self._layout.specs)
-        cost = ForwardCost(forward_tokens, padding_keys, self._most_keys, layers)
+        cost = ForwardCost(
+            forward_tokens, padding_keys, self._most_keys, layers, self._context_tokens
+        )
         return self._execution.batching.arrange(runs, cost)
 
     def forward(self, batch: ForwardBatch, token_ids: mx.array) -> Computed:

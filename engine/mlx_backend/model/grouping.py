@@ -24,12 +24,14 @@ class ForwardCost:
 
     `most_keys`: those that one forward of several rows may read. `layers`: whoever reads no logits
     of a run has the last one computed in vain, but for attention, where it shares a forward.
+    `context_tokens`: no row is padded beyond the last of these positions.
     """
 
     tokens: int
     keys: float
     most_keys: float = math.inf
     layers: int = 1
+    context_tokens: float = math.inf
 
     def joins(self, piece: Piece) -> bool:
         """Whether that is no more than what one more forward costs."""
@@ -61,9 +63,22 @@ def padded(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
     """Rows of like length and like context, padded to the longest."""
     return [
         [group[index] for index in part]
-        for group in group_by_length([piece.n_tokens for piece in pieces], cost.tokens)
+        for alike in group_by_length([piece.n_tokens for piece in pieces], cost.tokens)
+        for group in _within_context(alike, pieces, cost.context_tokens)
         for part in group_by_length([pieces[index].stop for index in group], cost.keys)
     ]
+
+
+def _within_context(group: Sequence[int], pieces: Sequence[Piece], context_tokens: float) -> Groups:
+    """Rows that can be padded to the longest, and the others by their lengths: a model with a table
+    of positions has none behind them, and MLX reads on where a table ends.
+    """
+    length = max(pieces[index].n_tokens for index in group)
+    fitting = [index for index in group if pieces[index].start + length <= context_tokens]
+    others = [index for index in group if pieces[index].start + length > context_tokens]
+    alike = group_by_length([pieces[index].n_tokens for index in others], 0)
+    parts = [fitting, *([others[index] for index in part] for part in alike)]
+    return [part for part in parts if part]
 
 
 def of_equal_length(pieces: Sequence[Piece], cost: ForwardCost) -> Groups:
