@@ -116,3 +116,5 @@ def _check_readable_mapping(path: Path) -> None:
     is_mapping = isinstance(content, dict) and all(isinstance(name, str) for name in content)
     if content is not None and not is_mapping:
         raise SettingsError(f"config: {path} must map setting names to values")
+    if content and "config" in content:
+        raise SettingsError(f"config: {path} cannot name another file")

@@ -212,7 +212,17 @@ def test_variables_that_are_no_settings_of_the_daemon_do_not_matter(
 
 
 @pytest.mark.parametrize(
-    "content", ["port: [", "- port", "8000", "\x00", "port: 1\nprot: 2", "8000: port", "no: 1"]
+    "content",
+    [
+        "port: [",
+        "- port",
+        "8000",
+        "\x00",
+        "port: 1\nprot: 2",
+        "8000: port",
+        "no: 1",
+        "config: a.yaml",
+    ],
 )
 def test_unusable_yaml_is_said_to_be(tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.yaml"
