@@ -114,14 +114,6 @@ class SampledRequest(PromptRequest):
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
     priority: int = Field(0, ge=-1000, le=1000)
 
-    @field_validator("stop")
-    @classmethod
-    def _few_characters(cls, stop: list[str]) -> list[str]:
-        if sum(map(len, stop)) > MAX_STOP_CHARACTERS_IN_ALL:
-            message = "at most {limit} characters in all"
-            raise PydanticCustomError("stop", message, {"limit": MAX_STOP_CHARACTERS_IN_ALL})
-        return stop
-
 
 class GenerationRequest(SampledRequest):
     """Fields that both kinds of completion take."""
