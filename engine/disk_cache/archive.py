@@ -272,6 +272,7 @@ class Archive:
             taken = list[Candidate]()
             for index, candidate in unwritten.of(each):
                 if unwritten.path_room(candidate) < 0:
+                    unwritten.dismiss(node, candidate)
                     self._take(each, taken, found)
                     self._forget(node)
                     return budget

@@ -18,7 +18,7 @@ LOOKED_UP_AT_ONCE = 64
 @dataclass(slots=True)
 class _Reading:
     """An entry that is being read. `path_room`: how long a path may be behind it, in bytes.
-    `blocks`: those that are not read for it, or not again, since it is.
+    `blocks`: those that are not read for it, or not again, since it is; or for their path's length.
     """
 
     path_room: int
@@ -115,6 +115,13 @@ class Unwritten:
         reading = self._reading.get(candidate.parent)
         above = reading.path_room if reading else self._tier.path_room(candidate.parent)
         return above - candidate.n_bytes
+
+    def dismiss(self, node: Node, candidate: Candidate) -> None:
+        """The node's path is too long behind this one. It is looked at again if that rests on what
+        is being read, and cannot be kept.
+        """
+        if (reading := self._reading.get(candidate.parent)) is not None:
+            reading.blocks.add(node.blocks[0])
 
     def read(self, candidate: Candidate) -> None:
         """It is being read."""

@@ -205,6 +205,23 @@ def test_a_path_that_is_longer_than_the_disk_keeps_is_written_up_to_there_once()
     assert not desk.disk.is_busy
 
 
+def test_what_was_too_long_behind_a_failed_reading_is_looked_at_again() -> None:
+    """The entry above may be smaller as it stands than as it would have been written."""
+    desk = Desk()
+    desk.shelf.longest_path = 3 * BLOCK_BYTES
+    branch = [*PROMPT[: 3 * BLOCK], *run_of(500, 2 * BLOCK)]
+    for tokens in (PROMPT, branch):
+        serve(desk.store, tokens)
+    desk.wait()
+    number, _, reads = desk.plan()
+    assert blocks(reads) == path_of(desk, PROMPT)[:3]
+    desk.shelf.longest_path = 100 * BLOCK_BYTES
+    desk.disk.fail(number)
+    desk.wait()
+    desk.write()
+    assert [desk.has(tokens) for tokens in (PROMPT, branch)] == [len(PROMPT), len(branch)]
+
+
 def test_salted_prompts_are_written_only_if_a_rule_says_so() -> None:
     for salted in (False, True):
         desk = Desk(archive=replace(ARCHIVE, salted=salted))
