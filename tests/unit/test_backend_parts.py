@@ -121,6 +121,7 @@ def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
         ({"text_config": {"max_position_embeddings": 1024}}, 1024),
         ({"n_positions": 512}, 512),
         ({"max_seq_len": 32768}, 32768),
+        ({"max_context_length": 2048}, 2048),
         ({"model_max_length": 1 << 20}, 1 << 20),
         ({"max_position_embeddings": 8192, "model_max_length": 131072}, 8192),
         ({"max_position_embeddings": None}, 4096),

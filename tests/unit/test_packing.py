@@ -56,6 +56,19 @@ def test_blocks_that_lie_side_by_side_are_filled_at_once(monkeypatch: pytest.Mon
     assert sorted(puts) == sorted([(1, 3), (5, 1), (8, 1)] * n_layers)
 
 
+@pytest.mark.parametrize("shape", [MIXED, KEYS_ONLY], ids=["several arrays", "one"])
+def test_what_was_read_stays_when_its_block_is_overwritten(shape: LayerShape) -> None:
+    """It is handed on where MLX has it, and written to disk later."""
+    held = storage(shape)
+    size = held.part_bytes[0]
+    first, second = bytes(i % 100 for i in range(size)), bytes([7]) * size
+    held.carry_out([FillBlock(A, first)])
+    [[part, *_]] = held.read([ReadBlock(A, held.full.block_size)]).parts()
+    held.carry_out([FillBlock(A, second)])
+    assert read(held, A) == second
+    assert part == first
+
+
 def test_another_size_and_another_block_are_refused() -> None:
     held = storage(MIXED)
     data = bytes(held.part_bytes[0])

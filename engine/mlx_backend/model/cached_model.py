@@ -34,8 +34,7 @@ class CachedModel:
     """Lays out forwards over `storage`, one after another.
 
     `most_keys`: what one forward of several rows may read. `context_tokens`: positions that the
-    model has. Belongs to the thread that made it, as
-    all MLX arrays do.
+    model has. Belongs to the thread that made it, as all MLX arrays do.
     """
 
     def __init__(
