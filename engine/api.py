@@ -77,6 +77,8 @@ class Telemetry(Protocol):
 
     def finished(self, seconds: float) -> None: ...
 
+    def mask(self, seconds: float) -> None: ...
+
 
 class CacheWatch(Protocol):
     """Sees the cache change. For one task at a time; raises EngineStopped."""
@@ -112,6 +114,10 @@ class Engine(Protocol):
 
         Raises InvalidRequest, QueueFull or EngineStopped at the first `__anext__`.
         """
+        ...
+
+    async def check(self, request: Request) -> None:
+        """Raises InvalidRequest for what `generate` would refuse however much room there is."""
         ...
 
     def stats(self) -> EngineStats:

@@ -28,6 +28,7 @@ class Draft:
     decodes: list[SequenceId] = field(default_factory=list)
     after: list[Order] = field(default_factory=list)
     reads: list[ReadBlock] = field(default_factory=list)
+    kept: list[SequenceId] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -72,6 +73,12 @@ class Draft:
         if chunk.samples:
             sequence.plan_sample()
 
+    def keep(self, sequence: LiveSequence) -> None:
+        """Sample the sequence from the logits that it has kept."""
+        self.sequence_ids.add(sequence.id)
+        self.kept.append(sequence.id)
+        sequence.plan_sample()
+
     def plan(self, leave: list[SequenceId]) -> StepPlan:
         return StepPlan(
             tuple(leave),
@@ -85,4 +92,5 @@ class Draft:
             self.time.work,
             tuple(self.reads),
             self.number,
+            tuple(self.kept),
         )

@@ -1,5 +1,6 @@
 """What callers are told of a sequence. Pure functions."""
 
+from engine.constraints.matcher import Matcher
 from engine.output import TextDelta
 from engine.sequence import LiveSequence
 from engine.step import SampledToken
@@ -49,6 +50,19 @@ def failure(sequence: LiveSequence, message: str) -> OutputEvent:
         finish_reason=FinishReason.ERROR,
         usage=sequence.usage,
         error=message,
+    )
+
+
+def refusal(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
+    """Its grammar, which the request asks for, cannot be followed any further."""
+    assert matcher.answer is not None
+    return OutputEvent(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        finish_reason=FinishReason.ERROR,
+        usage=sequence.usage,
+        error=f"{matcher.param}: {matcher.answer.error}",
+        param=matcher.param,
     )
 
 

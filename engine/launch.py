@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from engine.api import Engine, Telemetry
-from engine.constraints.compiler import GrammarCompiler
-from engine.constraints.masks import MaskFiller
+from engine.constraints.factory import GuideMaker
+from engine.constraints.masks import mask_words
+from engine.constraints.remote.answers import RemoteAnswers
+from engine.constraints.remote.process import GrammarProcesses
+from engine.constraints.remote.trials import Trials
 from engine.constraints.vocabulary import Vocabulary
 from engine.detokenizer import detokenizer_factory
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
@@ -95,7 +98,21 @@ def assemble(
     timing = Timing(time.monotonic, telemetry)
     card = backend.card
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
-    masks = MaskFiller(vocabulary.size)
-    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes, masks)
-    grammars = GrammarCompiler(vocabulary.tokenizer, card.eos_token_ids)
-    return EngineParts(loop, card, backend.tokenizer, limits, grammars, backend.release_thread)
+    processes = GrammarProcesses(vocabulary)
+    answers = RemoteAnswers(processes.start, mask_words(vocabulary.size), telemetry.mask)
+    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes, answers)
+    return EngineParts(
+        loop=loop,
+        card=card,
+        tokenizer=backend.tokenizer,
+        limits=limits,
+        guides=GuideMaker(card.eos_token_ids),
+        trials=Trials(processes.start),
+        release_thread=partial(_release, processes, backend),
+    )
+
+
+def _release(processes: GrammarProcesses, backend: Backend) -> None:
+    """Last of all on the engine thread."""
+    processes.close()
+    backend.release_thread()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from math import ceil
 
 from engine.api import QueueFull
-from engine.constraints.masks import MaskFiller
+from engine.constraints.remote.answers import Answers
 from engine.inbox import Inbox
 from engine.namespaces import find_namespace, find_root
 from engine.pipeline import Pipeline
@@ -42,13 +42,14 @@ class EngineLoop:
         deliver: Deliver,
         timing: Timing,
         sizes: StorageBytes,
-        masks: MaskFiller,
+        answers: Answers,
     ) -> None:
         self.scheduler = scheduler
         self._disk = scheduler.disk
         self._unsalted = scheduler.namespace("")
         self.timing = timing
-        self._pipeline = Pipeline(scheduler, runner, masks, timing)
+        self._pipeline = Pipeline(scheduler, runner, answers, timing)
+        self._answers = answers
         self._inbox = inbox
         self._deliver = deliver
         self._sizes = sizes
@@ -128,6 +129,7 @@ class EngineLoop:
         finally:
             self._notify_idle()  # nobody waits for a loop that has ended
             self._disk.close()
+            self._answers.close()
 
     def turn(self) -> None:
         """Take in what has arrived, then compute one step if there is one."""
@@ -155,8 +157,8 @@ class EngineLoop:
         self.timing.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
         self._emit(self._pipeline.advance(plan))
-        if (failures := self._pipeline.sample()) is not None:
-            self._emit(failures)
+        if (news := self._pipeline.sample()) is not None:
+            self._emit(news)
         is_resting = self._pipeline.is_empty and not plan.is_due
         self._is_waiting = is_resting and self._disk.is_loading
         self.step_started_seconds = None

@@ -1,15 +1,17 @@
 """Steps on their way: one is computed while the next is planned, submitted and delivered."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from engine.constraints.masks import MaskFiller
+from engine.constraints.masks import masks_of
+from engine.constraints.remote.answers import Answers
 from engine.runner import ModelRunner, RunnerLost
 from engine.scheduler import Scheduler
-from engine.step import StepMasks, StepPlan, StepResult
+from engine.sequence import LiveSequence
+from engine.step import SequenceId, StepMasks, StepPlan, StepResult
 from engine.timing import Timing
 from engine.types import OutputEvent
 
@@ -19,6 +21,13 @@ T = TypeVar("T")
 
 NO_STEP = StepPlan()
 NO_RESULT = StepResult({}, {})
+
+EARLY_SHARE, LATE_SHARE = 1 / 16, 1 / 4
+"""Of a step, to wait for what may follow a token: before its text is delivered, and before others
+are sampled without it. It is free on a device that computes meanwhile."""
+
+ALONE_SECONDS = 0.05
+"""The same where nobody else would be sampled: who comes then waits no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +46,19 @@ class Pipeline:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, masks: MaskFiller, timing: Timing
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        answers: Answers,
+        timing: Timing,
     ) -> None:
         self._scheduler = scheduler
         self._timing = timing
         self._began = 0.0  # of the clock: when the device was free for the step in flight
+        self._step_seconds = 0.0  # of the last step
         self._runner = runner
-        self._masks = masks
+        self._answers = answers
+        self._settled: list[OutputEvent] = []  # while the step in flight was about to sample
         self._in_flight = NO_STEP
 
     @property
@@ -56,6 +71,8 @@ class Pipeline:
         A step that fails ends its own sequences; when it does so at its collection, also those of
         the one that rests on it. Raises RunnerLost.
         """
+        self._answers.retain(lambda sequence_id: self._scheduler.sequence(sequence_id) is not None)
+        self._ask()
         before, self._in_flight = self._in_flight, NO_STEP
         began, self._began = self._began, self._timing.now()
         news = []
@@ -71,20 +88,37 @@ class Pipeline:
     def sample(self) -> list[OutputEvent] | None:
         """Have the rest of the step in flight computed, and its tokens.
 
-        None if it is; else it has failed, and this is the news.
+        Returns what is new of those whose matchers have been answered meanwhile, and of all if the
+        step has failed. None where nothing has happened but that.
         """
         plan = self._in_flight
-        if (failure := self._sample(plan)) is None:
-            return None
-        self._in_flight = NO_STEP
-        return self._fail(plan, failure)
+        failure = self._sample(plan)
+        news, self._settled = self._settled, []
+        if failure is not None:
+            self._in_flight = NO_STEP
+            return news + self._fail(plan, failure)
+        return news or None
 
     def _commit(self, plan: StepPlan, result: StepResult, began: float) -> list[OutputEvent]:
         """The step behind it has the device from now on."""
         self._began = self._timing.now()
-        self._timing.stepped(self._began - began)
-        self._scheduler.took(plan, self._began - began)
-        return self._scheduler.commit(plan, result)
+        self._step_seconds = self._began - began
+        self._timing.stepped(self._step_seconds)
+        self._scheduler.took(plan, self._step_seconds)
+        news = self._scheduler.commit(plan, result)
+        self._ask()
+        return news + self._settle([s for s in self._scheduler.unanswered if s.unread], EARLY_SHARE)
+
+    def _ask(self) -> None:
+        """Have the matchers answered, while the device computes."""
+        for sequence in self._scheduler.unanswered:
+            if (matcher := sequence.unanswered) is not None:
+                self._answers.ask(sequence.id, sequence.request.client, matcher)
+
+    def _settle(self, rows: list[LiveSequence], share: float) -> list[OutputEvent]:
+        """Give the rows' matchers so much of a step's time."""
+        self._answers.wait(_all_answered(rows), share * self._step_seconds)
+        return self._scheduler.settle()
 
     def _submit(self, plan: StepPlan) -> Failure | None:
         return _attempt(lambda: self._runner.submit(plan)) if plan.is_due else None
@@ -97,14 +131,36 @@ class Pipeline:
         return _attempt(lambda: self._runner.sample(masks)) if plan.is_due else None
 
     def _mask(self, plan: StepPlan) -> StepMasks:
-        """The masks of those that a guide leads, as of their last tokens."""
-        sampling = map(self._scheduler.sequence, plan.sampling())
-        guided = [s for s in sampling if s is not None and s.guide.choice is not None]
+        """The masks of those that a guide leads, as of their last tokens. Those whose guides do not
+        know yet what may follow sit the step out.
+        """
+        rows = [s for s in map(self._scheduler.sequence, plan.sampling()) if s is not None]
+        if any(sequence.unanswered for sequence in rows):
+            self._await_answers(rows, len(list(plan.sampling())))
+        late, guided = list[SequenceId](), list[LiveSequence]()
+        for sequence in rows:
+            sequence.keeps_logits = False
+            if sequence.unanswered is not None:
+                sequence.sit_out()
+                late.append(sequence.id)
+            elif sequence.is_live and sequence.guide.choice is not None:
+                guided.append(sequence)
         if not guided:
-            return StepMasks()
+            return StepMasks(late=late)
         choices = [sequence.guide.choice for sequence in guided]
-        masks = self._masks.fill(choices, [sequence.banned_tokens for sequence in guided])
-        return StepMasks([sequence.id for sequence in guided], masks)
+        banned = [sequence.banned_tokens for sequence in guided]
+        masks = masks_of(choices, banned, self._answers.n_words)
+        return StepMasks([sequence.id for sequence in guided], masks, late)
+
+    def _await_answers(self, rows: list[LiveSequence], n_sampling: int) -> None:
+        """Nobody waits long for another's answer, and not twice for the same one."""
+        unanswered = [sequence for sequence in rows if sequence.unanswered is not None]
+        if len(unanswered) < n_sampling:
+            fresh = [sequence for sequence in unanswered if not sequence.keeps_logits]
+            self._settled = self._settle(fresh, LATE_SHARE)
+        elif unanswered:
+            self._answers.wait(_any_answered(unanswered), ALONE_SECONDS)
+            self._settled = self._scheduler.settle()
 
     def _fail(self, plan: StepPlan, failure: Failure) -> list[OutputEvent]:
         return self._scheduler.fail(plan, failure.message)
@@ -118,3 +174,11 @@ def _attempt(act: Callable[[], T]) -> T | Failure:
     except Exception as error:
         logger.exception("a step failed")
         return Failure(f"the step failed: {type(error).__name__}: {error}")
+
+
+def _all_answered(rows: Sequence[LiveSequence]) -> Callable[[], bool]:
+    return lambda: all(sequence.unanswered is None for sequence in rows)
+
+
+def _any_answered(rows: Sequence[LiveSequence]) -> Callable[[], bool]:
+    return lambda: any(sequence.unanswered is None for sequence in rows)

@@ -40,6 +40,7 @@ class SchedulerCounters:
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    rows_sat_out: int = 0  # a step each
 
 
 class Scheduler:
@@ -69,6 +70,7 @@ class Scheduler:
         self._live: dict[SequenceId, LiveSequence] = {}
         self._admissions: list[OutputEvent] = []
         self._leaving: list[SequenceId] = []  # what the runner has not been told yet
+        self._guided: dict[SequenceId, LiveSequence] = {}  # whose matchers are unanswered
         self.counters = SchedulerCounters()
 
     @property
@@ -111,6 +113,11 @@ class Scheduler:
         """Whether it waits for what comes from disk."""
         lease = self._admission.awaited(sequence) if self._disk.is_loading else None
         return lease is not None and self._disk.loads(lease)
+
+    @property
+    def unanswered(self) -> tuple[LiveSequence, ...]:
+        """Those whose guides' matchers have to be answered before they go on."""
+        return tuple(self._guided.values())
 
     def take_admissions(self) -> list[OutputEvent]:
         """News of those who were admitted for the first time since this was last asked."""
@@ -177,6 +184,15 @@ class Scheduler:
         if plan.work.forwards and not (is_scoring or plan.is_moving_bytes):
             self._costs.observe(plan.work, seconds)
 
+    def settle(self) -> list[OutputEvent]:
+        """What is new of those whose matchers have been answered meanwhile."""
+        news = []
+        for sequence in self.unanswered:
+            if sequence.unanswered is None:
+                del self._guided[sequence.id]
+                news += self._settled(sequence)
+        return news
+
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """The step has been computed: publish its blocks, append its tokens, say what is new."""
         self.counters.steps += 1
@@ -193,7 +209,7 @@ class Scheduler:
             if sequence.is_aborted:
                 news.append(self._end(sequence, FinishReason.ABORT))
             elif sampled is not None:
-                news.append(self._append(sequence, sampled))
+                news += self._append(sequence, sampled)
             elif sequence.is_computed:
                 news.append(self._end(sequence, FinishReason.LENGTH))
         return news
@@ -237,6 +253,10 @@ class Scheduler:
         lacking = [(sequence, sequence.remaining_tokens) for sequence in self._running]
         decodes = [each for each in lacking if each[1] == 1]
         prompts = [each for each in lacking if each[1] > 1]
+        for sequence in self._running:
+            if sequence.keeps_logits:
+                draft.keep(sequence)
+                self.counters.rows_sat_out += 1
         for sequence, n_tokens in chain(decodes, prompts):  # Limits leave each decode a token
             if draft.budget_tokens == 0:
                 return
@@ -251,6 +271,7 @@ class Scheduler:
             if sequence.admissions == 1:
                 self._admissions.append(events.admission(sequence))
             insort(self._running, sequence, key=policy.admission_key)
+            self._must_be_answered(sequence)
             n_tokens = max(draft.allow(sequence, sequence.remaining_tokens), 1)
             self._schedule(sequence, n_tokens, draft)  # now, for its orders are in this step
 
@@ -294,12 +315,31 @@ class Scheduler:
             computed = min(start + n_tokens, sequence.prompt_tokens) - start
             self.counters.computed_prompt_tokens += computed
 
-    def _append(self, sequence: LiveSequence, sampled: SampledToken) -> OutputEvent:
-        delta = sequence.take(sampled.token_id)
+    def _append(self, sequence: LiveSequence, sampled: SampledToken) -> list[OutputEvent]:
+        sequence.take(sampled)
         self.counters.generated_tokens += 1
+        if self._must_be_answered(sequence):
+            return []
+        return self._settled(sequence)
+
+    def _must_be_answered(self, sequence: LiveSequence) -> bool:
+        if sequence.unanswered is None:
+            return False
+        self._guided[sequence.id] = sequence
+        return True
+
+    def _settled(self, sequence: LiveSequence) -> list[OutputEvent]:
+        """Its guide knows what may follow: the last token is read, if there is one."""
+        if (failed := sequence.failed) is not None:
+            self._retire(sequence)
+            return [events.refusal(sequence, failed)]
+        sampled = sequence.unread
+        if sampled is None:
+            return []
+        delta = sequence.read(sampled)
         if delta.finish_reason:
             self._retire(sequence)
-        return events.token(sequence, sampled, delta)
+        return [events.token(sequence, sampled, delta)]
 
     def _end(self, sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
         """The sequence ends without another token."""
@@ -326,6 +366,7 @@ class Scheduler:
         else:
             self._admission.withdraw(sequence)
         del self._live[sequence.id]
+        self._guided.pop(sequence.id, None)
         siblings = self._requests[sequence.request.id]
         siblings.remove(sequence)
         if not siblings:

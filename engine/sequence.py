@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from engine.constraints.guide import FreeGuide, Guide
+from engine.constraints.guide import FreeGuide, Guide, matcher_of
+from engine.constraints.matcher import Matcher
 from engine.output import Output, TextDelta
-from engine.step import SequenceId
+from engine.step import SampledToken, SequenceId
 from engine.types import FinishReason, Request, TokenLogprob, Usage
 from kvstore.digest import Digest
 from kvstore.lease import Lease
@@ -39,6 +40,10 @@ class LiveSequence:
     `tokens` are prompt and output. Progress is two numbers: for `planned_tokens` of them a step has
     been planned, and `computed_tokens` have KV. Behind them come `awaited_tokens`, which steps that
     have been planned will sample. A decode is a sequence that lacks one token.
+
+    A guide whose matcher is to be answered by another process keeps the sequence back in two ways:
+    its last token is `unread`, for it may complete the grammar, and the next is not sampled. If a
+    step has computed that one's logits, the runner keeps them (`keeps_logits`).
     """
 
     id: SequenceId
@@ -60,6 +65,8 @@ class LiveSequence:
     is_aborted: bool = False  # ends with the step that is in flight
     is_in_batch: bool = False  # of the runner
     is_sampling: bool = False  # has sampled since it entered the batch
+    keeps_logits: bool = False  # they are sampled as soon as the guide allows
+    unread: SampledToken | None = None
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
 
     @property
@@ -117,7 +124,20 @@ class LiveSequence:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self.cached_tokens, self.output_tokens)
+        n_read = self.output_tokens - (self.unread is not None)
+        return Usage(self.prompt_tokens, self.cached_tokens, n_read)
+
+    @property
+    def unanswered(self) -> Matcher | None:
+        """The matcher that has to be answered before it goes on."""
+        matcher = matcher_of(self.guide.choice)
+        return matcher if matcher is not None and matcher.answer is None else None
+
+    @property
+    def failed(self) -> Matcher | None:
+        """The matcher that cannot be answered."""
+        matcher = matcher_of(self.guide.choice)
+        return matcher if matcher and matcher.answer and matcher.answer.error else None
 
     @property
     def banned_tokens(self) -> tuple[int, ...]:
@@ -130,12 +150,24 @@ class LiveSequence:
         self.awaited_tokens += 1
         self.is_sampling = True
 
-    def take(self, token_id: int) -> TextDelta:
-        """The next token has been generated. Returns what can be shown."""
+    def sit_out(self) -> None:
+        """The step that was to sample its next token has only computed the logits."""
         self.awaited_tokens -= 1
-        self.tokens.append(token_id)
-        self.guide.accept(token_id)
-        piece = self.output.add(token_id)
+        self.keeps_logits = True
+
+    def take(self, sampled: SampledToken) -> None:
+        """The next token has been generated. It is to be read when the guide's matcher, where it
+        has one, has been answered."""
+        self.awaited_tokens -= 1
+        self.tokens.append(sampled.token_id)
+        self.guide.accept(sampled.token_id)
+        self.unread = sampled
+
+    def read(self, sampled: SampledToken) -> TextDelta:
+        """What can be shown with its last token."""
+        self.unread = None
+        self.guide.answered()
+        piece = self.output.add(sampled.token_id)
         match piece.finish_reason:
             case None if self.guide.is_complete:
                 last = self.output.complete()
@@ -158,7 +190,7 @@ class LiveSequence:
         self._move(Status.PREEMPTED)
         self.prompt_scores.clear()
         self.awaited_tokens = 0  # it will draw them again
-        self.is_in_batch = self.is_sampling = False
+        self.is_in_batch = self.is_sampling = self.keeps_logits = False
         return lease
 
     def finish(self) -> Lease | None:

@@ -63,6 +63,7 @@ class StepPlan:
     """One step, in the order in which it is carried out.
 
     `decodes` are sequences that compute the token which they sampled last, and sample the next.
+    `kept` compute nothing: they sample from the logits of an earlier step that they sat out.
     """
 
     leave: tuple[SequenceId, ...] = ()  # out of the batch, before anybody enters
@@ -76,12 +77,13 @@ class StepPlan:
     work: StepWork = NO_WORK  # by which its time was predicted
     reads: tuple[ReadBlock, ...] = ()  # carried out last
     number: int = 0  # by which the planner knows it again
+    kept: tuple[SequenceId, ...] = ()
 
     @property
     def is_due(self) -> bool:
         """Whether there is anything to do with it; what changes in the batch alone can wait."""
         orders = self.before or self.between or self.after
-        return bool(self.chunks or self.decodes or orders or self.reads)
+        return bool(self.chunks or self.decodes or self.kept or orders or self.reads)
 
     @property
     def is_moving_bytes(self) -> bool:
@@ -95,6 +97,8 @@ class StepPlan:
             yield chunk.sequence_id, len(chunk.tokens)
         for sequence_id in self.decodes:
             yield sequence_id, 1
+        for sequence_id in self.kept:
+            yield sequence_id, 0
 
     def sampling(self) -> Iterator[SequenceId]:
         """Who samples a token."""
@@ -102,6 +106,7 @@ class StepPlan:
             if chunk.samples:
                 yield chunk.sequence_id
         yield from self.decodes
+        yield from self.kept
 
 
 Masks: TypeAlias = npt.NDArray[np.int32]
@@ -115,10 +120,14 @@ NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """The masks of some of a step's sampling rows; the others may choose any token."""
+    """The masks of some of a step's sampling rows; the others may choose any token.
+
+    Those that are `late` have none yet: they sit the step out, and their logits are kept.
+    """
 
     sequence_ids: Sequence[SequenceId] = ()
     masks: Masks = field(default_factory=lambda: NO_MASKS)
+    late: Sequence[SequenceId] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ class SampledToken:
 class StepResult:
     """What the runner computed, by sequence, and what it was to read."""
 
-    sampled: Mapping[SequenceId, SampledToken]  # for each row that samples
+    sampled: Mapping[SequenceId, SampledToken]  # for each row that samples and is not late
     scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
     failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone
     read: tuple[Parts, ...] = ()  # one for each of the plan's reads

@@ -20,11 +20,6 @@ class Submission:
     names: tuple[Digest, ...] = ()  # of the prompt's blocks, where they may be on disk
 
 
-def free(request: Request) -> GuideFactory:
-    """For engines that constrain nobody."""
-    return FreeGuide
-
-
 def unnamed(request: Request) -> tuple[Digest, ...]:
     """For engines without a disk cache."""
     return ()
@@ -33,12 +28,11 @@ def unnamed(request: Request) -> tuple[Digest, ...]:
 def prepare(
     request: Request,
     limits: Limits,
-    guides: Callable[[Request], GuideFactory] = free,
+    new_guide: GuideFactory = FreeGuide,
     names: Callable[[Request], tuple[Digest, ...]] = unnamed,
 ) -> Submission:
-    """Takes as long as the client has chosen: prompt, grammar and n. Raises InvalidRequest."""
+    """Takes as long as the client has chosen: prompt and n. Raises InvalidRequest."""
     validate(request, limits)
-    new_guide = guides(request)
     packed = Tokens(request.prompt)
     return Submission(
         request,

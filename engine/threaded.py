@@ -13,7 +13,8 @@ from itertools import count
 from typing import TypeAlias, TypeVar
 
 from engine.api import CacheWatch, EngineStopped, InvalidRequest
-from engine.constraints.compiler import GrammarCompiler
+from engine.constraints.factory import GuideMaker, Verdicts, check_verdicts, grammars
+from engine.constraints.remote.trials import Trials
 from engine.inbox import Inbox
 from engine.ledger import Ledger
 from engine.loop import Deliver, EngineLoop
@@ -34,7 +35,7 @@ from engine.types import (
     Tokenizer,
     Usage,
 )
-from engine.validation import Limits
+from engine.validation import Limits, validate
 from engine.watching.glimpse import Glimpses
 from engine.watching.painter import Painter
 from engine.watching.watch import LiveWatch, watching
@@ -60,7 +61,8 @@ class EngineParts:
     card: ModelCard
     tokenizer: Tokenizer
     limits: Limits
-    grammars: GrammarCompiler
+    guides: GuideMaker
+    trials: Trials
     release_thread: Callable[[], None]  # called last of all on that thread
 
 
@@ -169,13 +171,24 @@ class ThreadedEngine:
             finally:
                 self._subscribers.remove(request.id)
 
+    async def check(self, request: Request) -> None:
+        validate(request, self._parts.limits)
+        await self._tried(request)
+
     async def _prepared(self, request: Request) -> Submission:
         """Raises InvalidRequest."""
-        guides, names = self._parts.grammars.guides, self._loop.scheduler.names
-        ready = partial(prepare, request, self._parts.limits, guides, names)
-        if request.constraint is None and request.n * len(request.prompt) <= QUICK_TOKENS:
+        new_guide = self._parts.guides.guides(request, await self._tried(request))
+        names = self._loop.scheduler.names
+        ready = partial(prepare, request, self._parts.limits, new_guide, names)
+        if request.n * len(request.prompt) <= QUICK_TOKENS:
             return ready()
         return await asyncio.to_thread(ready)
+
+    async def _tried(self, request: Request) -> Verdicts:
+        """Raises InvalidRequest for a grammar that cannot be served."""
+        verdicts = await self._parts.trials.of(request.client, grammars(request))
+        check_verdicts(request, verdicts)
+        return verdicts
 
     def stats(self) -> EngineStats:
         """What is on disk is told as of now: it changes while no step is computed."""
@@ -271,6 +284,7 @@ class ThreadedEngine:
             logger.critical("the engine loop has died", exc_info=True)
         finally:
             self._inbox.close()
+            parts.trials.close()
             self._subscribers.end()
             parts.release_thread()
 

@@ -203,6 +203,7 @@ class OutputEvent:
     admission: Usage | None = None  # prompt and cached tokens, when it is first admitted
     usage: Usage | None = None  # with finish_reason
     error: str | None = None  # with FinishReason.ERROR
+    param: str | None = None  # with `error`: the request's field at fault, where it is the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,7 @@ class LoopStats:
     cached_prompt_tokens: int
     generated_tokens: int
     preemptions: int
+    rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
     cache: CacheStats
 

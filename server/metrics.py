@@ -67,6 +67,13 @@ class EngineTelemetry:
             registry=None,
         )
 
+        self.mask_seconds = Histogram(
+            "rootstock_mask_seconds",
+            "What may follow a token of an answer that a grammar holds: until it was known.",
+            buckets=STEP_BUCKETS,
+            registry=None,
+        )
+
     def step(self, seconds: float) -> None:
         self.step_seconds.observe(seconds)
 
@@ -82,6 +89,9 @@ class EngineTelemetry:
     def finished(self, seconds: float) -> None:
         self.request_seconds.observe(seconds)
 
+    def mask(self, seconds: float) -> None:
+        self.mask_seconds.observe(seconds)
+
     def collect(self) -> Iterator[Metric]:
         for histogram in (
             self.first_token_seconds,
@@ -89,6 +99,7 @@ class EngineTelemetry:
             self.request_seconds,
             self.queue_wait_seconds,
             self.step_seconds,
+            self.mask_seconds,
         ):
             yield from _without_created(histogram.collect())
 
@@ -217,6 +228,11 @@ def loop_families(stats: LoopStats) -> Iterator[Metric]:
         "rootstock_preemptions",
         "Sequences sent back to the queue for lack of blocks.",
         stats.preemptions,
+    )
+    yield CounterMetricFamily(
+        "rootstock_rows_sat_out",
+        "Rows that were not sampled in a step because nobody knew yet what their grammar allows.",
+        stats.rows_sat_out,
     )
     yield CounterMetricFamily("rootstock_steps", "Steps of the engine's loop.", stats.steps)
 

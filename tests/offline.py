@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.constraints.masks import MaskFiller
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
@@ -32,6 +31,7 @@ from kvstore.block_pool import BlockPool
 from kvstore.groups.window import lease_slots
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
+from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
 
 
@@ -127,7 +127,7 @@ class OfflineDaemon:
         self.pipeline = Pipeline(
             self.scheduler,
             self.runner,
-            MaskFiller(vocab_size),
+            NoAnswers(vocab_size),
             Timing(time.monotonic, SilentTelemetry()),
         )
         self.usage: dict[str, Usage] = {}

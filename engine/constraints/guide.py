@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from llguidance import LLMatcher
+from engine.constraints.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)
 class AlsoAllowed:
     """What a matcher allows, and some tokens more."""
 
-    matcher: LLMatcher
+    matcher: Matcher
     token_ids: tuple[int, ...]
 
 
@@ -22,11 +22,22 @@ class AllBut:
     token_ids: tuple[int, ...]
 
 
-Choice: TypeAlias = LLMatcher | AlsoAllowed | AllBut | int | None
+Choice: TypeAlias = Matcher | AlsoAllowed | AllBut | int | None
 """Who says which tokens may come next: a matcher, perhaps with some tokens more, any but a few, one
 token that must come, or nobody."""
 
 TokenIds: TypeAlias = tuple[int, ...]
+
+
+def matcher_of(choice: Choice) -> Matcher | None:
+    """The matcher that has to be answered before the choice is known."""
+    match choice:
+        case Matcher():
+            return choice
+        case AlsoAllowed(matcher=matcher):
+            return matcher
+        case _:
+            return None
 
 
 class Guide(Protocol):
@@ -43,7 +54,13 @@ class Guide(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """The token has been sampled."""
+        """The token has been sampled. What `choice` and `is_complete` say then counts when its
+        matcher, where it has one, has been answered.
+        """
+        ...
+
+    def answered(self) -> None:
+        """The matcher of `choice` has been: go on to what comes behind it, if it is complete."""
         ...
 
 
@@ -60,6 +77,9 @@ class FreeGuide:
     def accept(self, token_id: int) -> None:
         """Nothing to note."""
 
+    def answered(self) -> None:
+        """Nothing comes behind it."""
+
 
 class Watch:
     """Looks for a marker, a run of tokens, in what is generated."""
@@ -75,20 +95,20 @@ class Watch:
 
 
 class GrammarGuide:
-    """A grammar from the first token on, and the end of the sequence with it.
+    """A grammar from the first token on, and the end of the sequence with it."""
 
-    A matcher never raises: one that has gone wrong rules out every token.
-    """
-
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         self.choice = matcher
 
     @property
     def is_complete(self) -> bool:
-        return self.choice.is_stopped() and not self.choice.is_error()
+        return self.choice.answer is not None and self.choice.answer.is_complete
 
     def accept(self, token_id: int) -> None:
-        self.choice.consume_token(token_id)
+        self.choice.accept(token_id)
+
+    def answered(self) -> None:
+        """Nothing comes behind it."""
 
 
 class BehindMarker:
@@ -112,6 +132,9 @@ class BehindMarker:
             self._then.accept(token_id)
         elif self._marker.sees(token_id):
             self._marker = None
+
+    def answered(self) -> None:
+        self._then.answered()
 
 
 class Unless:
@@ -138,6 +161,9 @@ class Unless:
         self._other = None
         self._guide.accept(token_id)
 
+    def answered(self) -> None:
+        self._guide.answered()
+
 
 class PerhapsSpaced:
     """Another guide's, which is not told of the first token if that is one of white space."""
@@ -159,10 +185,13 @@ class PerhapsSpaced:
             self._guide.accept(token_id)
         self._space = ()
 
+    def answered(self) -> None:
+        self._guide.answered()
+
 
 def _also(choice: Choice, *token_ids: int) -> Choice:
     match choice:
-        case LLMatcher() if token_ids:
+        case Matcher() if token_ids:
             return AlsoAllowed(choice, token_ids)
         case AlsoAllowed(matcher, others):
             return AlsoAllowed(matcher, (*others, *token_ids))
@@ -185,6 +214,9 @@ class RepeatingGuide:
 
     def accept(self, token_id: int) -> None:
         self._guide.accept(token_id)
+
+    def answered(self) -> None:
+        self._guide.answered()
         if self._guide.is_complete:
             self._guide = self._new()
 
@@ -204,6 +236,9 @@ class ForcedTokens:
     def accept(self, token_id: int) -> None:
         if self._tokens:
             del self._tokens[0]
+
+    def answered(self) -> None:
+        """Nothing comes behind it."""
 
 
 class BudgetGuide:
@@ -241,6 +276,9 @@ class BudgetGuide:
         else:
             self._left = 0
 
+    def answered(self) -> None:
+        """It has no matcher."""
+
     def _enter(self) -> None:
         if self._start is None and self._left == 0:
             self._forced = ForcedTokens(self._end)
@@ -264,3 +302,7 @@ class BothGuides:
     def accept(self, token_id: int) -> None:
         for guide in self._guides:
             guide.accept(token_id)
+
+    def answered(self) -> None:
+        for guide in self._guides:
+            guide.answered()

@@ -1,57 +1,55 @@
-"""The masks of a batch: which tokens its guided rows may choose from."""
+"""The masks of a step: which tokens its guided rows may choose from."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import fill_next_token_bitmask_par, get_bitmask_shape
 
 from engine.constraints.guide import AllBut, AlsoAllowed, Choice
+from engine.constraints.matcher import Matcher
 from engine.step import Masks
 
+WORD_TOKENS = 32
 
-class MaskFiller:
-    """Fills masks on threads of its own, without Python's lock, while the device computes."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._executor: LLExecutor | None = None  # its threads start with the first grammar
+def mask_words(vocab_size: int) -> int:
+    """The length of a mask."""
+    return -(-vocab_size // WORD_TOKENS)
 
-    def fill(self, choices: Sequence[Choice], banned: Sequence[Sequence[int]]) -> Masks:
-        """One mask for each choice. A token that is banned stays out, unless no other is left:
-        what a grammar asks for wins over `min_tokens`.
-        """
-        bits = np.zeros(get_bitmask_shape(len(choices), self._vocab_size), dtype=np.int32)
-        matchers = []
-        for row, choice in enumerate(choices):
-            match choice:
-                case LLMatcher():
-                    matchers.append((choice, row))
-                case AlsoAllowed(matcher=matcher):
-                    matchers.append((matcher, row))
-                case AllBut(token_ids=token_ids):
-                    bits[row] = -1
-                    _ban(bits[row], token_ids)
-                case int():
-                    _allow(bits[row], choice)
-        if matchers:
-            self._executor = self._executor or LLExecutor()
-            fill_next_token_bitmask_par(self._executor, matchers, bits)
-        for matcher, row in matchers:
-            if matcher.is_error():
-                bits[row] = 0  # rules out all, so that the row fails alone
-        for row, choice in enumerate(choices):
-            if isinstance(choice, AlsoAllowed):
-                for token_id in choice.token_ids:
+
+def masks_of(choices: Sequence[Choice], banned: Sequence[Sequence[int]], n_words: int) -> Masks:
+    """One mask of so many words for each choice, whose matchers have been answered.
+
+    A token that is banned stays out, unless no other is left: what a grammar asks for wins over
+    `min_tokens`.
+    """
+    bits = np.zeros((len(choices), n_words), dtype=np.int32)
+    for row, choice in enumerate(choices):
+        match choice:
+            case Matcher():
+                bits[row] = _answered(choice)
+            case AlsoAllowed(matcher, token_ids):
+                bits[row] = _answered(matcher)
+                for token_id in token_ids:
                     _allow(bits[row], token_id)
-        for row, tokens in enumerate(banned):
-            _ban(bits[row], tokens)
-        return bits
+            case AllBut(token_ids=token_ids):
+                bits[row] = -1
+                _ban(bits[row], token_ids)
+            case int():
+                _allow(bits[row], choice)
+    for row, tokens in enumerate(banned):
+        _ban(bits[row], tokens)
+    return bits
+
+
+def _answered(matcher: Matcher) -> Masks | int:
+    """None where the grammar is complete: no token follows."""
+    assert matcher.answer is not None, "a mask that nobody has made"
+    return 0 if matcher.answer.mask is None else matcher.answer.mask
 
 
 def _allow(words: Masks, token_id: int) -> None:
     """A token that the model does not have stays out, so that a row of such alone fails alone."""
-    if token_id < 32 * len(words):
+    if token_id < WORD_TOKENS * len(words):
         words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
 
 

@@ -1,6 +1,6 @@
 """What the runner keeps of each sequence from one step to the next."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -23,6 +23,7 @@ class Seat:
     tables: SequenceTables
     sampling: SamplingRow
     position: int = 0  # of the next token to compute
+    logits: mx.array | None = None  # [1, vocab], computed, of a token that is not sampled yet
 
     def piece(self, n_tokens: int) -> Piece:
         """The next tokens, which are computed with this."""
@@ -95,6 +96,14 @@ class Batch:
             seat = self._seats[sequence_id]
             step.add(seat, 1, len(prompts) + seat.index, n_read=1)
         return step
+
+    def kept(self, sequence_ids: Sequence[SequenceId]) -> Iterator[tuple[Seat, mx.array]]:
+        """The logits that these have kept. They keep them no more."""
+        for sequence_id in sequence_ids:
+            seat = self._seats[sequence_id]
+            logits, seat.logits = seat.logits, None
+            assert logits is not None, "a step was sat out by who was not in it"
+            yield seat, logits
 
     def set_next_tokens(self, seats: Sequence[Seat], tokens: mx.array) -> None:
         """What each decodes next; `tokens`: `[rows]`, perhaps still to be computed."""

@@ -1,7 +1,7 @@
 """The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -74,8 +74,9 @@ class MlxRunner:
         """See `ModelRunner.sample`."""
         flight = self._flights[-1]
         try:
-            ruled_out = masks()
             self._launch.finish(flight.rest)
+            ruled_out = masks()
+            self._keep(flight, ruled_out.late)
             if flight.sampling:
                 self._draw(flight, ruled_out)
         except Exception:
@@ -119,6 +120,9 @@ class MlxRunner:
         self._storage.carry_out(plan.between)
         for batch in forwards.sampling:
             yield self._compute(flight, step, batch)
+        for seat, logits in self._batch.kept(plan.kept):
+            flight.logits.append(logits)
+            flight.sampling.append(seat)
         self._storage.carry_out(plan.after)
         if saved := self._storage.states.unevaluated():
             yield flight.laid(saved)
@@ -164,9 +168,21 @@ class MlxRunner:
         mx.async_eval(flight.reading.arrays())
         flight.ends += flight.reading.arrays()
 
+    def _keep(self, flight: _Flight, late: Collection[SequenceId]) -> None:
+        """Rows that sit the step out keep their logits until they are sampled."""
+        if not late:
+            return
+        together = _together(flight.logits)
+        for row, seat in enumerate(flight.sampling):
+            if seat.sequence_id in late:
+                seat.logits = mx.contiguous(together[row : row + 1])
+                flight.ends.append(seat.logits)
+        stay = [row for row, seat in enumerate(flight.sampling) if seat.sequence_id not in late]
+        flight.sampling = [flight.sampling[row] for row in stay]
+        flight.logits = [together[mx.array(stay)]] if stay else []
+
     def _draw(self, flight: _Flight, masks: StepMasks) -> None:
-        logits = flight.logits
-        together = logits[0] if len(logits) == 1 else mx.concatenate(logits)
+        together = _together(flight.logits)
         rows = {seat.sequence_id: row for row, seat in enumerate(flight.sampling)}
         masked = [rows[sequence_id] for sequence_id in masks.sequence_ids]
         states = [seat.sampling for seat in flight.sampling]
@@ -175,6 +191,10 @@ class MlxRunner:
         mx.async_eval(drawn.arrays())
         flight.ends += drawn.arrays()
         flight.logits = []
+
+
+def _together(logits: list[mx.array]) -> mx.array:
+    return logits[0] if len(logits) == 1 else mx.concatenate(logits)
 
 
 def _result(flight: _Flight) -> StepResult:

@@ -186,6 +186,8 @@ def _raise_failure(event: OutputEvent) -> None:
         raise EngineStopped("The server is stopping; the request was not completed.")
     if event.finish_reason is FinishReason.ERROR:
         message = event.error or "The request failed while it was computed."
+        if event.param is not None:
+            raise ApiError(400, message, param=event.param, code="grammar_failed")
         raise ApiError(500, message, type=SERVER, code="generation_failed")
 
 

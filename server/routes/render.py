@@ -33,10 +33,11 @@ CompletionBody = Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest
 async def render_chat_completion(
     body: ChatBody, http: HttpRequest, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    """What the server refuses in a chat it refuses here; the engine is not asked."""
+    """What is refused in a chat is refused here; nothing is generated."""
     model = service.resolve(body.model)
     service.check_priority(body.priority)
     task = await chat_task(body, model, record)
+    await model.engine.check(task.request)
     return await respond_without_engine(
         lambda: _rendered(task.request, body, model.name),
         TOKEN_BYTES * len(task.request.prompt),
@@ -57,6 +58,8 @@ async def render_completion(
     model = service.resolve(body.model)
     service.check_priority(body.priority)
     task = await completion_task(body, model, record)
+    for request in task.requests:
+        await model.engine.check(request)
     return await respond_without_engine(
         lambda: RenderedRequests([_rendered(each, body, model.name) for each in task.requests]),
         TOKEN_BYTES * sum(map(len, task.prompts)),

@@ -204,6 +204,10 @@ class FakeEngine:
     _ledger: Ledger = field(default_factory=Ledger)
     _live: dict[str, Request] = field(default_factory=dict)
 
+    async def check(self, request: Request) -> None:
+        if self.script.refusal is not None:
+            raise self.script.refusal
+
     async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         self.submitted.put(request)
         with self._ledger.entry(request.n) as entry:
@@ -246,6 +250,7 @@ class FakeEngine:
             cached_prompt_tokens=20,
             generated_tokens=30,
             preemptions=1,
+            rows_sat_out=2,
             steps=40,
             cache=CacheStats(32, 128, 100, 20, 8, 4, 4_194_304, 5, 120, 20, 6, 7, disk=self.disk),
         )

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from engine.api import InvalidRequest
-from engine.constraints.compiler import GrammarCompiler
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types import Constraint, Grammar, GrammarKind, Request
+from engine.types import Grammar, GrammarKind
+from tests.grammars import LocalGrammars, demo_tokenizer
 
 
 @dataclass(slots=True)
@@ -36,17 +35,12 @@ class Reader:
     """Compiles schemas as the engine does, with the demonstration model's tokens."""
 
     def __init__(self) -> None:
-        text = (DEFAULT_CHECKPOINT / "tokenizer.json").read_text("utf-8")
-        self._tokenizer = LLTokenizer(text, n_vocab=1024, eos_token=[2])
-        self._compiler = GrammarCompiler(lambda: self._tokenizer, frozenset())
+        self._tokenizer = demo_tokenizer(2)
+        self._grammars = LocalGrammars(self._tokenizer, frozenset())
 
     def matcher(self, schema: object) -> LLMatcher:
         """Raises InvalidRequest for a schema that is not supported."""
-        grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
-        request = Request("r", (1,), 1, constraint=Constraint(grammar, "schema"))
-        choice = self._compiler.guides(request)().choice
-        assert isinstance(choice, LLMatcher)
-        return choice
+        return self._grammars.matcher(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
 
     def accepts(self, matcher: LLMatcher, instance: object) -> bool:
         """Whether the instance, as json.dumps spells it, may be generated."""

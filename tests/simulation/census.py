@@ -28,6 +28,9 @@ class Happening(StrEnum):
     CLEARED_MEMORY = "clears of memory"
     CLEARED_DISK = "clears of the disk"
     CLEARED_BOTH = "clears of both"
+    ANSWER_LATE = "answers of grammars that came late"
+    ANSWER_FAILED = "grammars that could not be answered"
+    SAT_OUT = "rows that sat a step out"
     RESTARTED = "restarts"
     KILLED = "kills"
 

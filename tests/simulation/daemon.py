@@ -1,17 +1,12 @@
 """One engine from its start to its end: the real loop, scheduler and store on what is fake."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import TypeVar
 
-from llguidance import LLTokenizer
-
-from engine.constraints.compiler import GrammarCompiler
-from engine.constraints.guide import Choice
-from engine.constraints.masks import MaskFiller
 from engine.disk_cache.archive import Archive, ArchiveRules
 from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
 from engine.disk_cache.recalls import RecallRules, Recalls, _Load
@@ -19,7 +14,7 @@ from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
-from engine.step import Masks, SequenceId
+from engine.step import SequenceId
 from engine.storage_sizes import StorageBytes
 from engine.submission import Submission, prepare
 from engine.timing import Timing
@@ -32,13 +27,12 @@ from kvstore.groups.window import WindowGroup, lease_slots
 from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
+from tests.simulation.census import Census
 from tests.simulation.checks.fairness import FairQueue
 from tests.simulation.fake_runner import FakeRunner
+from tests.simulation.grammars import EOS, LateAnswers, guides
 from tests.simulation.model import text_of
 from tests.simulation.troubled_tier import TroubledTier
-
-EOS = 0
-GRAMMARS = GrammarCompiler(lambda: LLTokenizer(""), frozenset({EOS}))  # for budgets alone
 
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
 
@@ -67,6 +61,8 @@ class SilentTelemetry:
     def token_gap(self, seconds: float) -> None: ...
 
     def finished(self, seconds: float) -> None: ...
+
+    def mask(self, seconds: float) -> None: ...
 
 
 class Mailbox(Inbox):
@@ -126,25 +122,19 @@ class World:
     deliver: Deliver
     fault: Callable[[], None]
     row_fault: Callable[[SequenceId], bool]
-
-
-class FaultyMaskFiller(MaskFiller):
-    """Its threads may not start."""
-
-    def __init__(self, vocab_size: int, fault: Callable[[], None]) -> None:
-        super().__init__(vocab_size)
-        self._fault = fault
-
-    def fill(self, choices: Sequence[Choice], banned: Sequence[Sequence[int]]) -> Masks:
-        self._fault()
-        return super().fill(choices, banned)
+    answer_fault: Callable[[], bool]
 
 
 class Daemon:
     """One engine. Sizes and rules are drawn anew for each."""
 
     def __init__(
-        self, random: Random, layout: Layout, world: World, tier: TroubledTier | None
+        self,
+        random: Random,
+        layout: Layout,
+        world: World,
+        tier: TroubledTier | None,
+        census: Census,
     ) -> None:
         self._random = random
         self._layout = layout
@@ -184,12 +174,12 @@ class Daemon:
             world.deliver,
             Timing(world.clock, SilentTelemetry()),
             self.sizes,
-            FaultyMaskFiller(layout.vocab_size, world.fault),
+            LateAnswers(random, layout.vocab_size, world.answer_fault, census),
         )
 
     def prepared(self, request: Request) -> Submission:
         """Raises InvalidRequest."""
-        return prepare(request, self.limits, GRAMMARS.guides, self.scheduler.names)
+        return prepare(request, self.limits, guides(request), self.scheduler.names)
 
     @property
     def loads(self) -> list[_Load]:

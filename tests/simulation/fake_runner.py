@@ -51,6 +51,7 @@ class Seat:
     position: int = 0
     last_token: int | None = None
     output_index: int = 0
+    kept_kv: int | None = None  # of a token that has been computed, and not sampled after
 
     def patch(self, patch: TablePatch) -> None:
         table = self.tables.setdefault(patch.group, {})
@@ -123,8 +124,15 @@ class FakeRunner:
             self._compute_chunk(flight, chunk)
         for order in plan.between:
             self._carry_out(order)
-        for sequence_id in plan.sampling():
+        for sequence_id in plan.kept:
             seat = self._seats[sequence_id]
+            assert seat.kept_kv is not None, "a step was sat out by who was not in it"
+            flight.kv[sequence_id], seat.kept_kv = seat.kept_kv, None
+        for sequence_id in plan.sampling():
+            if sequence_id in plan.kept:
+                continue
+            seat = self._seats[sequence_id]
+            assert seat.kept_kv is None, "a decode of who has yet to sample"
             assert seat.last_token is not None, "a decode of what has not been sampled"
             flight.kv[sequence_id] = self._forward(sequence_id, (seat.last_token,))[-1]
         for order in plan.after:
@@ -147,7 +155,7 @@ class FakeRunner:
     def _leave_decodes_out(self, plan: StepPlan) -> None:
         """A real runner comes to them, where there is another forward, only when it samples."""
         chunked = {chunk.sequence_id for chunk in plan.chunks}
-        decodes = [one for one in plan.sampling() if one not in chunked] if chunked else []
+        decodes = [one for one in plan.decodes if one not in chunked] if chunked else []
         for sequence_id in decodes:
             for index, group in enumerate(self._groups):
                 if not isinstance(group, WindowGroup):
@@ -158,6 +166,9 @@ class FakeRunner:
         by_row: Mapping[SequenceId, Masks] = dict(zip(masks.sequence_ids, masks.masks, strict=True))
         for sequence_id, kv in flight.kv.items():
             seat = self._seats[sequence_id]
+            if sequence_id in masks.late:
+                seat.kept_kv = kv
+                continue
             ruled_out = self._ruled_out(seat, by_row.get(sequence_id))
             token_id = sample(
                 kv, seat.sampling.seed, seat.output_index, self._vocab_size, ruled_out
@@ -176,6 +187,8 @@ class FakeRunner:
             self._flights.clear()
             raise
         for sequence_id, n_tokens in flight.plan.rows():
+            if n_tokens == 0:
+                continue
             self.computed_tokens[sequence_id] += n_tokens
             self.n_computed += n_tokens
             if self._row_fault(sequence_id):

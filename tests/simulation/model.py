@@ -6,9 +6,6 @@ of the last KV and of the sample order. What a request must generate follows fro
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from engine.types import FinishReason, Request, ThinkingBudget
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 ROOT = 0x9E3779B97F4A7C15
@@ -43,52 +40,6 @@ def next_token(kv: int, seed: int, output_index: int, vocab_size: int) -> int:
 
 def text_of(token_ids: list[int]) -> str:
     return "".join(ALPHABET[token_id % len(ALPHABET)] for token_id in token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What one sequence must say when nothing goes wrong."""
-
-    token_ids: list[int]
-    text: str
-    finish_reason: FinishReason
-
-
-def expected(
-    request: Request, seed: int, vocab_size: int, stop_token_ids: frozenset[int]
-) -> Expected:
-    """Generate without a cache, without neighbours, one token after another."""
-    kv, generated = ROOT, list[int]()
-    for token_id in request.prompt:
-        kv = chain(kv, token_id)
-    while len(generated) < request.max_tokens:
-        banned = stop_token_ids if len(generated) < request.sampling.min_tokens else frozenset()
-        token_id = sample(kv, seed, len(generated), vocab_size, banned)
-        token_id = forced(request.thinking_budget, generated, token_id)
-        generated.append(token_id)
-        kv = chain(kv, token_id)
-        if token_id in stop_token_ids:
-            return Expected(generated, text_of(generated[:-1]), FinishReason.STOP)
-        text = text_of(generated)
-        searched = len(text_of(generated[: max(request.sampling.min_tokens - 1, 0)]))
-        cuts = [text.find(stop, searched) for stop in request.stop if stop in text[searched:]]
-        if cuts:
-            return Expected(generated, text[: min(cuts)], FinishReason.STOP)
-    return Expected(generated, text_of(generated), FinishReason.LENGTH)
-
-
-def forced(budget: ThinkingBudget | None, generated: list[int], token_id: int) -> int:
-    """The token, or in its place the next of an end marker that a budget forces.
-
-    The block is open from the start.
-    """
-    if budget is None:
-        return token_id
-    marker = list(budget.end)
-    block = generated[: budget.tokens]
-    ended = any(block[at : at + len(marker)] == marker for at in range(len(block)))
-    place = len(generated) - budget.tokens
-    return marker[place] if not ended and 0 <= place < len(marker) else token_id
 
 
 def sample(kv: int, seed: int, output_index: int, vocab_size: int, banned: frozenset[int]) -> int:

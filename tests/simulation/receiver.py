@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.sequence import LiveSequence
 from engine.types import FinishReason, OutputEvent, Request, Usage
-from tests.simulation.model import Expected
+from tests.simulation.expected import Expected
 
 
 @dataclass(slots=True)

@@ -2,8 +2,16 @@
 
 from collections import deque
 from random import Random
+from typing import Any
 
-from engine.types import Request, SamplingParams, ThinkingBudget
+from engine.types import (
+    Constraint,
+    Grammar,
+    GrammarKind,
+    Request,
+    SamplingParams,
+    ThinkingBudget,
+)
 from engine.validation import Limits
 
 
@@ -44,7 +52,7 @@ class Workload:
             priority=random.choice([0, 0, 0, -1, 1]),
             cache_salt="salt" if random.random() < self._salt_rate else "",
             prompt_logprobs=random.choice([None] * 9 + [1]),
-            thinking_budget=self._thinking_budget(),
+            **self._guided(),
         )
 
     def tokens(self, least: int, most: int) -> list[int]:
@@ -52,9 +60,23 @@ class Workload:
         return [self._random.randrange(self._vocab_size) for _ in range(count)]
 
     def _thinking_budget(self) -> ThinkingBudget | None:
-        if self._random.random() < 0.7:
+        if self._random.random() < 0.4:
             return None
         return ThinkingBudget(self._random.choice([0, 1, 3, 9]), (), tuple(self.tokens(1, 3)))
+
+    def _guided(self) -> dict[str, Any]:
+        """By one or the other: what both say together is a matter of guides."""
+        if self._random.random() < 0.5:
+            return {"thinking_budget": self._thinking_budget()}
+        return {"constraint": self._constraint()}
+
+    def _constraint(self) -> Constraint | None:
+        """One that holds from the start on, or again and again behind a marker."""
+        if self._random.random() < 0.4:
+            return None
+        grammar = Grammar(GrammarKind.REGEX, str(self._random.randrange(5)))
+        behind = self._random.choice([(), (), tuple(self.tokens(1, 1))])
+        return Constraint(grammar, "regex", behind=behind, repeats=bool(behind))
 
     def _client(self) -> str:
         """One of several, of which the first may send most of what there is."""

@@ -9,10 +9,9 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.api import InvalidRequest
-from engine.constraints.compiler import MAX_GRAMMAR_CHARACTERS, GrammarCompiler
+from engine.constraints.factory import MAX_GRAMMAR_CHARACTERS
 from engine.constraints.guide import Guide
-from engine.constraints.masks import MaskFiller
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.constraints.masks import mask_words, masks_of
 from engine.types import (
     Alternative,
     Constraint,
@@ -22,21 +21,21 @@ from engine.types import (
     ThinkingBlock,
     ThinkingBudget,
 )
+from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer
 
-VOCAB_SIZE = 1024
+VOCAB_SIZE = DEMO_VOCAB_SIZE
 END = 2  # <|im_end|>
 ANY_BUT_THE_END = set(range(VOCAB_SIZE)) - {END}
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> LLTokenizer:
-    text = (DEFAULT_CHECKPOINT / "tokenizer.json").read_text("utf-8")
-    return LLTokenizer(text, n_vocab=VOCAB_SIZE, eos_token=[END])
+    return demo_tokenizer(END)
 
 
 @pytest.fixture
-def compiler(tokenizer: LLTokenizer) -> GrammarCompiler:
-    return GrammarCompiler(lambda: tokenizer, frozenset({END}))
+def compiler(tokenizer: LLTokenizer) -> LocalGrammars:
+    return LocalGrammars(tokenizer, frozenset({END}))
 
 
 def request(
@@ -52,7 +51,7 @@ def request(
 
 
 def allowed(guide: Guide, banned: Sequence[int] = ()) -> set[int]:
-    bits = MaskFiller(VOCAB_SIZE).fill([guide.choice], [banned])
+    bits = masks_of([guide.choice], [banned], mask_words(VOCAB_SIZE))
     row = np.unpackbits(bits.view(np.uint8)[0], count=VOCAB_SIZE, bitorder="little")
     return set(np.flatnonzero(row).tolist())
 
@@ -63,7 +62,7 @@ def say(guide: Guide, tokenizer: LLTokenizer, text: str) -> None:
 
 
 def test_a_random_walk_through_a_schema_ends_with_text_that_conforms(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     schema = {
         "type": "object",
@@ -86,7 +85,7 @@ def test_a_random_walk_through_a_schema_ends_with_text_that_conforms(
 
 
 def test_a_block_may_come_before_the_grammar_or_not(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     guides = compiler.guides(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (8, 9))))
     thinking, direct = guides(), guides()
@@ -102,7 +101,7 @@ def test_a_block_may_come_before_the_grammar_or_not(
 
 
 def test_no_answer_ends_within_a_block_that_comes_before_a_grammar(
-    compiler: GrammarCompiler,
+    compiler: LocalGrammars,
 ) -> None:
     """It would be one without what the grammar asks for."""
     opened = ThinkingBlock((), (8, 9))
@@ -114,7 +113,7 @@ def test_no_answer_ends_within_a_block_that_comes_before_a_grammar(
     assert called.choice is None, "who need not call may end"
 
 
-def test_an_end_token_that_ends_the_block_may_come(compiler: GrammarCompiler) -> None:
+def test_an_end_token_that_ends_the_block_may_come(compiler: LocalGrammars) -> None:
     block = ThinkingBlock((), (END,))
     guide = compiler.guides(request(GrammarKind.REGEX, "ab", block))()
     assert END in allowed(guide)
@@ -123,7 +122,7 @@ def test_an_end_token_that_ends_the_block_may_come(compiler: GrammarCompiler) ->
 
 
 def test_what_ends_a_block_may_begin_as_the_block_does(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     """As Harmony's channels do: the final one may be the first."""
     guides = compiler.guides(request(GrammarKind.REGEX, "ab", ThinkingBlock((5, 6), (5, 9))))
@@ -136,7 +135,7 @@ def test_what_ends_a_block_may_begin_as_the_block_does(
 
 
 def test_white_space_may_stand_between_a_block_and_the_grammar(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     space = (60, 61)
     grammar = allowed(compiler.guides(request(GrammarKind.REGEX, "ab"))())
@@ -179,7 +178,7 @@ def either(thinking: ThinkingBlock | None, calls: Constraint | None) -> Request:
     ],
 )
 def test_the_first_token_of_an_answer_tells_which_of_two_grammars_holds(
-    compiler: GrammarCompiler,
+    compiler: LocalGrammars,
     tokenizer: LLTokenizer,
     thinking: ThinkingBlock | None,
     thoughts: Sequence[int],
@@ -204,7 +203,7 @@ def test_the_first_token_of_an_answer_tells_which_of_two_grammars_holds(
 
 
 def test_an_alternative_without_a_constraint_is_free(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     guides = compiler.guides(either(None, None))
     free, held = guides(), guides()
@@ -217,16 +216,14 @@ def test_an_alternative_without_a_constraint_is_free(
 
 
 def test_an_alternative_that_is_no_grammar_is_refused_by_its_own_field(
-    compiler: GrammarCompiler,
+    compiler: LocalGrammars,
 ) -> None:
     wrong = Constraint(Grammar(GrammarKind.REGEX, "("), "tools", behind=(BEGIN,))
     with pytest.raises(InvalidRequest, match=r"^tools: ."):
         compiler.guides(either(None, wrong))
 
 
-def test_a_complete_sentence_may_only_end(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
-) -> None:
+def test_a_complete_sentence_may_only_end(compiler: LocalGrammars, tokenizer: LLTokenizer) -> None:
     guide = compiler.guides(request(GrammarKind.REGEX, "yes|no"))()
     assert allowed(guide) <= {t for t in range(VOCAB_SIZE) if tokenizer.decode_str([t])[:1] in "yn"}
     say(guide, tokenizer, "yes")
@@ -234,7 +231,7 @@ def test_a_complete_sentence_may_only_end(
 
 
 def test_a_ban_gives_way_where_nothing_else_is_left(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     guide = compiler.guides(request(GrammarKind.LARK, 'start: "a"+'))()
     say(guide, tokenizer, "a")
@@ -244,7 +241,7 @@ def test_a_ban_gives_way_where_nothing_else_is_left(
 
 
 def test_free_until_a_marker_and_behind_it_a_grammar(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     marker = (7, 8)
     guide = compiler.guides(request(GrammarKind.REGEX, "ab", behind=marker))()
@@ -258,7 +255,7 @@ def test_free_until_a_marker_and_behind_it_a_grammar(
 
 
 def test_a_repeated_grammar_makes_room_for_free_text_again(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     guide = compiler.guides(request(GrammarKind.REGEX, "ab", behind=(7,), repeats=True))()
     for _ in range(2):
@@ -272,7 +269,7 @@ def test_a_repeated_grammar_makes_room_for_free_text_again(
 
 @pytest.mark.parametrize("start", [(), (3,)])
 def test_a_thinking_budget_forces_the_end_marker(
-    compiler: GrammarCompiler, start: tuple[int, ...]
+    compiler: LocalGrammars, start: tuple[int, ...]
 ) -> None:
     budget = ThinkingBudget(tokens=2, start=start, end=(8, 9))
     guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
@@ -287,7 +284,7 @@ def test_a_thinking_budget_forces_the_end_marker(
         guide.accept(50)
 
 
-def test_a_block_that_ends_by_itself_is_not_ended_again(compiler: GrammarCompiler) -> None:
+def test_a_block_that_ends_by_itself_is_not_ended_again(compiler: LocalGrammars) -> None:
     budget = ThinkingBudget(tokens=3, start=(), end=(8, 9))
     guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
     for token_id in (50, 8, 9, 60, 61, 62):
@@ -295,14 +292,14 @@ def test_a_block_that_ends_by_itself_is_not_ended_again(compiler: GrammarCompile
         assert guide.choice is None
 
 
-def test_a_budget_of_none_ends_the_block_at_once(compiler: GrammarCompiler) -> None:
+def test_a_budget_of_none_ends_the_block_at_once(compiler: LocalGrammars) -> None:
     budget = ThinkingBudget(tokens=0, start=(), end=(8,))
     guide = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
     assert allowed(guide) == {8}
 
 
 def test_a_grammar_waits_behind_a_block_whose_end_is_forced(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     budget = ThinkingBudget(tokens=1, start=(), end=(8,))
     guide = compiler.guides(
@@ -316,7 +313,7 @@ def test_a_grammar_waits_behind_a_block_whose_end_is_forced(
 
 
 def test_the_sequences_of_a_request_do_not_move_each_other(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     guides = compiler.guides(request(GrammarKind.REGEX, "ab"))
     first, second = guides(), guides()
@@ -341,7 +338,7 @@ def test_the_sequences_of_a_request_do_not_move_each_other(
     ],
 )
 def test_a_bad_or_too_costly_grammar_is_refused_by_field(
-    compiler: GrammarCompiler, kind: GrammarKind, text: str
+    compiler: LocalGrammars, kind: GrammarKind, text: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=r"^response_format: .") as refused:
         compiler.guides(request(kind, text))
@@ -350,7 +347,7 @@ def test_a_bad_or_too_costly_grammar_is_refused_by_field(
 
 
 def test_a_matcher_that_went_wrong_rules_out_every_token(
-    compiler: GrammarCompiler, tokenizer: LLTokenizer
+    compiler: LocalGrammars, tokenizer: LLTokenizer
 ) -> None:
     guide = compiler.guides(request(GrammarKind.REGEX, "ab"))()
     say(guide, tokenizer, "x")
@@ -359,10 +356,10 @@ def test_a_matcher_that_went_wrong_rules_out_every_token(
 
 
 def test_a_marker_that_the_model_does_not_have_rules_out_every_token_of_its_row_alone(
-    compiler: GrammarCompiler,
+    compiler: LocalGrammars,
 ) -> None:
     budget = ThinkingBudget(tokens=0, start=(), end=(VOCAB_SIZE,))
     lost = compiler.guides(Request("r", (1,), 100, thinking_budget=budget))()
     sound = compiler.guides(request(GrammarKind.REGEX, "ab"))()
-    bits = MaskFiller(VOCAB_SIZE).fill([lost.choice, sound.choice], [(), ()])
+    bits = masks_of([lost.choice, sound.choice], [(), ()], mask_words(VOCAB_SIZE))
     assert [row.any() for row in bits] == [False, True]

@@ -5,12 +5,10 @@ import re
 from collections.abc import Callable
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
 from engine.api import InvalidRequest
-from engine.constraints.compiler import GrammarCompiler
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types import Constraint, Grammar, GrammarKind, Request
+from engine.types import Grammar, GrammarKind
+from tests.grammars import LocalGrammars, demo_tokenizer
 
 Accepts = Callable[[object, str], bool]
 
@@ -18,15 +16,11 @@ Accepts = Callable[[object, str], bool]
 @pytest.fixture(scope="module")
 def accepts() -> Accepts:
     """Whether a text may be generated under a schema."""
-    text = (DEFAULT_CHECKPOINT / "tokenizer.json").read_text("utf-8")
-    tokenizer = LLTokenizer(text, n_vocab=1024, eos_token=[2])
-    compiler = GrammarCompiler(lambda: tokenizer, frozenset())
+    tokenizer = demo_tokenizer(2)
+    grammars = LocalGrammars(tokenizer, frozenset())
 
     def accepts(schema: object, text: str) -> bool:
-        grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
-        constraint = Constraint(grammar, "response_format")
-        matcher = compiler.guides(Request("r", (1,), 1, constraint=constraint))().choice
-        assert isinstance(matcher, LLMatcher)
+        matcher = grammars.matcher(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
         tokens = tokenizer.tokenize_str(text)
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -110,7 +104,7 @@ def test_what_a_schema_forbids_is_never_generated(
 def test_what_would_be_read_otherwise_is_refused(
     accepts: Accepts, schema: object, why: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=f"^response_format: .*{why}"):
+    with pytest.raises(InvalidRequest, match=why):
         accepts(schema, "")
 
 

@@ -3,13 +3,13 @@
 import pytest
 
 from engine.api import QueueFull
-from engine.constraints.masks import MaskFiller
 from engine.inbox import Inbox
 from engine.loop import EngineLoop
 from engine.pace import WINDOW, QueuePace
 from engine.submission import prepare
 from engine.timing import Timing
 from engine.types import Request
+from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
@@ -58,7 +58,7 @@ def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
     harness = Harness(max_running=1, max_waiting=4)
     timing = Timing(lambda: now, SilentTelemetry())
     inbox = Inbox()
-    masks = MaskFiller(VOCAB_SIZE)
+    masks = NoAnswers(VOCAB_SIZE)
     loop = EngineLoop(
         harness.scheduler, harness.runner, inbox, harness.take, timing, NO_BYTES, masks
     )

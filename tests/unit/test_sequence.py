@@ -22,6 +22,8 @@ class TwoTokens:
     def accept(self, token_id: int) -> None:
         self._accepted += 1
 
+    def answered(self) -> None: ...
+
 
 def test_a_waiting_sequence_has_nothing_to_give_up() -> None:
     harness = Harness()

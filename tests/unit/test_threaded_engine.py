@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
-from engine.constraints.masks import MaskFiller
 from engine.inbox import CALLS_AT_ONCE, Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.runner import RunnerLost
@@ -19,11 +18,12 @@ from engine.submission import prepare
 from engine.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import CacheTier, FinishReason, OutputEvent, RefusalReason
+from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.threaded_harness import Setup, request
 
-MASKS = MaskFiller(VOCAB_SIZE)
+MASKS = NoAnswers(VOCAB_SIZE)
 
 
 @pytest_asyncio.fixture

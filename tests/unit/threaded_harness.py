@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from engine.constraints.masks import MaskFiller
+from engine.constraints.factory import GuideMaker
+from engine.constraints.remote.process import GrammarProcess
+from engine.constraints.remote.trials import Trials
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
 from engine.step import StepMasks, StepPlan, StepResult
@@ -13,7 +15,8 @@ from engine.storage_sizes import StorageBytes
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import ModelCard, OutputEvent, Request, SamplingParams
-from tests.simulation.daemon import GRAMMARS, LetterDetokenizer, SilentTelemetry
+from tests.grammars import NoAnswers
+from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 CARD = ModelCard(
@@ -82,6 +85,10 @@ class GatedRunner:
             self.gate.release()
 
 
+def no_process() -> GrammarProcess:
+    raise AssertionError("a grammar that nobody has asked for")
+
+
 class Setup:
     """An engine on the hash model, with handles to what is inside."""
 
@@ -94,10 +101,16 @@ class Setup:
     def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
         timing = Timing(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(block=32, slots=(), arenas=2016)
-        scheduler, masks = self.harness.scheduler, MaskFiller(VOCAB_SIZE)
+        scheduler, masks = self.harness.scheduler, NoAnswers(VOCAB_SIZE)
         loop = EngineLoop(scheduler, self.runner, inbox, deliver, timing, sizes, masks)
         return EngineParts(
-            loop, CARD, Letters(), self.harness.limits, GRAMMARS, release_thread=lambda: None
+            loop=loop,
+            card=CARD,
+            tokenizer=Letters(),
+            limits=self.harness.limits,
+            guides=GuideMaker(frozenset()),
+            trials=Trials(no_process),
+            release_thread=lambda: None,
         )
 
     async def collect(self, request: Request) -> list[OutputEvent]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.constraints.masks import MaskFiller
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import RecallRules
@@ -18,6 +17,7 @@ from kvstore.digest import root_digest
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
+from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.tier_harness import LIMITS, PATIENCE
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -36,7 +36,7 @@ class Engine:
         self.inbox = Inbox()
         self.harness = Harness(disk=self._disk)
         scheduler, timing = self.harness.scheduler, Timing(lambda: 0.0, SilentTelemetry())
-        masks = MaskFiller(VOCAB_SIZE)
+        masks = NoAnswers(VOCAB_SIZE)
         self.loop = EngineLoop(
             scheduler, self.harness.runner, self.inbox, print, timing, NO_BYTES, masks
         )

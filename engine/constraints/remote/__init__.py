@@ -1,0 +1,1 @@
+"""Grammar processes as the daemon sees them: started, asked, bounded in time, replaced."""

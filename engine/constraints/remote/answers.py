@@ -1,0 +1,259 @@
+"""The engine thread's side of grammar processes: asks what may follow, and takes in answers."""
+
+import logging
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from time import monotonic
+from typing import Protocol
+
+import numpy as np
+
+from engine.constraints.matcher import Answer, Matcher
+from engine.constraints.remote.lane import Lane, LaneLost
+from engine.constraints.remote.process import GrammarProcess
+from engine.constraints.remote.wire import Mask, Report, Said, request_frame
+from engine.step import SequenceId
+
+logger = logging.getLogger(__name__)
+
+STEP_SECONDS = 0.5
+"""Of the processor, for one token and the mask behind it. Most take a ten-thousandth of it."""
+
+QUICK_SECONDS = 0.05
+"""Whose masks take longer than this shares a process with others like him, for SLOW_SECONDS."""
+
+SLOW_SECONDS = 60.0
+
+ALLOWED_SECONDS = 2.0
+ALLOWED_SECONDS_A_TOKEN = 0.02
+"""Of the processor, for all masks of a sequence together."""
+
+STUCK_SECONDS = 30.0
+"""Of the clock. What waits and does not compute meets no limit of processor time."""
+
+MOST_STARTS = 3
+"""In a row without an answer: then it is not the grammars that end the process."""
+
+TOO_COSTLY = "the grammar is too costly: what may follow here takes too long to find out"
+NO_PROCESS = "the process that reads grammars does not start"
+
+
+class Answers(Protocol):
+    """Answers matchers. Engine thread only. Masks have `n_words` of 32 tokens each."""
+
+    @property
+    def n_words(self) -> int: ...
+
+    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        """Have the matcher answered that the sequence has now. Asking again changes nothing."""
+        ...
+
+    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
+        """Forget the matchers of sequences that are over."""
+        ...
+
+    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
+        """Take in answers until there are enough, for so long at most."""
+        ...
+
+    def close(self) -> None:
+        """Nothing will be asked any more."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """A sequence's matcher in a process. `number` names it there, and is never used twice."""
+
+    client: str
+    matcher: Matcher
+    lane: Lane
+    number: int
+    asked: float
+    n_told: int
+    is_opening: bool = True
+
+
+class RemoteAnswers:
+    """Two processes: a quick one, and a slow one for those who would keep others waiting.
+
+    A matcher is a function of its grammar and its tokens. So one whose process has died is made
+    again in another, and nobody notices but the one whose job it was that ended the process.
+    """
+
+    def __init__(
+        self,
+        start_process: Callable[[], GrammarProcess],
+        n_words: int,
+        observe: Callable[[float], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`observe` is told how long each answer took, in seconds."""
+        self.n_words = n_words
+        self._clock = clock
+        self._quick, self._slow = Lane(start_process, clock), Lane(start_process, clock)
+        self._observe = observe
+        self._numbers = count(1)
+        self._lines: dict[SequenceId, _Line] = {}
+        self._by_number: dict[int, SequenceId] = {}
+        self._slow_until: dict[str, float] = {}
+        self._deaths = 0  # without an answer in between
+
+    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        """See `Answers.ask`."""
+        line = self._lines.get(sequence)
+        if line is not None and (line.matcher is not matcher or self._must_move(line)):
+            self._drop(sequence)
+            line = None
+        if line is None:
+            self._open(sequence, client, matcher)
+        elif line.n_told < len(matcher.tokens):
+            self._step(line)
+
+    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
+        """See `Answers.retain`."""
+        for sequence in [one for one in self._lines if not is_live(one)]:
+            self._drop(sequence)
+
+    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
+        """See `Answers.wait`."""
+        deadline = self._clock() + seconds
+        while True:
+            for lane in (self._quick, self._slow):
+                self._exchange(lane)
+            left = deadline - self._clock()
+            if is_enough() or left <= 0:
+                return
+            self._sleep(left)
+
+    def close(self) -> None:
+        """See `Answers.close`."""
+        for lane in (self._quick, self._slow):
+            lane.stop()
+
+    def _sleep(self, seconds: float) -> None:
+        """Until a process has said something."""
+        poll = select.poll()
+        for lane in (self._quick, self._slow):
+            if lane.connection is not None:
+                poll.register(lane.connection, lane.interest)
+        poll.poll(1e3 * seconds)
+
+    def _must_move(self, line: _Line) -> bool:
+        """Nobody moves back: what has been slow may be so again."""
+        return line.lane is self._quick and self._lane_of(line.client, line.matcher) is self._slow
+
+    def _lane_of(self, client: str, matcher: Matcher) -> Lane:
+        is_slow = self._slow_until.get(client, 0.0) > self._clock()
+        return self._slow if is_slow or matcher.trial_seconds > QUICK_SECONDS else self._quick
+
+    def _open(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        number = next(self._numbers)
+        lane = self._lane_of(client, matcher)
+        line = _Line(client, matcher, lane, number, self._clock(), len(matcher.tokens))
+        self._lines[sequence] = line
+        self._by_number[number] = sequence
+        again = 2 * (matcher.trial_seconds + matcher.seconds)  # it is compiled, and told all
+        grammar = {"kind": matcher.grammar.kind, "text": matcher.grammar.text}
+        self._post(line, "open", matcher.tokens, STEP_SECONDS + again, grammar)
+
+    def _step(self, line: _Line) -> None:
+        tokens = line.matcher.tokens[line.n_told :]
+        line.n_told += len(tokens)
+        line.asked = self._clock()
+        self._post(line, "step", tokens, STEP_SECONDS, {})
+
+    def _post(
+        self, line: _Line, do: str, tokens: list[int], seconds: float, more: dict[str, str]
+    ) -> None:
+        line.is_opening = do == "open"
+        job = {"do": do, "id": line.number, "client": line.client, "seconds": seconds}
+        try:
+            line.lane.post(request_frame({**job, "tokens": tokens, **more}))
+        except LaneLost as loss:
+            logger.error("a grammar process cannot be started: %s", loss)
+            line.matcher.answer = Answer(error=NO_PROCESS)
+
+    def _drop(self, sequence: SequenceId) -> None:
+        line = self._lines.pop(sequence)
+        del self._by_number[line.number]
+        if line.lane.connection is not None:
+            line.lane.post(request_frame({"do": "close", "id": line.number}))
+
+    def _exchange(self, lane: Lane) -> None:
+        try:
+            for report in lane.exchange():
+                self._take(report, lane)
+        except LaneLost as loss:
+            self._lose(lane, str(loss))
+            return
+        if lane.running is not None and self._clock() - lane.since > STUCK_SECONDS:
+            self._lose(lane, "it is stuck")
+
+    def _take(self, report: Mask | Report, lane: Lane) -> None:
+        """Raises LaneLost where it makes no sense."""
+        match report:
+            case Mask(number, n_tokens, seconds, bits):
+                if len(bits) != 4 * self.n_words:
+                    raise LaneLost(f"a mask of {len(bits)} bytes")
+                answer = Answer(mask=np.frombuffer(bits, dtype=np.int32))
+            case Report(Said.STOPPED, fields):
+                number, n_tokens, seconds = _numbers(fields)
+                answer = Answer(is_complete=True)
+            case Report(_, fields):
+                number, n_tokens, seconds = _numbers(fields)
+                answer = Answer(error=str(fields["error"]))
+        self._deaths = 0
+        sequence = self._by_number.get(number)
+        if sequence is None:
+            return  # it is over, or has been made again elsewhere
+        line = self._lines[sequence]
+        if n_tokens == len(line.matcher.tokens):
+            self._answer(line, answer, seconds)
+        if seconds > QUICK_SECONDS and lane is self._quick:
+            self._slow_down(line.client)
+
+    def _answer(self, line: _Line, answer: Answer, seconds: float) -> None:
+        matcher = line.matcher
+        self._observe(self._clock() - line.asked)
+        if not line.is_opening:
+            matcher.seconds += seconds
+        allowed = ALLOWED_SECONDS + ALLOWED_SECONDS_A_TOKEN * len(matcher.tokens)
+        matcher.answer = Answer(error=TOO_COSTLY) if matcher.seconds > allowed else answer
+
+    def _slow_down(self, client: str) -> None:
+        """Others have waited for this client's mask. What else it has asked for moves."""
+        now = self._clock()
+        self._slow_until = {one: until for one, until in self._slow_until.items() if until > now}
+        self._slow_until[client] = now + SLOW_SECONDS
+        for sequence, line in tuple(self._lines.items()):
+            if line.client == client and line.matcher.answer is None:
+                self.ask(sequence, client, line.matcher)
+
+    def _lose(self, lane: Lane, reason: str) -> None:
+        """The process is gone. Whose job it did has an answer; the others begin again."""
+        culprit = lane.running
+        logger.warning("a grammar process has ended: %s", reason)
+        lane.stop()
+        self._deaths += 1
+        is_hopeless = self._deaths >= MOST_STARTS and culprit is None
+        for sequence, line in tuple(self._lines.items()):
+            if line.lane is not lane:
+                continue
+            self._drop(sequence)
+            if line.number == culprit:
+                line.matcher.answer = Answer(error=TOO_COSTLY)
+            elif line.matcher.answer is None and is_hopeless:
+                line.matcher.answer = Answer(error=NO_PROCESS)
+            elif line.matcher.answer is None:
+                self._open(sequence, line.client, line.matcher)
+
+
+def _numbers(fields: dict[str, object]) -> tuple[int, int, float]:
+    """Raises LaneLost."""
+    match fields:
+        case {"id": int(number), "n_tokens": int(n_tokens), "seconds": float(seconds)}:
+            return number, n_tokens, seconds
+    raise LaneLost("a report without its numbers")

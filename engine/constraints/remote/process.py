@@ -1,0 +1,83 @@
+"""A grammar process and the socket to it."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.constraints.vocabulary import Vocabulary
+
+ROOT = Path(__file__).parents[3]
+"""Where the package `engine` lies: in a clone, or inside of what the wheel installs."""
+
+
+_LAST_WORDS_SECONDS = 0.2
+"""One that has nothing to do ends by itself when its socket closes."""
+
+
+class GrammarProcess:
+    """One `engine.constraints.worker`. `connection` is the daemon's end of the pair."""
+
+    def __init__(self, vocabulary: BinaryIO) -> None:
+        """Raises OSError where no process can be started."""
+        self.connection, theirs = socket.socketpair()
+        descriptors = theirs.fileno(), vocabulary.fileno()
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "engine.constraints.worker", *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # a library that crashes says so at length
+                    env={**os.environ, "PYTHONPATH": path},
+                    start_new_session=True,  # Ctrl-C is the daemon's
+                )
+        except OSError:
+            self.connection.close()
+            raise
+
+    def end(self) -> int:
+        """Let it go; its exit code, negative for the signal that has ended it. Returns soon."""
+        with suppress(OSError):
+            self.connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_LAST_WORDS_SECONDS)
+        return self.kill()
+
+    def kill(self) -> int:
+        """End it, whatever it does. Returns at once."""
+        with suppress(OSError):
+            self.connection.close()
+        self._process.kill()
+        return self._process.wait()
+
+
+class GrammarProcesses:
+    """Starts grammar processes, which share what they read of the vocabulary. From any thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._file: BinaryIO | None = None  # who never asks for a grammar pays nothing
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def start(self) -> GrammarProcess:
+        """Raises OSError where none can be started."""
+        with self._lock:
+            if self._is_closed:
+                raise OSError("the engine has stopped")
+            self._file = self._file or self._vocabulary.file()
+            return GrammarProcess(self._file)
+
+    def close(self) -> None:
+        """Start no more. Those that run are their users' to end."""
+        with self._lock:
+            self._is_closed = True
+            if self._file is not None:
+                self._file.close()

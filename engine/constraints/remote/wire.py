@@ -1,0 +1,110 @@
+"""What a daemon and its grammar processes tell each other: frames over a pair of sockets.
+
+A frame is its length (4 bytes, little-endian) and a body. Bodies to the process are JSON. Bodies
+from it begin with a `Said`; a `MASK` has the token bits behind its header, the others are JSON.
+No pickle: the process has parsed what clients sent, and what it says is not trusted.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+MAX_FRAME_BYTES = 64 * 1024**2
+
+_LENGTH = struct.Struct("<I")
+_MASK = struct.Struct("<BQId")
+
+Message: TypeAlias = dict[str, Any]
+
+
+class Said(IntEnum):
+    """What a frame from a grammar process is."""
+
+    VERDICT = 1  # on a trial
+    BEGUN = 2  # a matcher's job, which is what the process does from now on
+    MASK = 3
+    STOPPED = 4  # nothing may follow any more
+    FAILED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Which tokens may follow behind `n_tokens` of a matcher: token t is bit t % 32, from the
+    lowest, of the 32-bit word t // 32. `seconds`: of the processor, that the job has taken.
+    """
+
+    matcher: int
+    n_tokens: int
+    seconds: float
+    bits: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Anything else that a grammar process says."""
+
+    said: Said
+    fields: Message
+
+
+class ProtocolError(Exception):
+    """A peer says what makes no sense."""
+
+
+class FrameBuffer:
+    """Bytes as they arrive, frames as they are whole."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, data: bytes) -> list[bytes]:
+        """The bodies that are whole now. Raises ProtocolError."""
+        self._bytes += data
+        bodies, at = [], 0
+        while len(self._bytes) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes, at)
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {length} bytes")
+            end = at + _LENGTH.size + length
+            if len(self._bytes) < end:
+                break
+            bodies.append(bytes(self._bytes[at + _LENGTH.size : end]))
+            at = end
+        del self._bytes[:at]
+        return bodies
+
+
+def request_frame(fields: Message) -> bytes:
+    return _framed(json.dumps(fields).encode())
+
+
+def report_frame(said: Said, fields: Message) -> bytes:
+    return _framed(bytes([said]) + json.dumps(fields).encode())
+
+
+def mask_frame(mask: Mask) -> bytes:
+    header = _MASK.pack(Said.MASK, mask.matcher, mask.n_tokens, mask.seconds)
+    return _framed(header + mask.bits)
+
+
+def read_request(body: bytes) -> Message:
+    message: Message = json.loads(body)
+    return message
+
+
+def read_report(body: bytes) -> Mask | Report:
+    """Raises ProtocolError."""
+    try:
+        said = Said(body[0])
+        if said is Said.MASK:
+            _, matcher, n_tokens, seconds = _MASK.unpack_from(body)
+            return Mask(matcher, n_tokens, seconds, body[_MASK.size :])
+        return Report(said, json.loads(body[1:]))
+    except (IndexError, ValueError, struct.error) as error:
+        raise ProtocolError(f"not a frame of a grammar process: {error}") from error
+
+
+def _framed(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body

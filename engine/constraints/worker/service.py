@@ -1,0 +1,182 @@
+"""What a grammar process does: trials, and the masks of matchers that it keeps."""
+
+import select
+import signal
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import thread_time
+
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.constraints.remote.wire import (
+    FrameBuffer,
+    Mask,
+    Message,
+    Said,
+    mask_frame,
+    read_request,
+    report_frame,
+)
+from engine.constraints.worker.grammar import GrammarError, compile_grammar, first_line, probe
+
+READ_BYTES = 1024**2
+KEPT_GRAMMARS = 128
+KEPT_CHARACTERS = 4 * 1024**2
+
+
+@dataclass(slots=True)
+class Open:
+    """A matcher, and how many tokens it has been told."""
+
+    matcher: LLMatcher
+    n_tokens: int = 0
+
+
+class Turns:
+    """Jobs, each of a client. Clients take turns; a client's jobs are done in order."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, deque[Message]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def add(self, job: Message) -> None:
+        self._lines.setdefault(job["client"], deque()).append(job)
+
+    def take(self) -> Message:
+        client, line = self._lines.popitem(last=False)
+        job = line.popleft()
+        if line:
+            self._lines[client] = line
+        return job
+
+    def drop(self, matcher: int) -> None:
+        """Its jobs are wanted no more."""
+        for client, line in tuple(self._lines.items()):
+            kept = deque(job for job in line if job["id"] != matcher)
+            if kept:
+                self._lines[client] = kept
+            else:
+                del self._lines[client]
+
+
+class Service:
+    """One thread: it does one job after another, and looks between two at what else is wanted.
+
+    A job that takes more processor time than it may ends the process: nothing else stops a library
+    that does not look at the clock.
+    """
+
+    def __init__(self, peer: socket.socket, tokenizer: LLTokenizer) -> None:
+        self._peer = peer
+        self._tokenizer = tokenizer
+        self._mask_bytes = 4 * -(-tokenizer.vocab_size // 32)
+        self._frames = FrameBuffer()
+        self._turns = Turns()
+        self._open: dict[int, Open] = {}
+        self._grammars: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+
+    def run(self) -> None:
+        """Returns when the daemon has closed its end."""
+        while self._listen():
+            if self._turns:
+                self._do(self._turns.take())
+
+    def _listen(self) -> bool:
+        """Take in what has come; waits where there is nothing to do. False at the end."""
+        while not self._turns or select.select([self._peer], [], [], 0)[0]:
+            data = self._peer.recv(READ_BYTES)
+            if not data:
+                return False
+            for body in self._frames.add(data):
+                self._take(read_request(body))
+        return True
+
+    def _take(self, message: Message) -> None:
+        if message["do"] == "close":
+            self._turns.drop(message["id"])
+            self._open.pop(message["id"], None)
+        else:
+            self._turns.add(message)
+
+    def _do(self, job: Message) -> None:
+        with _bounded(job["seconds"]):
+            match job["do"]:
+                case "try":
+                    frame = self._try(job)
+                case "open":
+                    self._peer.sendall(report_frame(Said.BEGUN, {"id": job["id"]}))
+                    frame = self._begin(job)
+                case "step":
+                    self._peer.sendall(report_frame(Said.BEGUN, {"id": job["id"]}))
+                    frame = self._go_on(job["id"], job["tokens"], thread_time())
+                case other:
+                    raise ValueError(f"no such job: {other}")
+        self._peer.sendall(frame)
+
+    def _try(self, job: Message) -> bytes:
+        began = thread_time()
+        error = None
+        try:
+            probe(compile_grammar(self._tokenizer, job["kind"], job["text"]))
+        except GrammarError as refusal:
+            error = str(refusal)
+        return report_frame(Said.VERDICT, {"error": error, "seconds": thread_time() - began})
+
+    def _begin(self, job: Message) -> bytes:
+        began = thread_time()
+        try:
+            matcher = self._grammar(job["kind"], job["text"]).deep_copy()
+        except GrammarError as refusal:
+            return self._failed(job["id"], 0, began, str(refusal))
+        self._open[job["id"]] = Open(matcher)
+        return self._go_on(job["id"], job["tokens"], began)
+
+    def _go_on(self, name: int, tokens: list[int], began: float) -> bytes:
+        one = self._open[name]
+        for token in tokens:
+            one.matcher.consume_token(token)
+        one.n_tokens += len(tokens)
+        if not one.matcher.is_stopped():
+            bits = one.matcher.compute_bitmask()[: self._mask_bytes]  # it has a word more
+            if not one.matcher.is_error() and any(bits):
+                return mask_frame(Mask(name, one.n_tokens, thread_time() - began, bits))
+            error = first_line(one.matcher.get_error() or "it allows no token")
+            return self._failed(name, one.n_tokens, began, f"it cannot be followed: {error}")
+        seconds = thread_time() - began
+        fields = {"id": name, "n_tokens": one.n_tokens, "seconds": seconds}
+        return report_frame(Said.STOPPED, fields)
+
+    def _failed(self, name: int, n_tokens: int, began: float, error: str) -> bytes:
+        seconds = thread_time() - began
+        fields = {"id": name, "n_tokens": n_tokens, "seconds": seconds, "error": error}
+        return report_frame(Said.FAILED, fields)
+
+    def _grammar(self, kind: str, text: str) -> LLMatcher:
+        """At its beginning: to be copied, never to be moved on. Raises GrammarError."""
+        key = kind, text
+        if key not in self._grammars:
+            self._grammars[key] = compile_grammar(self._tokenizer, kind, text)
+        self._grammars.move_to_end(key)
+        matcher = self._grammars[key]
+        while self._is_full():
+            self._grammars.popitem(last=False)
+        return matcher
+
+    def _is_full(self) -> bool:
+        characters = sum(len(text) for _, text in self._grammars)
+        return len(self._grammars) > KEPT_GRAMMARS or characters > KEPT_CHARACTERS
+
+
+@contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    """The system ends this process when it has had the processor for so long within."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)

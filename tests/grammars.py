@@ -1,0 +1,112 @@
+"""Grammars within the test's own process: what grammar processes would say, at once."""
+
+from collections.abc import Callable
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.api import InvalidRequest
+from engine.constraints.factory import GuideMaker, check_verdicts, grammars
+from engine.constraints.guide import Choice, Guide, GuideFactory, matcher_of
+from engine.constraints.masks import mask_words
+from engine.constraints.matcher import Answer, Matcher
+from engine.constraints.remote.trials import Verdict
+from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.step import SequenceId
+from engine.types import Grammar, Request
+
+DEMO_VOCAB_SIZE = 1024
+
+
+class NoAnswers:
+    """For engines that are asked for no grammar."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.n_words = mask_words(vocab_size)
+
+    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        raise AssertionError("a grammar that nobody has asked for")
+
+    def retain(self, is_live: Callable[[SequenceId], bool]) -> None: ...
+
+    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Settled:
+    """A guide whose matchers are answered as soon as they are asked."""
+
+    def __init__(self, guide: Guide, answer: Callable[[Matcher], Answer]) -> None:
+        self._guide = guide
+        self._answer = answer
+        self._settle()
+
+    @property
+    def choice(self) -> Choice:
+        return self._guide.choice
+
+    @property
+    def is_complete(self) -> bool:
+        return self._guide.is_complete
+
+    def accept(self, token_id: int) -> None:
+        self._guide.accept(token_id)
+        self._settle()
+
+    def answered(self) -> None: ...
+
+    def _settle(self) -> None:
+        matcher = matcher_of(self._guide.choice)
+        if matcher is not None and matcher.answer is None:
+            matcher.answer = self._answer(matcher)
+        self._guide.answered()
+
+
+class LocalGrammars:
+    """Tries grammars and makes guides as an engine does."""
+
+    def __init__(self, tokenizer: LLTokenizer, end_tokens: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._maker = GuideMaker(end_tokens)
+
+    def guides(self, request: Request) -> GuideFactory:
+        """Raises InvalidRequest."""
+        verdicts = {grammar: self._verdict(grammar) for grammar in grammars(request)}
+        check_verdicts(request, verdicts)
+        new_guide = self._maker.guides(request, verdicts)
+        return lambda: Settled(new_guide(), self.answer)
+
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        """llguidance's own, of a grammar that passes its trial. Raises InvalidRequest."""
+        if (error := self._verdict(grammar).error) is not None:
+            raise InvalidRequest(error, "grammar")
+        return self._compiled(grammar)
+
+    def answer(self, matcher: Matcher) -> Answer:
+        """What a grammar process would say."""
+        told = self._compiled(matcher.grammar)
+        told.consume_tokens(matcher.tokens)
+        if told.is_stopped() and not told.is_error():
+            return Answer(is_complete=True)
+        bits = told.compute_bitmask()[: 4 * mask_words(self._tokenizer.vocab_size)]
+        if told.is_error():
+            return Answer(error=told.get_error())
+        return Answer(np.frombuffer(bits, dtype=np.int32))
+
+    def _compiled(self, grammar: Grammar) -> LLMatcher:
+        return compile_grammar(self._tokenizer, grammar.kind, grammar.text)
+
+    def _verdict(self, grammar: Grammar) -> Verdict:
+        try:
+            probe(self._compiled(grammar))
+        except GrammarError as error:
+            return Verdict(str(error), 0.0)
+        return Verdict(None, 0.0)
+
+
+def demo_tokenizer(eos_token_id: int) -> LLTokenizer:
+    """The demonstration model's tokens."""
+    text = (DEFAULT_CHECKPOINT / "tokenizer.json").read_text("utf-8")
+    return LLTokenizer(text, n_vocab=DEMO_VOCAB_SIZE, eos_token=[eos_token_id])

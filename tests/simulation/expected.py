@@ -1,0 +1,57 @@
+"""What requests must generate, computed without an engine."""
+
+from dataclasses import dataclass
+
+from engine.types import FinishReason, Request, ThinkingBudget
+from tests.simulation.grammars import follow, ruled_out
+from tests.simulation.model import ROOT, chain, sample, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one sequence must say when nothing goes wrong."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+
+
+def expected(
+    request: Request, seed: int, vocab_size: int, stop_token_ids: frozenset[int]
+) -> Expected:
+    """Generate without a cache, without neighbours, one token after another."""
+    kv, generated = ROOT, list[int]()
+    for token_id in request.prompt:
+        kv = chain(kv, token_id)
+    while len(generated) < request.max_tokens:
+        banned = stop_token_ids if len(generated) < request.sampling.min_tokens else frozenset()
+        out = ruled_out(follow(request, generated, vocab_size), banned, vocab_size)
+        token_id = sample(kv, seed, len(generated), vocab_size, out)
+        token_id = forced(request.thinking_budget, generated, token_id)
+        generated.append(token_id)
+        kv = chain(kv, token_id)
+        if token_id in stop_token_ids:
+            return Expected(generated, text_of(generated[:-1]), FinishReason.STOP)
+        text = text_of(generated)
+        searched = len(text_of(generated[: max(request.sampling.min_tokens - 1, 0)]))
+        cuts = [text.find(stop, searched) for stop in request.stop if stop in text[searched:]]
+        if cuts:
+            return Expected(generated, text[: min(cuts)], FinishReason.STOP)
+        said = follow(request, generated, vocab_size)
+        if said is not None and said.is_complete:
+            return Expected(generated, text, FinishReason.STOP)
+    return Expected(generated, text_of(generated), FinishReason.LENGTH)
+
+
+def forced(budget: ThinkingBudget | None, generated: list[int], token_id: int) -> int:
+    """The token, or in its place the next of an end marker that a budget forces.
+
+    The block is open from the start.
+    """
+    if budget is None:
+        return token_id
+    marker = list(budget.end)
+    block = generated[: budget.tokens]
+    ended = any(block[at : at + len(marker)] == marker for at in range(len(block)))
+    place = len(generated) - budget.tokens
+    return marker[place] if not ended and 0 <= place < len(marker) else token_id
