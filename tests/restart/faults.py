@@ -82,6 +82,7 @@ SCENES = (
     Scene("flipped bits, running", during=damage.flipped_bits, counted=("checksum",)),
     Scene("truncated segments, running", during=damage.truncated, counted=("short_read",)),
     Scene("missing segments, running", during=damage.missing, counted=("missing",)),
+    Scene("all files are cut, running", during=damage.all_cut, counted=("short_read",)),
     Scene("EIO of reads", orders="read EIO", counted=("io",)),
     Scene("EIO of writes", orders="write EIO", counted=("io",)),
     Scene("EIO of the index", orders="index EIO", counted=("index",)),

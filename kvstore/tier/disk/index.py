@@ -13,6 +13,10 @@
 Nothing is looked up in it: it is read once, when it is opened, and has no index but the key. Its
 log (WAL) is bounded, and folded into it when it has grown. `synchronous=NORMAL`: what is committed
 outlives the process; after a power loss the last commits may be missing, and the rest is sound.
+
+No file is mapped into memory: one that somebody cuts short would end the process with a SIGBUS.
+sqlite keeps the index of its log in a mapped file, `-shm`, unless it is told that it is alone
+before it has read anything.
 """
 
 import sqlite3
@@ -36,9 +40,10 @@ SLACK_BYTES = 4 << 20
 is folded in, a transaction on top, and the folders and lists of blocks of the file system."""
 
 SCHEMA = """
+PRAGMA locking_mode=EXCLUSIVE;
+PRAGMA mmap_size=0;
 PRAGMA page_size=4096;
 PRAGMA auto_vacuum=INCREMENTAL;
-PRAGMA locking_mode=EXCLUSIVE;
 PRAGMA journal_mode=WAL;
 PRAGMA wal_autocheckpoint=0;
 PRAGMA synchronous=NORMAL;
