@@ -14,7 +14,7 @@ from time import monotonic
 from kvstore.digest import Digest
 from kvstore.tier.buffer import Job, Removal, Upkeep, WriteBuffer
 from kvstore.tier.catalog import Catalog
-from kvstore.tier.disk.index import Index
+from kvstore.tier.disk.index import Index, index_fault
 from kvstore.tier.disk.segments import Place, Segments
 from kvstore.tier.disk.space import Space
 from kvstore.tier.record import Record, checksum
@@ -87,7 +87,8 @@ class Writer:
     def keep_up(self) -> None:
         """Every now and then; a disk that failed is given another chance."""
         try:
-            self._make_room(0)
+            while self.space.exceeds() and self._drop_coldest():
+                continue
             self._allow()
             left_behind, self._left_behind = self._left_behind, []
             self.erase(left_behind)
@@ -132,6 +133,7 @@ class Writer:
         entries = [entry for _, entry in wanted]
         if not self._make_room(sum(entry.n_bytes for entry in entries)):
             self.tally.count(refused_entries=len(entries))
+            self._allow()
         elif not self.catalog.has_place(extent.root, extent.parent):
             self.tally.count(orphaned_entries=len(entries))
         else:
@@ -196,16 +198,26 @@ class Writer:
         ]
 
     def _make_room(self, n_bytes: int) -> bool:
-        """Other fingerprints go first, then the coldest segments, and what hangs from them."""
+        """Whether there is, now. Nothing goes where others have taken of what was to be left free:
+        they would take what comes free of it, too.
+        """
         while self.space.lacks(n_bytes):
-            if self.space.drop_other():
-                continue
-            number = self.catalog.coldest_segment(but=self.segments.current)
-            if number is None:
+            if self.space.is_taken or not self._drop_coldest():
                 return False
-            evicted = self.catalog.remove_segment(number)
-            self.tally.count(evicted_entries=len(evicted))
-            self.erase(evicted)
+        return True
+
+    def _drop_coldest(self) -> bool:
+        """Other fingerprints go first, then the coldest segments, and what hangs from them. Whether
+        there was any.
+        """
+        if self.space.drop_other():
+            return True
+        number = self.catalog.coldest_segment(but=self.segments.current)
+        if number is None:
+            return False
+        evicted = self.catalog.remove_segment(number)
+        self.tally.count(evicted_entries=len(evicted))
+        self.erase(evicted)
         return True
 
     def _allow(self) -> None:
@@ -221,7 +233,7 @@ class Writer:
             case MemoryError():
                 self.tally.fault(Fault.RESOURCES)
             case _:
-                self.tally.fault(Fault.INDEX)
+                self.tally.fault(index_fault(error))
         self.buffer.allow(0)
 
 
