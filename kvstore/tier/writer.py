@@ -5,6 +5,7 @@ that no index knows, which the next one writes over. Nothing is synced: what was
 operating system outlives the process, and after a power loss the checksums find what is missing.
 """
 
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from kvstore.tier.types import Entry, Extent, Fault, fault_of
 
 UPKEEP_SECONDS = 10.0
 SECONDS_OF_DAY = 86_400
-FAILURES = (OSError, sqlite3.Error, MemoryError)
-"""What may come of a job and leaves the next one a chance."""
+
+logger = logging.getLogger(__name__)
 
 
 class DailyBudget:
@@ -70,14 +71,15 @@ class Writer:
 
     def __post_init__(self) -> None:
         self._left_behind = list[Record]()
+        self._last_fault: Fault | None = None  # since something was written
 
     def run(self) -> None:
-        """Until the buffer is closed."""
+        """Until the buffer is closed. Whatever comes of a job leaves the next one a chance."""
         due = monotonic() + UPKEEP_SECONDS
         while (job := self.buffer.take(max(due - monotonic(), 0.0))) is not None:
             try:
                 self._carry_out(job)
-            except FAILURES as error:
+            except Exception as error:
                 self._failed(error)
             finally:
                 self.buffer.done()
@@ -93,7 +95,7 @@ class Writer:
             left_behind, self._left_behind = self._left_behind, []
             self.erase(left_behind)
             self.index.touch(self.catalog.take_touched())
-        except FAILURES as error:
+        except Exception as error:
             self._failed(error)
 
     def erase(self, records: Sequence[Record]) -> None:
@@ -102,7 +104,7 @@ class Writer:
         """
         try:
             self.index.remove([record.key for record in records])
-        except FAILURES as error:
+        except Exception as error:
             self._left_behind += records
             self._failed(error)
         live = self.catalog.segments()
@@ -152,6 +154,7 @@ class Writer:
             raise
         self.segments.advance(places[-1], entries[-1])
         self.budget.spend(n_bytes)
+        self._last_fault = None
         self._allow()
         self.tally.count(written_entries=len(entries), written_bytes=n_bytes)
         self.erase(self.buffer.publish(records))
@@ -225,16 +228,30 @@ class Writer:
         longest_path = self.space.longest_path
         self.buffer.allow(self.budget.left if longest_path else 0, longest_path)
 
-    def _failed(self, error: OSError | sqlite3.Error | MemoryError) -> None:
-        """Nothing more is taken until something that waits can be written, or the next upkeep."""
-        match error:
-            case OSError():
-                self.tally.fault(fault_of(error))
-            case MemoryError():
-                self.tally.fault(Fault.RESOURCES)
-            case _:
-                self.tally.fault(index_fault(error))
+    def _failed(self, error: Exception) -> None:
+        """Nothing more is taken until something that waits can be written, or the next upkeep. A
+        disk that goes on failing is logged once.
+        """
+        fault = _fault_of(error)
+        self.tally.fault(fault)
         self.buffer.allow(0)
+        if fault is Fault.INTERNAL:
+            logger.error("the disk cache's writer failed, and goes on", exc_info=error)
+        elif fault is not self._last_fault:
+            logger.warning("the disk cache cannot be written (%s): %s", fault, error)
+        self._last_fault = fault
+
+
+def _fault_of(error: Exception) -> Fault:
+    match error:
+        case OSError():
+            return fault_of(error)
+        case sqlite3.Error():
+            return index_fault(error)
+        case MemoryError():
+            return Fault.RESOURCES
+        case _:
+            return Fault.INTERNAL
 
 
 def _checksum(parent: Digest, entry: Entry) -> bytes:
