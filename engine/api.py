@@ -149,5 +149,7 @@ class Engine(Protocol):
         ...
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Refuse new requests, let running ones finish, abort what is left, stop the thread."""
+        """Refuse new requests, let running ones finish, abort what is left, stop the thread. A step
+        that hangs cannot be aborted: then this does not end, unless it is cancelled.
+        """
         ...

@@ -127,6 +127,8 @@ class ThreadedEngine:
         self._subscribers = _Subscribers()
         self._ledger = Ledger()
         self._draining = False
+        self._ended = Future[None]()
+        self._ended.set_running_or_notify_cancel()  # nobody who waits for it may cancel it
         self._versions = count(1)  # of pictures
         self._parts: EngineParts
         self._thread: threading.Thread
@@ -239,17 +241,23 @@ class ThreadedEngine:
 
     async def drain(self, timeout_seconds: float) -> None:
         self._draining = True
-        idle = Future[None]()
         try:
-            await self._ask(partial(self._loop.when_idle, partial(_resolve, idle)))
-            await asyncio.wait_for(asyncio.wrap_future(idle), timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle()
         except TimeoutError:
             logger.warning("aborting what is left after %g seconds", timeout_seconds)
         except EngineStopped:
             logger.warning("the engine had stopped before")
         self._tell(self._loop.abort_all)
         self._tell(self._loop.stop)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.wrap_future(self._ended)
+        self._thread.join()
+
+    async def _idle(self) -> None:
+        """Raises EngineStopped."""
+        idle = Future[None]()
+        await self._ask(partial(self._loop.when_idle, partial(_resolve, idle)))
+        await asyncio.wrap_future(idle)
 
     def _subscribe(self, request: Request) -> EventQueue:
         """Raises EngineStopped or InvalidRequest."""
@@ -287,6 +295,7 @@ class ThreadedEngine:
             parts.trials.close()
             self._subscribers.end()
             parts.release_thread()
+            self._ended.set_result(None)
 
 
 def _resolve(future: "Future[None]") -> None:

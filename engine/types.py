@@ -212,7 +212,7 @@ class DiskCacheStats:
 
     `hits` are prompts of which something was loaded: `loaded_tokens` in `load_seconds`, from the
     decision to read to the last block. `failures` are of reading and writing; those of DISK_FAULTS
-    that there were.
+    that there were. `ended_threads` should run and do not, until the engine is started again.
     """
 
     entries: int  # blocks, and ends of prompts within one
@@ -225,6 +225,7 @@ class DiskCacheStats:
     loaded_tokens: int
     load_seconds: float
     failures: Mapping[str, int]
+    ended_threads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Listening, and stopping in two stages: the first signal drains, a second one kills."""
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import signal
@@ -19,9 +20,11 @@ from server.transport.connections import ConnectionLimits, Connections
 from server.transport.descriptors import AcceptErrors, room_for_connections
 from server.transport.http import BoundedHttp
 
-LAST_BYTES_SECONDS = 5  # for clients to read what a drained engine still had to say
+LAST_BYTES_SECONDS = 3  # for clients to read what a drained engine still had to say
+LAST_RESORT_SECONDS = 5  # behind all that is waited for, the last bytes included
 ACCEPTED_AT_ONCE = 16  # so that one turn of the loop does not use up the file descriptors
 LISTEN_BACKLOG = 2048
+STDERR = 2  # the descriptor: Python's own stream may be in the midst of a line
 SEND_BUFFER_BYTES = 128 * 1024  # of the kernel, which would keep megabytes for who does not read
 
 log = logging.getLogger("rootstock")
@@ -68,6 +71,9 @@ class DrainingServer(uvicorn.Server):
 
     The first signal also puts the system's own handlers back: a second one ends the process at
     once, whatever it is doing. uvicorn forces an end on a second SIGINT alone.
+
+    What hangs then keeps no process alive: LAST_RESORT_SECONDS after the time for requests, and for
+    the disk cache, it says what all its threads do and ends with status 1.
     """
 
     def __init__(self, app: FastAPI, engine: Engine, settings: Settings) -> None:
@@ -91,6 +97,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._engine = engine
         self._drain_timeout_seconds = settings.drain_timeout_seconds
+        self._last_resort_seconds = _drained_seconds(settings) + LAST_RESORT_SECONDS
         self._has_dashboard = settings.dashboard
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -104,7 +111,9 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log.info(
-            "draining for up to %d s; a second signal stops at once", self._drain_timeout_seconds
+            "draining for up to %d s; a second signal stops at once, and after %g s whatever hangs",
+            self._drain_timeout_seconds,
+            self._last_resort_seconds,
         )
         async with create_task_group() as tasks:
             tasks.start_soon(self._engine.drain, self._drain_timeout_seconds)
@@ -115,8 +124,22 @@ class DrainingServer(uvicorn.Server):
         is entered again raises, so that the signal would be lost.
         """
         self.should_exit = True
+        self._end_at_last()
         for handled in (signal.SIGINT, signal.SIGTERM):
             signal.signal(handled, signal.SIG_DFL)
+
+    def _end_at_last(self) -> None:
+        """The last resort. Neither the loop nor the interpreter can be relied on: both wait for
+        worker threads, and what hangs may hold the interpreter. So it is a thread that needs
+        neither, and `_exit`; what is on disk outlives a kill anyway.
+        """
+        faulthandler.dump_traceback_later(self._last_resort_seconds, exit=True, file=STDERR)
+
+
+def _drained_seconds(settings: Settings) -> float:
+    """Until running requests are over, and what they leave is on disk."""
+    disk_seconds = settings.disk_cache_shutdown_seconds if settings.disk_cache else 0.0
+    return settings.drain_timeout_seconds + disk_seconds
 
 
 def _connections(settings: Settings) -> Connections:

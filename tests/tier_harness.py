@@ -128,15 +128,23 @@ class FaultyFiles(OsFiles):
             raise OSError(self.failing[method], os.strerror(self.failing[method]), str(path))
 
 
+SQLITE_SAYS = {
+    errno.ENOSPC: (sqlite3.SQLITE_FULL, "database or disk is full"),
+    errno.EROFS: (sqlite3.SQLITE_READONLY, "attempt to write a readonly database"),
+}
+
+
 class FaultyConnection(sqlite3.Connection):
     """Fails to commit while `files` say that the index does."""
 
     files: FaultyFiles
 
     def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        if sql == "COMMIT" and "index" in self.files.failing:
-            full = self.files.failing["index"] == errno.ENOSPC
-            raise sqlite3.OperationalError("database or disk is full" if full else "disk I/O error")
+        if sql == "COMMIT" and (code := self.files.failing.get("index")):
+            kind, message = SQLITE_SAYS.get(code, (sqlite3.SQLITE_IOERR, "disk I/O error"))
+            error = sqlite3.OperationalError(message)
+            error.sqlite_errorcode = kind
+            raise error
         return super().execute(sql, *values)
 
 

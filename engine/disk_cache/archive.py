@@ -82,7 +82,7 @@ class Archive:
     @property
     def is_due(self) -> bool:
         """Whether a step could read something now, or has."""
-        return bool(self._reads) or (bool(self._due_now()) and self._clock() >= self._retry_at)
+        return bool(self._reads) or self._due_at() <= self._clock()
 
     @property
     def is_dirty(self) -> bool:
@@ -96,11 +96,8 @@ class Archive:
 
     def wait_seconds(self) -> float | None:
         """Until something is due, if nothing else happens; None: never."""
-        now = self._clock()
-        if self._due:
-            return max(self._retry_at - now, 0.0)
-        first = next(iter(self._later.values()), math.inf)
-        return None if first == math.inf else max(first - now, 0.0)
+        due_at = self._due_at()
+        return None if due_at == math.inf else max(due_at - self._clock(), 0.0)
 
     def end(self) -> None:
         """Nothing will be added any more: all that is dirty is due, the last used first, as much as
@@ -169,6 +166,7 @@ class Archive:
         now = self._clock()
         if now < self._retry_at:
             return []
+        self._ripen(now)
         is_tier_idle = self._tier.is_idle
         found = self._find()
         if found:
@@ -176,7 +174,7 @@ class Archive:
             self._bytes_left -= sum(read.n_bytes for read in found)
         elif self._is_ending and not self._reads and (is_tier_idle or self._bytes_left <= 0):
             self._due.clear()  # nobody makes room any more
-        elif self._due_now():
+        elif self._due:
             self._retry_at = now + RETRY_SECONDS
         return [candidate.read for each in found for candidate in each.candidates]
 
@@ -236,15 +234,19 @@ class Archive:
                 self._due[node] = None
                 self._retry_at = self._clock() + RETRY_SECONDS
 
-    def _due_now(self) -> dict[Node, None]:
-        now = self._clock()
+    def _due_at(self) -> float:
+        """When the first of what is dirty can be read; never: infinity."""
+        first = -math.inf if self._due else next(iter(self._later.values()), math.inf)
+        return max(first, self._retry_at)
+
+    def _ripen(self, now: float) -> None:
+        """What was to be written later is due when its time has come."""
         while self._later:
             node, due = next(iter(self._later.items()))
             if due > now:
                 break
             del self._later[node]
             self._due[node] = None
-        return self._due
 
     def _find(self) -> list[_Read]:
         """What is due, as much as a step may read and the tier would take."""
@@ -253,7 +255,7 @@ class Archive:
         if room <= 0:
             return found
         budget = min(self._rules.step_bytes, room)
-        for node in list(self._due_now()):
+        for node in list(self._due):
             if budget <= 0 and found:
                 break
             budget = self._plan_node(node, budget, found)

@@ -299,4 +299,5 @@ class TieredCache:
             loaded_tokens=loads.loaded_tokens,
             load_seconds=loads.load_seconds,
             failures={fault.value: count for fault, count in tier.counters.faults},
+            ended_threads=tier.ended_threads,
         )

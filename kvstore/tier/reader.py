@@ -19,7 +19,7 @@ from kvstore.tier.types import Entry, Fault, ReadFailure, ReadRun, TierLimits, f
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[ReadRun | ReadFailure], None]
-"""Called by a reader thread; it must not wait."""
+"""Called by a reader thread, or by who asks where none is left; it must not wait."""
 
 Forget = Callable[[Record], None]
 """A record whose bytes are not what they should be, to be forgotten with all below it."""
@@ -72,6 +72,11 @@ class Ticket:
                 return None
             return self._next
 
+    def fail(self, fault: Fault) -> None:
+        """Nothing more of it can be had."""
+        with self._lock:
+            self.deliver(ReadFailure(self._next, fault))
+
     def deliver(self, found: ReadRun | ReadFailure) -> bool:
         """Whether there is more to come."""
         with self._lock:
@@ -117,9 +122,16 @@ class Readers:
 
     def read(self, names: Sequence[Digest], deliver: Deliver, now: float) -> Ticket:
         ticket = Ticket(names, deliver, self._tickets.put, now)
-        if names:
+        if len(self.ended) == len(self._threads):
+            ticket.fail(Fault.INTERNAL)
+        elif names:
             self._tickets.put(ticket)
         return ticket
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """The names of threads that do not run."""
+        return tuple(thread.name for thread in self._threads if not thread.is_alive())
 
     def close(self) -> None:
         """Runs that are being read are delivered; nothing else is."""
@@ -130,9 +142,17 @@ class Readers:
 
     def _run(self) -> None:
         while (ticket := self._tickets.get()) is not None:
-            start = ticket.turn(self._limits.read_ahead_bytes)
-            if start is not None and ticket.deliver(self._read(ticket, start)):
-                self._tickets.put(ticket)
+            try:
+                self._take_turn(ticket)
+            except Exception:  # whatever it is, others read on
+                logger.exception("a reading of the disk cache failed")
+                self._tally.fault(Fault.INTERNAL)
+                ticket.fail(Fault.INTERNAL)
+
+    def _take_turn(self, ticket: Ticket) -> None:
+        start = ticket.turn(self._limits.read_ahead_bytes)
+        if start is not None and ticket.deliver(self._read(ticket, start)):
+            self._tickets.put(ticket)
 
     def _read(self, ticket: Ticket, start: int) -> ReadRun | ReadFailure:
         records = self._next_run(ticket.names, start)

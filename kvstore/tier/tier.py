@@ -30,7 +30,8 @@ from kvstore.tier.writer import DailyBudget, Writer
 @dataclass(frozen=True, slots=True)
 class TierStats:
     """`used_bytes` is what the directory took when it was last measured, before the last write.
-    `read_rate` is in bytes a second, None before anything was read.
+    `read_rate` is in bytes a second, None before anything was read. `ended_threads` are those that
+    should run and do not: nothing is written, or less is read, until the tier is opened again.
     """
 
     counters: TierCounters
@@ -38,6 +39,7 @@ class TierStats:
     used_bytes: int
     buffered_bytes: int
     read_rate: float | None
+    ended_threads: tuple[str, ...] = ()
 
 
 class DiskTier:
@@ -54,6 +56,7 @@ class DiskTier:
         self._writing = threading.Thread(target=writer.run, name="tier-writer", daemon=True)
         self._writing.start()
         readers.start()
+        self._is_closed = False
 
     @classmethod
     def open(
@@ -192,6 +195,7 @@ class DiskTier:
             used_bytes=self._writer.space.last_used_bytes,
             buffered_bytes=self._buffer.n_bytes,
             read_rate=tally.read_rate,
+            ended_threads=() if self._is_closed else self._ended_threads(),
         )
 
     @property
@@ -207,6 +211,7 @@ class DiskTier:
         """What waits to be written is dropped, what is being written is kept, and readings end
         without a word.
         """
+        self._is_closed = True
         self._buffer.close()
         self._writing.join()
         self._readers.close()
@@ -214,6 +219,10 @@ class DiskTier:
         with suppress(sqlite3.Error):
             self._writer.index.close()
         self._lock.release()
+
+    def _ended_threads(self) -> tuple[str, ...]:
+        writer = () if self._writing.is_alive() else (self._writing.name,)
+        return writer + self._readers.ended
 
 
 def _forgetter(writer: Writer) -> Callable[[Record], None]:

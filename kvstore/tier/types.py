@@ -33,6 +33,8 @@ class Fault(StrEnum):
     INDEX = "index"
     RESOURCES = "resources"
     """Out of descriptors or memory: the bytes may be sound."""
+    INTERNAL = "internal"
+    """A fault of this program; the log says which."""
     GONE = "gone"
     """Forgotten or evicted before it was read: nothing is wrong."""
 

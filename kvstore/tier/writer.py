@@ -5,6 +5,7 @@ that no index knows, which the next one writes over. Nothing is synced: what was
 operating system outlives the process, and after a power loss the checksums find what is missing.
 """
 
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from time import monotonic
 from kvstore.digest import Digest
 from kvstore.tier.buffer import Job, Removal, Upkeep, WriteBuffer
 from kvstore.tier.catalog import Catalog
-from kvstore.tier.disk.index import Index
+from kvstore.tier.disk.index import Index, index_fault
 from kvstore.tier.disk.segments import Place, Segments
 from kvstore.tier.disk.space import Space
 from kvstore.tier.record import Record, checksum
@@ -23,8 +24,8 @@ from kvstore.tier.types import Entry, Extent, Fault, fault_of
 
 UPKEEP_SECONDS = 10.0
 SECONDS_OF_DAY = 86_400
-FAILURES = (OSError, sqlite3.Error, MemoryError)
-"""What may come of a job and leaves the next one a chance."""
+
+logger = logging.getLogger(__name__)
 
 
 class DailyBudget:
@@ -70,14 +71,15 @@ class Writer:
 
     def __post_init__(self) -> None:
         self._left_behind = list[Record]()
+        self._last_fault: Fault | None = None  # since something was written
 
     def run(self) -> None:
-        """Until the buffer is closed."""
+        """Until the buffer is closed. Whatever comes of a job leaves the next one a chance."""
         due = monotonic() + UPKEEP_SECONDS
         while (job := self.buffer.take(max(due - monotonic(), 0.0))) is not None:
             try:
                 self._carry_out(job)
-            except FAILURES as error:
+            except Exception as error:
                 self._failed(error)
             finally:
                 self.buffer.done()
@@ -87,12 +89,13 @@ class Writer:
     def keep_up(self) -> None:
         """Every now and then; a disk that failed is given another chance."""
         try:
-            self._make_room(0)
+            while self.space.exceeds() and self._drop_coldest():
+                continue
             self._allow()
             left_behind, self._left_behind = self._left_behind, []
             self.erase(left_behind)
             self.index.touch(self.catalog.take_touched())
-        except FAILURES as error:
+        except Exception as error:
             self._failed(error)
 
     def erase(self, records: Sequence[Record]) -> None:
@@ -101,7 +104,7 @@ class Writer:
         """
         try:
             self.index.remove([record.key for record in records])
-        except FAILURES as error:
+        except Exception as error:
             self._left_behind += records
             self._failed(error)
         live = self.catalog.segments()
@@ -132,6 +135,7 @@ class Writer:
         entries = [entry for _, entry in wanted]
         if not self._make_room(sum(entry.n_bytes for entry in entries)):
             self.tally.count(refused_entries=len(entries))
+            self._allow()
         elif not self.catalog.has_place(extent.root, extent.parent):
             self.tally.count(orphaned_entries=len(entries))
         else:
@@ -150,6 +154,7 @@ class Writer:
             raise
         self.segments.advance(places[-1], entries[-1])
         self.budget.spend(n_bytes)
+        self._last_fault = None
         self._allow()
         self.tally.count(written_entries=len(entries), written_bytes=n_bytes)
         self.erase(self.buffer.publish(records))
@@ -196,16 +201,26 @@ class Writer:
         ]
 
     def _make_room(self, n_bytes: int) -> bool:
-        """Other fingerprints go first, then the coldest segments, and what hangs from them."""
+        """Whether there is, now. Nothing goes where others have taken of what was to be left free:
+        they would take what comes free of it, too.
+        """
         while self.space.lacks(n_bytes):
-            if self.space.drop_other():
-                continue
-            number = self.catalog.coldest_segment(but=self.segments.current)
-            if number is None:
+            if self.space.is_taken or not self._drop_coldest():
                 return False
-            evicted = self.catalog.remove_segment(number)
-            self.tally.count(evicted_entries=len(evicted))
-            self.erase(evicted)
+        return True
+
+    def _drop_coldest(self) -> bool:
+        """Other fingerprints go first, then the coldest segments, and what hangs from them. Whether
+        there was any.
+        """
+        if self.space.drop_other():
+            return True
+        number = self.catalog.coldest_segment(but=self.segments.current)
+        if number is None:
+            return False
+        evicted = self.catalog.remove_segment(number)
+        self.tally.count(evicted_entries=len(evicted))
+        self.erase(evicted)
         return True
 
     def _allow(self) -> None:
@@ -213,16 +228,30 @@ class Writer:
         longest_path = self.space.longest_path
         self.buffer.allow(self.budget.left if longest_path else 0, longest_path)
 
-    def _failed(self, error: OSError | sqlite3.Error | MemoryError) -> None:
-        """Nothing more is taken until something that waits can be written, or the next upkeep."""
-        match error:
-            case OSError():
-                self.tally.fault(fault_of(error))
-            case MemoryError():
-                self.tally.fault(Fault.RESOURCES)
-            case _:
-                self.tally.fault(Fault.INDEX)
+    def _failed(self, error: Exception) -> None:
+        """Nothing more is taken until something that waits can be written, or the next upkeep. A
+        disk that goes on failing is logged once.
+        """
+        fault = _fault_of(error)
+        self.tally.fault(fault)
         self.buffer.allow(0)
+        if fault is Fault.INTERNAL:
+            logger.error("the disk cache's writer failed, and goes on", exc_info=error)
+        elif fault is not self._last_fault:
+            logger.warning("the disk cache cannot be written (%s): %s", fault, error)
+        self._last_fault = fault
+
+
+def _fault_of(error: Exception) -> Fault:
+    match error:
+        case OSError():
+            return fault_of(error)
+        case sqlite3.Error():
+            return index_fault(error)
+        case MemoryError():
+            return Fault.RESOURCES
+        case _:
+            return Fault.INTERNAL
 
 
 def _checksum(parent: Digest, entry: Entry) -> bytes:

@@ -5,19 +5,25 @@ from fastapi import APIRouter
 from engine.api import EngineStopped
 from server import __version__
 from server.openapi import errors
-from server.schemas.status import Load, Version
+from server.schemas.status import Health, Load, Version
 from server.service import ServiceDependency
 
 router = APIRouter()
 
 
 @router.head("/health", include_in_schema=False)
-@router.get("/health", responses=errors(503))
-async def health(service: ServiceDependency) -> dict[str, str]:
-    """Red as soon as the engine's loop no longer turns."""
+@router.get("/health", responses=errors(503), response_model_exclude_none=True)
+async def health(service: ServiceDependency) -> Health:
+    """Red as soon as the engine's loop no longer turns. Degraded, and still 200, where all is
+    answered but something has been lost that only another start brings back.
+    """
     if not service.engine.is_alive():
         raise EngineStopped("The engine has stopped.")
-    return {"status": "ok"}
+    disk = service.engine.stats().loop.cache.disk
+    if disk is not None and disk.ended_threads:
+        lost = ", ".join(disk.ended_threads)
+        return Health(status="degraded", reason=f"threads of the disk cache have ended: {lost}")
+    return Health(status="ok")
 
 
 @router.head("/load", include_in_schema=False)

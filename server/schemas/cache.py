@@ -42,6 +42,7 @@ class DiskCache(BaseModel):
     loaded_tokens: int
     load_seconds: float
     failures: dict[str, int]  # of reading and writing, by fault
+    ended_threads: list[str]  # that should run and do not; `/health` says degraded then
 
 
 class CacheStatsResponse(BaseModel):

@@ -1,6 +1,13 @@
-"""`GET /version` and `/load`."""
+"""`GET /health`, `/version` and `/load`."""
+
+from typing import Literal
 
 from pydantic import BaseModel
+
+
+class Health(BaseModel):
+    status: Literal["ok", "degraded"]
+    reason: str | None = None  # why it is degraded; left out where it is not
 
 
 class Version(BaseModel):

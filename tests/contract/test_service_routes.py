@@ -20,7 +20,7 @@ from server.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import ChatBody, StrictClient
 from tests.contract.daemon import running
-from tests.contract.fake_engine import CARD, FakeEngine, Gate, Script
+from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate, Script
 
 ROOT = Path(__file__).parents[2]
 NAMES_METRICS = ("docs/*.md", "configs/grafana-dashboard.json", "configs/prometheus/alerts.yml")
@@ -97,11 +97,25 @@ def _named(name: str) -> ModelCard:
 
 
 def test_health_follows_the_engine(http: httpx.Client, engine: FakeEngine) -> None:
-    assert http.get("/health").status_code == 200
+    assert http.get("/health").json() == {"status": "ok"}
     engine.script = Script(dead=True)
     answer = http.get("/health")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_stopped"
+
+
+def test_health_says_what_has_been_lost_for_good() -> None:
+    """A router goes on asking here: all requests are answered."""
+    lost = replace(DISK, ended_threads=("tier-writer",))
+    with running(FakeEngine(disk=lost), Settings(port=0)) as url:
+        answer = httpx.get(f"{url}/health")
+        stats = httpx.get(f"{url}/admin/cache/stats").json()
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "status": "degraded",
+        "reason": "threads of the disk cache have ended: tier-writer",
+    }
+    assert stats["disk"]["ended_threads"] == ["tier-writer"]
 
 
 @pytest.mark.parametrize(
@@ -208,6 +222,7 @@ def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:
         "loaded_tokens": 900,
         "load_seconds": 0.25,
         "failures": {"checksum": 1, "io": 0},
+        "ended_threads": [],
     }
 
 

@@ -22,9 +22,8 @@ from hypothesis.stateful import (
 )
 
 from kvstore.digest import Digest
-from kvstore.tier.disk.index import SLACK_BYTES
 from kvstore.tier.tier import DiskTier
-from kvstore.tier.types import Extent, Fault
+from kvstore.tier.types import MIB, Extent, Fault
 from tests.tier_harness import (
     LIMITS,
     PATIENCE,
@@ -38,7 +37,8 @@ from tests.tier_harness import (
 )
 
 N_BYTES, LENGTH = 20_000, 12
-SMALL = replace(LIMITS, segment_bytes=100_000)
+SMALL = replace(LIMITS, segment_bytes=100_000, least_free=0.05)
+LEFT_FREE = 5 * MIB  # by that share of what FaultyFiles say that the disk has
 CHAINS = (
     Chain("a", LENGTH, N_BYTES),
     Chain("b", LENGTH, N_BYTES),
@@ -152,22 +152,38 @@ class TierMachine(RuleBasedStateMachine):
         else:
             flip(path, where % path.stat().st_size)
 
-    @rule(kept_bytes=st.integers(100_000, 800_000))
-    def fill_the_disk(self, kept_bytes: int) -> None:
-        """Somebody else does, and goes away again: segments go, with what hangs from them."""
+    @rule(spare_bytes=st.integers(0, 800_000))
+    def make_the_disk_narrow(self, spare_bytes: int) -> None:
+        """So that what comes takes the place of what is there: segments go, with what hangs from
+        them.
+        """
         before = self.known()
-        self.files.capacity = SLACK_BYTES + kept_bytes
-        self.tier.upkeep()
+        self.files.capacity = allocated(self.path) + LEFT_FREE + spare_bytes
+        chain = Chain("narrow", 3, N_BYTES)
+        self.tier.offer(chain.extent())
         assert self.tier.flush(PATIENCE)
-        assert self.tier.stats().entries == 0 or self.tier.stats().used_bytes <= kept_bytes
-        assert allocated(self.path) <= self.files.capacity  # the index may have grown since
+        self.tier.forget(chain.names[0])
+        assert self.tier.flush(PATIENCE)
         self.files.capacity = None
         self.tier.upkeep()
         assert self.tier.flush(PATIENCE)
-        if not self.is_damaged:
-            assert self.known() <= before
-            known = self.known()
-            self.parents = {name: above for name, above in self.parents.items() if name in known}
+        known = self.known()
+        assert known <= before
+        self.parents = {name: above for name, above in self.parents.items() if name in known}
+
+    @rule(chain=chains, start=positions)
+    def fill_the_disk(self, chain: Chain, start: int) -> None:
+        """Somebody else does, and goes away again."""
+        before = self.known()
+        self.files.capacity = 0
+        self.tier.offer(self.extent(chain, start, LENGTH))
+        self.tier.upkeep()
+        assert self.tier.flush(PATIENCE)
+        assert self.tier.room == 0
+        self.files.capacity = None
+        self.tier.upkeep()
+        assert self.tier.flush(PATIENCE)
+        assert self.known() == before
 
     @invariant()
     def holds_what_it_should(self) -> None:

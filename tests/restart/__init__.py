@@ -8,4 +8,5 @@ asking.py       what is asked, and what is heard of an answer as it comes
 questions.py    a load of questions, with the answers of a daemon that has no disk cache
 living.py       daemons as processes of their own, and the disk that their directory takes
 kills.py, faults.py, families.py    the runs; test_restart.py has a short form of each
+test_hangs.py   a signal ends a daemon in which something hangs
 """

@@ -1,5 +1,6 @@
 """What can happen to a directory while nobody looks."""
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -28,6 +29,13 @@ def truncated(directory: Path, randomness: random.Random) -> None:
     for segment in segment_files(directory):
         with segment.open("r+b") as file:
             file.truncate(randomness.randrange(segment.stat().st_size))
+
+
+def all_cut(directory: Path, randomness: random.Random) -> None:
+    """Every file that there is, in half."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            os.truncate(path, path.stat().st_size // 2)
 
 
 def missing(directory: Path, randomness: random.Random) -> None:

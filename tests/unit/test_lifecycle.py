@@ -1,5 +1,6 @@
 """What a signal does to a server, wherever it comes."""
 
+import faulthandler
 import gc
 import io
 import logging
@@ -37,9 +38,11 @@ class Interrupted(io.StringIO):
 
 @pytest.fixture
 def handlers_put_back() -> Iterator[None]:
+    """And this process is not ended."""
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in signals]
     yield
+    faulthandler.cancel_dump_traceback_later()
     for number, handler in zip(signals, before, strict=True):
         signal.signal(number, handler)
 

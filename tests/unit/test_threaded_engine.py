@@ -23,6 +23,7 @@ from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.threaded_harness import Setup, request
 
+PATIENCE = 30.0
 MASKS = NoAnswers(VOCAB_SIZE)
 
 
@@ -276,6 +277,25 @@ async def test_drain_aborts_what_does_not_finish_in_time() -> None:
     await drained
     assert (await running)[-1].finish_reason in {FinishReason.ABORT, FinishReason.LENGTH}
     await setup.engine.drain(0.0)  # a second time does no harm
+
+
+async def test_a_drain_beside_a_step_that_hangs_says_so_and_can_be_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setup = Setup()
+    running = asyncio.ensure_future(setup.collect(request("a")))
+    await setup.begun()
+    drained = asyncio.ensure_future(setup.engine.drain(0.0))
+    async with asyncio.timeout(PATIENCE):
+        while "aborting what is left" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    drained.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await drained
+    setup.runner.open()
+    await running
+    await setup.engine.drain(0.0)
+    assert not setup.engine.is_alive()
 
 
 async def test_a_dead_loop_leaves_nobody_hanging(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from kvstore.tier.types import Buffer
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 MOST_BUFFERS = 1024  # IOV_MAX of Linux and macOS
 STAT_BLOCK = 512  # st_blocks counts these on any file system
+NO_WAITING = os.O_CLOEXEC | os.O_NONBLOCK
+"""To open a pipe that somebody has put in a file's place is an error then, and does not hang."""
 
 
 class Files(Protocol):
@@ -42,7 +44,7 @@ class OsFiles:
 
     def write(self, path: Path, offset: int, buffers: Sequence[Buffer]) -> None:
         """All of the buffers, one after the other; the file is made where there is none."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | NO_WAITING, FILE_MODE)
         try:
             for start in range(0, len(buffers), MOST_BUFFERS):
                 offset = _write_all(descriptor, offset, buffers[start : start + MOST_BUFFERS])
@@ -51,7 +53,7 @@ class OsFiles:
 
     def read(self, path: Path, offset: int, n_bytes: int) -> memoryview:
         """Fewer bytes than were asked for when the file ends before."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | NO_WAITING)
         try:
             view, n_read = memoryview(bytearray(n_bytes)), 0
             while n_read < n_bytes:

@@ -50,12 +50,13 @@ class Lock:
         self._descriptor = os.open(directory / LOCK, flags, FILE_MODE)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.truncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+            owner = f"{os.getpid()}\n".encode()
+            os.pwrite(self._descriptor, owner, 0)  # over another's: the disk may be full
+            os.truncate(self._descriptor, len(owner))
         except BlockingIOError as error:
-            owner = os.pread(self._descriptor, 20, 0).decode().strip()
+            pid = os.pread(self._descriptor, 20, 0).decode(errors="replace").strip()
             os.close(self._descriptor)
-            message = f"the disk cache {directory} is in use by another daemon (pid {owner})"
+            message = f"the disk cache {directory} is in use by another daemon (pid {pid})"
             raise TierError(message) from error
         except BaseException:
             os.close(self._descriptor)

@@ -13,6 +13,10 @@
 Nothing is looked up in it: it is read once, when it is opened, and has no index but the key. Its
 log (WAL) is bounded, and folded into it when it has grown. `synchronous=NORMAL`: what is committed
 outlives the process; after a power loss the last commits may be missing, and the rest is sound.
+
+No file is mapped into memory: one that somebody cuts short would end the process with a SIGBUS.
+sqlite keeps the index of its log in a mapped file, `-shm`, unless it is told that it is alone
+before it has read anything.
 """
 
 import sqlite3
@@ -25,6 +29,7 @@ from typing import Any
 
 from kvstore.tier.disk.files import Files
 from kvstore.tier.record import Record, pack_sizes, payload_bytes, unpack_sizes
+from kvstore.tier.types import Fault
 
 FILE_NAME = "index.sqlite"
 MOST_LOG_BYTES = 1 << 20
@@ -35,20 +40,25 @@ SLACK_BYTES = 4 << 20
 """What the index may grow by before somebody measures it again: its log, as much again where that
 is folded in, a transaction on top, and the folders and lists of blocks of the file system."""
 
-SCHEMA = """
-PRAGMA page_size=4096;
-PRAGMA auto_vacuum=INCREMENTAL;
+OPENING = """
 PRAGMA locking_mode=EXCLUSIVE;
-PRAGMA journal_mode=WAL;
+PRAGMA mmap_size=0;
 PRAGMA wal_autocheckpoint=0;
 PRAGMA synchronous=NORMAL;
 PRAGMA temp_store=MEMORY;
-CREATE TABLE IF NOT EXISTS roots (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS records (
+"""
+MAKING = """
+PRAGMA page_size=4096;
+PRAGMA auto_vacuum=INCREMENTAL;
+PRAGMA journal_mode=WAL;
+BEGIN;
+CREATE TABLE roots (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE);
+CREATE TABLE records (
     id INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, root INTEGER NOT NULL,
     segment INTEGER NOT NULL, offset INTEGER NOT NULL, checksum BLOB NOT NULL,
     n_tokens INTEGER NOT NULL, part_bytes BLOB NOT NULL, last_used REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
+COMMIT;
 """
 LOAD = """
 SELECT records.id, name, parent, roots.digest, segment, offset, checksum, n_tokens, part_bytes,
@@ -59,18 +69,29 @@ ADD = """
 INSERT INTO records VALUES (?, ?, ?, (SELECT id FROM roots WHERE digest = ?), ?, ?, ?, ?, ?, ?)
 """
 DISK_FAULTS = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_BUSY: Fault.IO,
+    sqlite3.SQLITE_CANTOPEN: Fault.IO,
+    sqlite3.SQLITE_FULL: Fault.NO_SPACE,
+    sqlite3.SQLITE_IOERR: Fault.IO,
+    sqlite3.SQLITE_LOCKED: Fault.IO,
+    sqlite3.SQLITE_PERM: Fault.READ_ONLY,
+    sqlite3.SQLITE_PROTOCOL: Fault.IO,
+    sqlite3.SQLITE_READONLY: Fault.READ_ONLY,
 }
 """What sqlite may say of a file that is sound."""
 
 
+def index_fault(error: sqlite3.Error) -> Fault:
+    """The disk's, or INDEX: the file is damaged."""
+    if isinstance(error, sqlite3.OperationalError):
+        return DISK_FAULTS.get(error.sqlite_errorcode & 0xFF, Fault.INDEX)
+    return Fault.INDEX
+
+
 class Index:
     """Raises sqlite3.Error, with nothing changed, where the disk or the file is at fault. When
-    it is opened and read, the disk's are OperationalErrors, and the file's are not.
+    it is opened and read, the disk's are OperationalErrors, and the file's are not. To open one
+    that is there writes nothing: the disk may be full.
     """
 
     def __init__(self, files: Files, folder: Path) -> None:
@@ -80,7 +101,10 @@ class Index:
         self._db.text_factory = bytes  # nothing is text, and what has become it need not be any
         try:
             with _faults_told_apart():
-                self._db.executescript(SCHEMA)
+                self._db.executescript(OPENING)
+                if not self._db.execute("SELECT name FROM sqlite_master").fetchall():
+                    self._db.executescript(MAKING)
+                self._db.execute("DELETE FROM records WHERE 0")  # it can be written
             written = list(self._rows("SELECT day, bytes FROM written"))
         except BaseException:
             self._db.close()
@@ -171,14 +195,18 @@ class Index:
 @contextmanager
 def _faults_told_apart() -> Iterator[None]:
     """To sqlite a damaged name of a column, or a format that it does not know, is an
-    OperationalError. That is one here where the disk is at fault alone.
+    OperationalError. That is one here where the disk is at fault alone. What `connect` has opened
+    for writing is read-only, without further reasons, where its own header says so.
     """
     try:
         yield
     except UnicodeDecodeError as error:  # what sqlite says has the damaged name in it
         raise sqlite3.DatabaseError(f"a name is damaged: {error}") from error
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF in DISK_FAULTS:
+        if (
+            index_fault(error) is not Fault.INDEX
+            and error.sqlite_errorcode != sqlite3.SQLITE_READONLY
+        ):
             raise
         raise sqlite3.DatabaseError(str(error)) from error
 

@@ -5,6 +5,7 @@ not used again while the process lives, so whoever reads a file by its number fi
 no file.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from kvstore.tier.disk.files import Files
 from kvstore.tier.types import Entry
 
 SUFFIX = ".kv"
+NUMBER = re.compile("[0-9]{8,18}")
+"""Somebody else's file may have a number that the index could not hold."""
 
 
 class Place(NamedTuple):
@@ -37,7 +40,7 @@ class Segments:
     def numbers(self) -> list[int]:
         """Of the files there are."""
         stems = (path.stem for path in self._folder.glob(f"*{SUFFIX}"))
-        return sorted(int(stem) for stem in stems if stem.isdecimal())
+        return sorted(int(stem) for stem in stems if NUMBER.fullmatch(stem))
 
     def size(self, number: int) -> int:
         """Bytes; none where there is no such file."""

@@ -33,7 +33,7 @@ class Space:
         self._directory = directory
         self._folder = folder
         self._limits = limits
-        self._used = self._allowed = 0
+        self._used = self._spare = 0
 
     @property
     def last_used_bytes(self) -> int:
@@ -41,19 +41,28 @@ class Space:
         return self._used
 
     @property
+    def is_taken(self) -> bool:
+        """Whether others have some of what is to be left free, as it was measured last."""
+        return self._spare < 0
+
+    @property
     def longest_path(self) -> int:
         """In bytes, as it was measured last."""
-        return longest_path(self._allowed)
+        allowed = min(self._limits.max_bytes, self._used + self._spare)
+        return 0 if self.is_taken else longest_path(allowed)
+
+    def exceeds(self) -> bool:
+        """Whether what there is, and what the index may need, is more than the limit."""
+        self._measure()
+        return self._used + SLACK_BYTES > self._limits.max_bytes
 
     def lacks(self, n_bytes: int) -> bool:
-        """Whether so much more, and what the index may need, would be more than is allowed: more
-        than the limit, or than leaves others their part of the disk.
+        """Whether so much more, and what the index may need, would be more than the limit, or more
+        than leaves others their part of the disk.
         """
-        self._used = self._files.allocated(self._directory)
-        free, total = self._files.disk(self._directory)
-        spare = free - int(self._limits.least_free * total)
-        self._allowed = min(self._limits.max_bytes, self._used + spare)
-        return self._used + n_bytes + SLACK_BYTES > self._allowed
+        self._measure()
+        allowed = min(self._limits.max_bytes, self._used + self._spare)
+        return self._used + n_bytes + SLACK_BYTES > allowed
 
     def drop_other(self) -> bool:
         """Remove the folder of another fingerprint, that which was opened longest ago. Whole: a
@@ -64,3 +73,8 @@ class Space:
             return False
         self._files.remove(other)
         return True
+
+    def _measure(self) -> None:
+        self._used = self._files.allocated(self._directory)
+        free, total = self._files.disk(self._directory)
+        self._spare = free - int(self._limits.least_free * total)

@@ -295,6 +295,37 @@ def test_where_the_disk_has_no_room_all_stays_dirty() -> None:
     assert len(desk.write()) == 4
 
 
+def test_what_falls_due_while_the_disk_has_no_room_does_not_spin() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.shelf.room = 0
+    serve(desk.store, run_of(1000, 6 * BLOCK))
+    desk.wait(IDLE - 0.1)
+    assert not desk.step()[1]
+    desk.wait(0.2)
+    wait = desk.disk.wait_seconds()
+    assert wait is not None
+    assert wait > 0
+    assert not desk.disk.is_busy
+    desk.wait(wait)
+    assert desk.disk.is_busy
+
+
+def test_to_ask_how_it_is_changes_nothing() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    archive = desk.disk._archive
+    later, due = dict(archive._later), dict(archive._due)
+    assert desk.disk.is_busy
+    assert not desk.disk.is_loading
+    assert not desk.disk.is_ending
+    assert desk.disk.wait_seconds() == 0.0
+    assert desk.disk.namespaces == frozenset()
+    assert (archive._later, archive._due) == (later, due)
+
+
 def test_an_entry_larger_than_a_step_may_read_is_read_alone() -> None:
     desk = Desk(archive=replace(ARCHIVE, step_bytes=BLOCK_BYTES - 1))
     serve(desk.store, PROMPT)

@@ -2,12 +2,14 @@
 
 import errno
 import os
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvstore.tier.disk.index import Index, _faults_told_apart
 from kvstore.tier.reader import READERS
 from kvstore.tier.record import Record
 from kvstore.tier.tier import DiskTier
@@ -127,8 +129,9 @@ def test_too_little_memory_does_not_end_the_writer(
         ("write", errno.EIO, Fault.IO),
         ("write", errno.EROFS, Fault.READ_ONLY),
         ("write", errno.EACCES, Fault.READ_ONLY),
-        ("index", errno.ENOSPC, Fault.INDEX),
-        ("index", errno.EIO, Fault.INDEX),
+        ("index", errno.ENOSPC, Fault.NO_SPACE),
+        ("index", errno.EIO, Fault.IO),
+        ("index", errno.EROFS, Fault.READ_ONLY),
         ("disk", errno.EIO, Fault.IO),
     ],
 )
@@ -252,5 +255,52 @@ def test_at_the_start_what_lacks_its_bytes_is_dropped_with_its_descendants(
     assert tier.stats().counters.faults == ((fault, 10 - n_left),)
     assert len(segment_files(tmp_path)) == (1 if damage == "remove" else 2)
     stored(tier, CHAIN.extent(n_left))
+    assert read(tier, CHAIN.names) == (list(CHAIN.extent().entries), None)
+    tier.close()
+
+
+def test_an_index_that_is_there_is_opened_without_a_write(tmp_path: Path) -> None:
+    """The disk may be full: what is on it is read all the same."""
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(tier, CHAIN.extent())
+    tier.close()
+    index = next(tmp_path.rglob("index.sqlite"))
+    before = index.read_bytes()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert read(tier, CHAIN.names)[1] is None
+    assert index.with_name("index.sqlite-wal").read_bytes() == b""
+    assert index.read_bytes() == before
+    tier.close()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_READONLY_DIRECTORY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+    ],
+)
+def test_an_index_that_the_disk_keeps_from_us_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(tier, CHAIN.extent())
+    tier.close()
+
+    def fails(index: Index) -> Iterator[Record]:
+        error = sqlite3.OperationalError("what sqlite says")
+        error.sqlite_errorcode = code
+        with _faults_told_apart():
+            raise error
+        yield
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Index, "load", fails)
+        with pytest.raises(TierError, match=r"cannot use the index .*: what sqlite says"):
+            DiskTier.open(tmp_path, "model", LIMITS)
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
     assert read(tier, CHAIN.names) == (list(CHAIN.extent().entries), None)
     tier.close()

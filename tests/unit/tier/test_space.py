@@ -145,21 +145,55 @@ def test_other_fingerprints_count_and_go_first(tmp_path: Path) -> None:
 
 
 def test_the_disk_is_left_its_part(tmp_path: Path) -> None:
+    """What is written then takes the place of what is used least."""
     files = FaultyFiles()
-    files.capacity = 50 * MIB
+    files.capacity = 14 * MIB
     tier = DiskTier.open(tmp_path, "model", replace(LIMITS, least_free=0.05), files)
     chains = [Chain(f"chain {number}", 25) for number in range(11)]
-    stored(tier, *(chain.extent() for chain in chains))
-    assert tier.stats().entries == 11 * 25
-    files.capacity = allocated(tmp_path) + 2 * MIB  # somebody else has filled the disk
-    tier.upkeep()
-    tier.flush(PATIENCE)
-    assert allocated(tmp_path) <= files.capacity - 5 * MIB
+    for chain in chains:
+        stored(tier, chain.extent())
+        assert allocated(tmp_path) <= files.capacity - 5 * MIB
     assert [tier.known(chains[number].names) for number in (0, 10)] == [0, 25]
-    stored(tier, *(Chain(f"more {number}", 25).extent() for number in range(11)))
-    assert allocated(tmp_path) <= files.capacity - 5 * MIB
     assert tier.stats().counters.faults == ()
     tier.close()
+
+
+def test_on_a_disk_that_others_fill_nothing_goes_and_nothing_is_written(tmp_path: Path) -> None:
+    """Nor when it is opened; and when they make room it goes on."""
+    files, limits = FaultyFiles(), replace(LIMITS, least_free=0.05)
+    files.capacity = 50 * MIB
+    tier = DiskTier.open(tmp_path, "model", limits, files)
+    chains = [Chain(f"chain {number}", 25) for number in range(5)]
+    stored(tier, *(chain.extent() for chain in chains))
+    files.capacity = 0
+    more = Chain("more", 25)
+    stored(tier, more.extent())  # it is taken: nobody has looked at the disk
+    assert tier.room == 0
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    assert not tier.offer(more.extent())
+    assert [read(tier, chain.names)[1] for chain in chains] == [None] * 5
+    assert tier.stats().counters.faults == ()
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", limits, files)
+    assert [read(tier, chain.names)[1] for chain in chains] == [None] * 5
+    assert (tier.room, tier.known(more.names)) == (0, 0)
+    files.capacity = 50 * MIB
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    stored(tier, more.extent())
+    assert tier.stats().entries == 6 * 25
+    tier.close()
+
+
+def test_a_smaller_limit_holds_on_a_full_disk_too(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    tier = DiskTier.open(tmp_path, "model", replace(LIMITS, max_bytes=32 * MIB))
+    stored(tier, *(Chain(f"chain {number}", 25).extent() for number in range(24)))
+    tier.close()
+    files.capacity = 0
+    DiskTier.open(tmp_path, "model", replace(LIMITS, least_free=0.05), files).close()
+    assert allocated(tmp_path) <= LIMITS.max_bytes
 
 
 def test_what_is_larger_than_the_tier_is_refused(tmp_path: Path) -> None:
