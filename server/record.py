@@ -24,7 +24,9 @@ class RequestRecord:
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
     cache_namespace: str = ""  # of its key, if the keys share nothing
-    held: AsyncExitStack = field(default_factory=AsyncExitStack)  # of its key's limits, of bodies'
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """What it has of its key's limits and of the bodies'. Intake lets go of it, unless work that
+    goes on has taken it over."""
     tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
     usage: Usage | None = None
     cache_marks: int = 0  # how often the client said `cache_control`
