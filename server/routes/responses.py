@@ -1,7 +1,6 @@
 """`/v1/responses`: create, get, delete, cancel, and the items that a response was made from."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from anyio import to_thread
@@ -10,7 +9,7 @@ from starlette.responses import Response
 
 from server.dialects.delivery import respond
 from server.dialects.responses.exchange import ResponsesExchange
-from server.dialects.responses.kept.store import StoredItem, StoredResponse
+from server.dialects.responses.kept.stored import Conversation, StoredResponse
 from server.dialects.responses.task import responses_task
 from server.errors import ApiError, invalid
 from server.openapi import errors, json_body, stream_of_events
@@ -95,13 +94,13 @@ async def list_input_items(
     """All that the model was given but instructions, with what came before a response that this
     one continues.
     """
-    items = _stored(service, record.key, id).input
-    ordered = items if order == "asc" else items[::-1]
-    return _json(await to_thread.run_sync(_page, ordered, after, limit))
+    stored = _stored(service, record.key, id).input
+    return _json(await to_thread.run_sync(_page, stored, order, after, limit))
 
 
-def _page(items: Sequence[StoredItem], after: str, limit: int) -> bytes:
+def _page(stored: Conversation, order: str, after: str, limit: int) -> bytes:
     """Raises ApiError (400) for an `after` that is none of them."""
+    items = list(stored) if order == "asc" else list(stored)[::-1]
     first = 0
     if after:
         first = next((index + 1 for index, item in enumerate(items) if item.id == after), -1)

@@ -9,7 +9,7 @@ from anyio.abc import TaskGroup
 from engine.api import EngineError
 from server.dialects.responses.envelope import response_news
 from server.dialects.responses.exchange import ResponsesExchange
-from server.errors import ApiError, to_api_error
+from server.errors import ApiError, busy, to_api_error
 from server.generation.events import generate_all
 from server.schemas.responses.response import ResponseStatus
 from server.transport.unsent import UnsentBudget
@@ -29,23 +29,28 @@ class BackgroundResponses:
         self._running: dict[tuple[str, str], _Running] = {}
 
     def start(self, exchange: ResponsesExchange) -> bytes:
-        """The response as it is at its beginning, as JSON.
-
-        Raises ApiError (429) where too many are being made.
-        """
-        if len(self._running) >= self._most:
-            raise ApiError(
-                429,
-                f"{self._most} background responses are being made, which is all that may be "
-                "(max_background_responses).",
-                type="rate_limit_error",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
-            )
+        """The response as it is at its beginning, as JSON. Raises ApiError (429)."""
+        self._check_room(exchange.task.record.client)
         key = exchange.task.owner, exchange.task.id
         self._running[key] = running = _Running(exchange, self._unsent)
         self._tasks.start_soon(running.run, lambda: self._running.pop(key))
         return running.json("queued")
+
+    def _check_room(self, client: str) -> None:
+        """Raise ApiError (429) where too many are being made.
+
+        A client may have as many as places are free, as in the engine's queue: one alone has half
+        of them, and the last one is for who has none.
+        """
+        clients = [running.client for running in self._running.values()]
+        own, free = clients.count(client), self._most - len(clients)
+        if own >= free:
+            message = (
+                f"{len(clients)} background responses are being made, {own} of them this "
+                f"client's, and {self._most} may be (max_background_responses); a client may have "
+                f"as many as places are free ({free})."
+            )
+            raise busy(429, message, "rate_limit_exceeded", RETRY_AFTER_SECONDS)
 
     def json(self, owner: str, id: str) -> bytes | None:
         """The response as it is, if it is being made."""
@@ -66,6 +71,7 @@ class _Running:
     def __init__(self, exchange: ResponsesExchange, unsent: UnsentBudget) -> None:
         self._exchange = exchange
         self._unsent = unsent
+        self.client = exchange.task.record.client
         self._held = exchange.task.record.held.pop_all()  # it goes on when the request is over
         self.scope = CancelScope()
         self.ended = Event()
