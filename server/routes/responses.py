@@ -1,9 +1,9 @@
 """`/v1/responses`: create, get, delete, cancel, and the items that a response was made from."""
 
 import json
+from functools import partial
 from typing import Annotated, Literal
 
-from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
@@ -40,7 +40,7 @@ async def create_response(
     exchange = ResponsesExchange(task)
     if body.background:
         return _json(service.background.start(exchange))
-    return await respond(exchange, http, service.settings)
+    return await respond(exchange, http, service)
 
 
 @router.head("/{id}", include_in_schema=False)
@@ -95,7 +95,8 @@ async def list_input_items(
     one continues.
     """
     stored = _stored(service, record.key, id).input
-    return _json(await to_thread.run_sync(_page, stored, order, after, limit))
+    page = partial(_page, stored, order, after, limit)
+    return _json(await service.workers.run(record.client, stored.total_bytes, page))
 
 
 def _page(stored: Conversation, order: str, after: str, limit: int) -> bytes:

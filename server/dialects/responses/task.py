@@ -1,12 +1,11 @@
 """A response that is ready for the engine."""
 
 from dataclasses import dataclass
-
-from anyio import to_thread
+from functools import partial
 
 from server.dialects.responses.envelope import Envelope, response_head
 from server.dialects.responses.input.chat_body import chat_body
-from server.dialects.responses.input.recalled import recalled
+from server.dialects.responses.input.recalled import named_bytes, recalled
 from server.dialects.responses.input.wire_items import stored_items
 from server.dialects.responses.kept.store import ResponseStore
 from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
@@ -65,15 +64,15 @@ async def responses_task(
     Raises ApiError (400) for what the model cannot serve, what is not stored, and what is too much.
     """
     log_dropped(body.tools, record.id)
-    prepared = await to_thread.run_sync(
-        _prepare, body, model, record, store, max_bytes
-    )  # histories may be long
+    record.n_bytes += named_bytes(body, store, record.key)
+    run = partial(model.workers.prepare, record)
+    prepared = await run(partial(_prepare, body, model, record, store, max_bytes))
     chat = await chat_task(prepared.chat, model, record)
     head = response_head(body, prepared.toolbox, chat, f"resp_{record.id}")
     return ResponsesTask(
         body=body,
         chat=chat,
-        envelope=await to_thread.run_sync(Envelope, head),
+        envelope=await run(partial(Envelope, head)),
         shape=OutputShape(
             prepared.toolbox, body.reasoning.asks_for_summary, body.wants_encrypted_reasoning
         ),

@@ -25,6 +25,14 @@ class Recalled:
     items: Sequence[ConversationItem]  # the request's own
 
 
+def named_bytes(body: ResponsesRequest, store: ResponseStore, owner: str) -> int:
+    """About as many as the body names, of what is stored."""
+    previous = store.get(owner, body.previous_response_id or "")
+    before = previous.conversation.total_bytes if previous else 0
+    named = (item.id for item in body.input if isinstance(item, ItemReference))
+    return before + sum(store.item_bytes(owner, id) for id in named)
+
+
 def recalled(body: ResponsesRequest, store: ResponseStore, owner: str, max_bytes: int) -> Recalled:
     """Raises ApiError (400) for what is not stored, and for more than a body could say itself: a
     few bytes can name a lot, and name it often.

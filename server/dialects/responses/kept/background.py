@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
-from anyio import CancelScope, Event, to_thread
+from anyio import CancelScope, Event
 from anyio.abc import TaskGroup
 
 from engine.api import EngineError
@@ -12,7 +13,8 @@ from server.dialects.responses.exchange import ResponsesExchange
 from server.errors import ApiError, busy, to_api_error
 from server.generation.events import generate_all
 from server.schemas.responses.response import ResponseStatus
-from server.transport.unsent import UnsentBudget
+from server.transport.unsent import UnsentBudget, rendering_bytes
+from server.workers import Workers
 
 RETRY_AFTER_SECONDS = 5
 
@@ -22,9 +24,10 @@ log = logging.getLogger("rootstock.responses")
 class BackgroundResponses:
     """Those that are being made. They end with the engine, which whoever stops it drains."""
 
-    def __init__(self, tasks: TaskGroup, unsent: UnsentBudget, most: int) -> None:
+    def __init__(self, tasks: TaskGroup, unsent: UnsentBudget, workers: Workers, most: int) -> None:
         self._tasks = tasks
         self._unsent = unsent
+        self._workers = workers
         self._most = most
         self._running: dict[tuple[str, str], _Running] = {}
 
@@ -32,7 +35,7 @@ class BackgroundResponses:
         """The response as it is at its beginning, as JSON. Raises ApiError (429)."""
         self._check_room(exchange.task.record.client)
         key = exchange.task.owner, exchange.task.id
-        self._running[key] = running = _Running(exchange, self._unsent)
+        self._running[key] = running = _Running(exchange, self._unsent, self._workers)
         self._tasks.start_soon(running.run, lambda: self._running.pop(key))
         return running.json("queued")
 
@@ -68,9 +71,11 @@ class BackgroundResponses:
 
 
 class _Running:
-    def __init__(self, exchange: ResponsesExchange, unsent: UnsentBudget) -> None:
+    def __init__(self, exchange: ResponsesExchange, unsent: UnsentBudget, workers: Workers) -> None:
         self._exchange = exchange
         self._unsent = unsent
+        self._workers = workers
+        exchange.task.record.turn.end()
         self.client = exchange.task.record.client
         self._held = exchange.task.record.held.pop_all()  # it goes on when the request is over
         self.scope = CancelScope()
@@ -109,4 +114,5 @@ class _Running:
                 unsent,
                 exchange.task.record,
             )
-            await to_thread.run_sync(exchange.whole, choices)
+            whole = partial(exchange.whole, choices)
+            await self._workers.run(self.client, rendering_bytes(unsent), whole)

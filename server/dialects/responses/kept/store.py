@@ -67,6 +67,12 @@ class ResponseStore:
             shelf.touch(conversation)
             return item
 
+    def item_bytes(self, owner: str, id: str) -> int:
+        """Of an item that may be asked for; 0 where there is none."""
+        with self._lock:
+            places = self._items.get((owner, id))
+            return places[-1][-1].n_bytes if places else 0
+
     def _shorten(self, taken: Callable[[Shelf], int]) -> None:
         self._forget(max(self._shelves.values(), key=taken).oldest)
 
