@@ -168,7 +168,7 @@ class ThreadedEngine:
                             entry.note(one)
                             yield one
                 finally:
-                    if entry.live and not taken.cancel():
+                    if entry.live and not taken.cancel() and not _is_refused(taken):
                         self._tell(partial(self._loop.abort, request.id))
             finally:
                 self._subscribers.remove(request.id)
@@ -296,6 +296,11 @@ class ThreadedEngine:
             self._subscribers.end()
             parts.release_thread()
             self._ended.set_result(None)
+
+
+def _is_refused(taken: "Future[None]") -> bool:
+    """Whether the loop has none of it, so that there is nothing to end."""
+    return taken.done() and taken.exception() is not None
 
 
 def _resolve(future: "Future[None]") -> None:

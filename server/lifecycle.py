@@ -25,6 +25,7 @@ LAST_RESORT_SECONDS = 5  # behind all that is waited for, the last bytes include
 ACCEPTED_AT_ONCE = 16  # so that one turn of the loop does not use up the file descriptors
 LISTEN_BACKLOG = 2048
 STDERR = 2  # the descriptor: Python's own stream may be in the midst of a line
+FULL_COLLECTIONS_SPARED = 100  # then some seven million objects, their dead taken off, make one due
 SEND_BUFFER_BYTES = 128 * 1024  # of the kernel, which would keep megabytes for who does not read
 
 log = logging.getLogger("rootstock")
@@ -55,14 +56,18 @@ def url(bound: socket.socket) -> str:
     return base_url(host, port)
 
 
-def freeze_what_has_loaded() -> None:
-    """Have the garbage collector pass over all that is there by now, for the rest of the process.
+def spare_full_collections() -> None:
+    """Have the garbage collector pass over all that is there by now, for the rest of the process,
+    and look at all else a hundred times as rarely as it does on its own.
 
-    A full collection stops every thread, and what loading leaves takes it long: modules, model and
-    routes serve to the end. Those few that do not are kept if they refer to themselves.
+    A full collection stops every thread. What loading leaves takes it long: modules, model and
+    routes serve to the end. Those few that do not are kept if they refer to themselves. So do
+    large bodies, which make one due by coming, and are let go without one.
     """
     gc.collect()
     gc.freeze()
+    young, middle, full = gc.get_threshold()
+    gc.set_threshold(young, middle, full * FULL_COLLECTIONS_SPARED)
 
 
 class DrainingServer(uvicorn.Server):

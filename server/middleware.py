@@ -57,6 +57,7 @@ class RequestLog(HttpMiddleware):
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.answer(message["status"])
+                record.turn.end()  # no other request waits for a client that does not read
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = headers["Request-Id"] = record.id  # Anthropic's name
             elif message["type"] == "http.response.body" and not message.get("more_body", False):

@@ -10,6 +10,7 @@ from server.generation.plan import AnswerPlanner
 from server.generation.prompt import PromptEncoder
 from server.generation.replays import Replays
 from server.settings import Settings
+from server.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,21 @@ class ServedModel:
     prompts: PromptEncoder
     planner: AnswerPlanner
     replays: Replays
+    workers: Workers
 
 
-def served_models(engine: Engine, settings: Settings) -> Mapping[str, ServedModel]:
+def served_models(
+    engine: Engine, settings: Settings, workers: Workers
+) -> Mapping[str, ServedModel]:
     """The engine's model by each of its names, the first of which is its own."""
     names = settings.served_model_name or (_public_name(engine.card.name),)
     model = ServedModel(
         name=names[0],
         engine=engine,
-        prompts=PromptEncoder(engine.tokenizer, engine.card),
+        prompts=PromptEncoder(engine.tokenizer, engine.card, workers),
         planner=AnswerPlanner(engine.tokenizer, settings.tool_parser, settings.reasoning_parser),
         replays=Replays(),
+        workers=workers,
     )
     return {name: replace(model, name=name) for name in names}
 

@@ -9,6 +9,7 @@ from starlette.types import Scope
 
 from engine.types import Usage
 from server.errors import CLIENT_LEFT_STATUS
+from server.turns import Turn
 
 
 @dataclass(slots=True)
@@ -23,8 +24,12 @@ class RequestRecord:
     client: str  # whose turn it takes: of an address, or of a key where there are several
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
+    n_bytes: int = 0  # of its body, and of what that names
+    turn: Turn = field(default_factory=Turn)  # to be made ready for the engine, if it is large
     cache_namespace: str = ""  # of its key, if the keys share nothing
-    held: AsyncExitStack = field(default_factory=AsyncExitStack)  # of its key's limits, of bodies'
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """What it has of its key's limits and of the bodies'. Intake lets go of it, unless work that
+    goes on has taken it over."""
     tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
     usage: Usage | None = None
     cache_marks: int = 0  # how often the client said `cache_control`

@@ -19,6 +19,7 @@ from server.record import RequestRecord, request_record
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
 from server.transport.unsent import UnsentBudget
+from server.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Service:
     models: Mapping[str, ServedModel]  # by name; an alias is an entry of its own
     settings: Settings
     metrics: Metrics
+    workers: Workers
     bodies: BodyReader
     responses: ResponseStore
     background: BackgroundResponses
@@ -63,14 +65,16 @@ def create_service(
     engine: Engine, settings: Settings, metrics: Metrics, unsent: UnsentBudget, tasks: TaskGroup
 ) -> Service:
     """`tasks` are those that outlive the request that begins them."""
-    models = served_models(engine, settings)
+    workers = Workers()
+    models = served_models(engine, settings, workers)
     return Service(
         models=models,
         settings=settings,
         metrics=metrics,
-        bodies=BodyReader(),
+        workers=workers,
+        bodies=BodyReader(workers),
         responses=ResponseStore(settings.max_stored_responses, settings.max_stored_bytes),
-        background=BackgroundResponses(tasks, unsent, settings.max_background_responses),
+        background=BackgroundResponses(tasks, unsent, workers, settings.max_background_responses),
         feed=CacheFeed(engine, next(iter(models)), tasks),
         created=int(time.time()),
     )

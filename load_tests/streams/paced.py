@@ -22,7 +22,7 @@ from engine.step import SampledToken, StepMasks, StepPlan, StepResult
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.types import EngineConfig
 from server.app import create_app
-from server.lifecycle import DrainingServer, bind, freeze_what_has_loaded
+from server.lifecycle import DrainingServer, bind, spare_full_collections
 from server.metrics import EngineTelemetry
 from server.settings import Settings
 
@@ -94,7 +94,7 @@ def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:
     with bind(settings) as bound:
         application = create_app(engine, settings, telemetry)
         server = DrainingServer(application, engine, settings)
-        freeze_what_has_loaded()
+        spare_full_collections()
         server.run(sockets=[bound])
 
 

@@ -89,16 +89,10 @@ class RequestsPerMinute:
         yield
 
 
-@asynccontextmanager
-async def held(limits: Sequence[Limit], record: RequestRecord) -> AsyncIterator[None]:
-    """All of them, or none. Raises Spent.
-
-    They are held by the record, of which work that goes on may take them over.
-    """
-    async with record.held:
-        for limit in limits:
-            await record.held.enter_async_context(limit.held(record))
-        yield
+async def hold(limits: Sequence[Limit], record: RequestRecord) -> None:
+    """Take of each what the request needs, until what the record holds is let go. Raises Spent."""
+    for limit in limits:
+        await record.held.enter_async_context(limit.held(record))
 
 
 def limits_of(key: ApiKey) -> tuple[Limit, ...]:

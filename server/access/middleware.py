@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.access.areas import is_limited, needed_role
 from server.access.hosts import Hosts
 from server.access.keys import ApiKey, Keyring, Role
-from server.access.limits import Limit, Spent, held, limits_of
+from server.access.limits import Limit, Spent, hold, limits_of
 from server.access.origins import Origins, is_own
 from server.access.refusals import Reason, Refusals
-from server.errors import ApiError, busy
+from server.errors import ApiError, busy, invalid
 from server.middleware import HttpMiddleware
 from server.record import RequestRecord, request_record
 from server.settings import Settings
@@ -25,6 +25,8 @@ NAMESPACES: Mapping[str, Callable[[ApiKey], str]] = {
 """By the setting `cache_namespace`: whose requests share what is cached."""
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")
+SINGLE_HEADERS = ("host", "origin")
+"""What access depends on. Of two, a proxy may have gone by the other one."""
 READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
 
 
@@ -33,10 +35,12 @@ def access_control(settings: Settings, refusals: Refusals) -> list[Middleware]:
     if settings.keys:
         namespace_of = NAMESPACES[settings.cache_namespace]
         return [
+            Middleware(SingleHeaders),
             Middleware(KeyAuth, keys=settings.keys, namespace_of=namespace_of, refusals=refusals),
             Middleware(KeyLimits, keys=settings.keys, refusals=refusals),
         ]
     return [
+        Middleware(SingleHeaders),
         Middleware(SameOrigin, origins=Origins(settings.cors_origin), refusals=refusals),
         Middleware(HostCheck, hosts=Hosts(settings.host, settings.allowed_host), refusals=refusals),
     ]
@@ -58,6 +62,17 @@ def cors(settings: Settings) -> list[Middleware]:
             allow_private_network=True,  # public pages, and a daemon in their visitor's network
         )
     ]
+
+
+class SingleHeaders(HttpMiddleware):
+    """Refuses a request that names two hosts (RFC 9112, section 3.2) or two origins."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        for name in SINGLE_HEADERS:
+            if len(headers.getlist(name)) > 1:
+                raise invalid(f"A request has one {name.title()} header at most.", None)
+        await self.app(scope, receive, send)
 
 
 class KeyAuth(HttpMiddleware):
@@ -132,11 +147,11 @@ class KeyLimits(HttpMiddleware):
             return
         record = request_record(scope)
         try:
-            async with held(self._limits[record.key], record):
-                await self.app(scope, receive, send)
+            await hold(self._limits[record.key], record)
         except Spent as spent:
             self._refusals.count(spent.reason, record.key)
             raise busy(429, str(spent), "rate_limit_exceeded", spent.retry_after_seconds) from None
+        await self.app(scope, receive, send)
 
 
 class SameOrigin(HttpMiddleware):

@@ -6,8 +6,9 @@ A client that leaves ends the work.
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from anyio import current_time, sleep_until, to_thread
+from anyio import current_time, sleep_until
 from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -27,8 +28,8 @@ from server.generation.events import (
     task_scope,
 )
 from server.record import RequestRecord, request_record
-from server.settings import Settings
-from server.transport.unsent import Unsent, unsent_of
+from server.service import Service
+from server.transport.unsent import Unsent, rendering_bytes, unsent_of
 
 STREAM_HEADERS = {
     "Cache-Control": "no-cache",
@@ -38,28 +39,32 @@ STREAM_HEADERS = {
 log = logging.getLogger("rootstock.stream")
 
 
-async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, settings: Settings) -> Response:
+async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, service: Service) -> Response:
     """Raises what the engine raises, ClientLeft when nobody waits any more, and ApiError when the
     answer grows too large or takes too long.
     """
-    record = request_record(http.scope)
+    record, unsent = request_record(http.scope), unsent_of(http.scope)
+    record.turn.end()
     if exchange.is_streamed:
-        return EventStreamResponse(exchange, settings.keepalive_seconds)
+        return EventStreamResponse(exchange, service.settings.keepalive_seconds)
     async with client_waiting(http.receive):
         choices = await generate_all(
             exchange.engine,
             exchange.requests,
             exchange.new_choice,
             exchange.meter,
-            unsent_of(http.scope),
+            unsent,
             record,
         )
     record.usage = exchange.meter.total
-    return await to_thread.run_sync(lambda: json_response(exchange.whole(choices)))
+    body = await service.workers.run(
+        record.client, rendering_bytes(unsent), partial(exchange.whole, choices)
+    )
+    return json_response(body)
 
 
 async def respond_without_engine(
-    build: Callable[[], BaseModel], n_bytes: int, http: HttpRequest
+    build: Callable[[], BaseModel], n_bytes: int, http: HttpRequest, service: Service
 ) -> Response:
     """An answer that may be long, and takes about so much memory: built off the event loop.
 
@@ -68,7 +73,12 @@ async def respond_without_engine(
     unsent = unsent_of(http.scope)
     with unsent.ended_by(_told_at_once):
         unsent.add(n_bytes)
-    return await to_thread.run_sync(lambda: json_response(wire_json(build())))
+    record = request_record(http.scope)
+    record.turn.end()
+    body = await service.workers.run(
+        record.client, rendering_bytes(unsent), lambda: wire_json(build())
+    )
+    return json_response(body)
 
 
 def _told_at_once(error: ApiError) -> None:

@@ -17,11 +17,16 @@ Remember = Callable[[Said, Replay], None]
 
 @dataclass(slots=True)
 class WrittenCall:
-    """A call that an answer makes. `arguments` are JSON text."""
+    """A call that an answer makes."""
 
     id: str
     name: str
-    arguments: str = ""
+    slices: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """JSON text."""
+        return "".join(self.slices)
 
 
 class ChatAnswer:
@@ -38,12 +43,21 @@ class ChatAnswer:
         self._remember = remember
         self._is_thinking = False
         self._token_ids: list[int] = []
-        self._text = ""
-        self.content = ""
-        self.reasoning = ""
+        self._texts: list[str] = []
+        self._end_of_text = ""  # as much as may begin the marker that ends reasoning
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
         self.calls: list[WrittenCall] = []
         self.finish_reason = FinishReason.LENGTH
         self.stopped_by: str | int | None = None
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     def add(self, event: OutputEvent) -> list[Part]:
         """The parts that the event completes."""
@@ -51,12 +65,12 @@ class ChatAnswer:
         if event.finish_reason is not None:
             parts += self._stream.finish()
         self._token_ids += event.token_ids
-        self._text += event.text
+        self._texts.append(event.text)
         if isinstance(parts[0], Reasoning) if parts else self._is_thinking:
             self._meter.reasoning_tokens += len(event.token_ids)
         for part in parts:
             self._take(part)
-        if self._is_thinking and self._has_just_ended(event.text):
+        if self._ends_reasoning(event.text):
             self._is_thinking = False
         if event.finish_reason is not None:
             self._end(event.finish_reason, event.stopped_by)
@@ -66,22 +80,26 @@ class ChatAnswer:
         """The parts that the events complete together."""
         return joined([part for event in events for part in self.add(event)])
 
-    def _has_just_ended(self, text: str) -> bool:
+    def _ends_reasoning(self, text: str) -> bool:
         """Whether the marker that ends reasoning is complete with this text, the latest."""
-        end = self._plan.reasoning_end
-        return bool(end) and end in self._text[-len(text) - len(end) :]
+        marker = self._plan.reasoning_end
+        if not marker:
+            return False
+        seen = self._end_of_text + text
+        self._end_of_text = seen[-len(marker) :]
+        return marker in seen
 
     def _take(self, part: Part) -> None:
         self._is_thinking = isinstance(part, Reasoning)
         match part:
             case Content(text):
-                self.content += text
+                self._content.append(text)
             case Reasoning(text):
-                self.reasoning += text
+                self._reasoning.append(text)
             case CallBegun(_, id, name):
                 self.calls.append(WrittenCall(id, name))
             case CallArguments(index, text):
-                self.calls[index].arguments += text
+                self.calls[index].slices.append(text)
 
     def _end(self, reason: FinishReason, stopped_by: str | int | None) -> None:
         self.finish_reason, self.stopped_by = reason, stopped_by
@@ -93,7 +111,7 @@ class ChatAnswer:
         except (ValueError, RecursionError):
             return  # no history can say the same
         said = Said(calls, self.content, self.reasoning)
-        self._remember(said, self._plan.replay(tokens, self._text, self.reasoning))
+        self._remember(said, self._plan.replay(tokens, "".join(self._texts), self.reasoning))
 
 
 @dataclass(slots=True)

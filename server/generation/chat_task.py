@@ -5,8 +5,6 @@ down to a ChatRequest, and from there on they are the same.
 from dataclasses import dataclass
 from functools import partial
 
-from anyio import to_thread
-
 from engine.types import Request
 from server.generation.answer import ChatAnswer
 from server.generation.engine_requests import chat_request
@@ -37,7 +35,8 @@ class ChatTask:
 async def chat_task(body: ChatRequest, model: ServedModel, record: RequestRecord) -> ChatTask:
     """Raises ApiError (400) for what the model cannot serve."""
     prompt = await chat_tokens(body, model, record)
-    return await to_thread.run_sync(_planned, body, prompt, model, record)  # which may be long
+    planned = partial(_planned, body, prompt, model, record)
+    return await model.workers.prepare(record, planned)
 
 
 def _planned(

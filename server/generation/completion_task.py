@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from anyio import to_thread
+from functools import partial
 
 from engine.types import ModelCard, Request
 from server.generation.engine_requests import (
@@ -36,20 +35,20 @@ async def completion_task(
 ) -> CompletionTask:
     """Raises ApiError (400) for what the model cannot serve."""
     card = model.engine.card
-    wanted = [await _opening(model)] if body.prompt is None else body.prompt
-    prompts = [await model.prompts.text(prompt) for prompt in wanted]
-    await to_thread.run_sync(_check, prompts, card)
+    wanted = [await _opening(model, record)] if body.prompt is None else body.prompt
+    prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
+    await model.workers.prepare(record, partial(_check, prompts, card))
     echoes = [""] * len(prompts)
     if body.echo:
-        echoes = [await model.prompts.echo(prompt) for prompt in wanted]
+        echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
     requests = completion_requests(body, prompts, card, record)
     meter = UsageMeter(sequences_per_prompt(body))
     return CompletionTask(record.id, body, model, prompts, echoes, requests, meter)
 
 
-async def _opening(model: ServedModel) -> Prompt:
+async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
     """The default prompt: the beginning of a text, as the tokenizer marks it or else the model."""
-    marked = list(await model.prompts.text(""))
+    marked = list(await model.prompts.text(record, ""))
     return marked or [opening_token(model.engine.card)]
 
 

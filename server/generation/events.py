@@ -60,16 +60,20 @@ ChoiceT = TypeVar("ChoiceT", bound=Choice)
 class Generated:
     """Everything one sequence said."""
 
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     finish_reason: FinishReason = FinishReason.LENGTH
 
     def add(self, event: OutputEvent) -> None:
-        self.text += event.text
+        self.texts.append(event.text)
         self.logprobs += event.logprobs
         self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
         self.finish_reason = event.finish_reason or self.finish_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
 
 class Events:

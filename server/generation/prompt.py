@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-
-from anyio import CapacityLimiter, to_thread
+from typing import TypeVar
 
 from engine.api import PromptTooLong
 from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
@@ -19,20 +18,31 @@ from server.generation.history import (
     template_messages,
 )
 from server.generation.roles import Roles, roles_of
+from server.record import RequestRecord
 from server.schemas.chat import Message
 from server.schemas.completions import Prompt
+from server.workers import Workers
 
-TOKENIZER_THREADS = 4
 NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
+
+T = TypeVar("T")
+
+FindReplays = Callable[[], Mapping[int, Replay]]
+"""Finds answers of this server's own, by the index of their message. Called in a worker."""
+
+
+def no_replays() -> Mapping[int, Replay]:
+    """The FindReplays of who knows of none."""
+    return NO_REPLAYS
 
 
 class PromptEncoder:
-    """Turns what clients send into token ids. Belongs to one event loop."""
+    """Turns what clients send into token ids, when it is their turn."""
 
-    def __init__(self, tokenizer: Tokenizer, card: ModelCard) -> None:
+    def __init__(self, tokenizer: Tokenizer, card: ModelCard, workers: Workers) -> None:
         self._tokenizer = tokenizer
         self._card = card
-        self._limiter = CapacityLimiter(TOKENIZER_THREADS)
+        self._workers = workers
 
     @cached_property
     def roles(self) -> Roles:
@@ -41,32 +51,33 @@ class PromptEncoder:
 
     async def chat(
         self,
+        record: RequestRecord,
         messages: Sequence[Message],
         arguments: Mapping[str, object] = NO_ARGUMENTS,
-        replays: Mapping[int, Replay] = NO_REPLAYS,
+        replays: FindReplays = no_replays,
     ) -> tuple[int, ...]:
         """The conversation, ready for the assistant's turn; `arguments` are the template's.
-
-        `replays` are answers of this server's own, by the index of their message.
 
         Raises ApiError (400) with the template's words when it refuses the messages, and when they
         have more tokens than a sequence may have.
         """
 
         def encode() -> list[int]:
-            said = self._with_places(messages)
+            said, known = self._with_places(messages), replays()
             try:
-                return render(said, as_object)
+                return render(said, known, as_object)
             except ValueError:
                 if not any(message.tool_calls for message in messages):
                     raise
-                return render(said, as_text)
+                return render(said, known, as_text)
 
-        def render(said: Sequence[Message], written: WriteArguments) -> list[int]:
+        def render(
+            said: Sequence[Message], known: Mapping[int, Replay], written: WriteArguments
+        ) -> list[int]:
             conversation = template_messages(said, written)
-            return self._tokenizer.apply_chat_template(conversation, replays, **arguments)
+            return self._tokenizer.apply_chat_template(conversation, known, **arguments)
 
-        return await self._encode(encode, "messages")
+        return await self._encode(record, encode, "messages")
 
     def _with_places(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages with all that they say where the template has a place for it."""
@@ -74,7 +85,9 @@ class PromptEncoder:
             return [preamble_as_thought(message) for message in messages]
         return messages
 
-    async def text(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def text(
+        self, record: RequestRecord, prompt: Prompt, *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
         """A bare prompt; token ids are taken as they are.
 
         Raises ApiError (400) for one of more tokens than a sequence may have.
@@ -82,31 +95,39 @@ class PromptEncoder:
         if not isinstance(prompt, str):
             return self._bounded(prompt, "prompt")
         return await self._encode(
-            lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens), "prompt"
+            record,
+            lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens),
+            "prompt",
         )
 
-    async def echo(self, prompt: Prompt) -> str:
+    async def echo(self, record: RequestRecord, prompt: Prompt) -> str:
         """A bare prompt as text."""
         if isinstance(prompt, str):
             return prompt
-        return await to_thread.run_sync(self._tokenizer.decode, prompt, limiter=self._limiter)
+        return await self._run(record, lambda: self._tokenizer.decode(prompt))
 
-    async def decode(self, tokens: Sequence[int], param: str) -> str:
+    async def decode(self, record: RequestRecord, tokens: Sequence[int], param: str) -> str:
         """Text of tokens from a client, special tokens included.
 
         Raises ApiError (400) for more than a sequence may have, and for some that are none.
         """
 
-        def decode(bounded: Sequence[int]) -> str:
+        bounded = self._bounded(tokens, param)
+
+        def decode() -> str:
             check_token_ids(bounded, self._card, param)
             return self._tokenizer.decode(bounded)
 
-        bounded = self._bounded(tokens, param)
-        return await to_thread.run_sync(decode, bounded, limiter=self._limiter)
+        return await self._run(record, decode)
 
-    async def _encode(self, encode: Callable[[], list[int]], param: str) -> tuple[int, ...]:
+    async def _run(self, record: RequestRecord, function: Callable[[], T]) -> T:
+        return await self._workers.prepare(record, function)
+
+    async def _encode(
+        self, record: RequestRecord, encode: Callable[[], list[int]], param: str
+    ) -> tuple[int, ...]:
         try:
-            prompt = await to_thread.run_sync(encode, limiter=self._limiter)
+            prompt = await self._run(record, encode)
         except PromptTooLong as error:
             raise too_long(f"at least {error.at_least_tokens}", self._card, param) from error
         except ValueError as error:

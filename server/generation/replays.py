@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 from engine.types import Replay
 
@@ -29,7 +30,7 @@ class Said:
 
 
 class Replays:
-    """The answers with calls that were given last. Belongs to one event loop.
+    """The answers with calls that were given last. Safe from any thread.
 
     An answer is found by the ids of its calls, which therefore must be the server's own, and under
     its `cache_salt`. The one that was not asked for longest is forgotten where there are too many
@@ -41,15 +42,17 @@ class Replays:
         self._max_tokens = max_tokens
         self._answers: OrderedDict[tuple[str, ...], tuple[Said, Replay]] = OrderedDict()
         self._tokens = 0
+        self._lock = Lock()
 
     def remember(self, cache_salt: str, said: Said, replay: Replay) -> None:
         """Keep what was generated for an answer, as the client was sent it. It must have calls."""
         key = _key(cache_salt, said)
-        self._forget(key)
-        self._answers[key] = said, replay
-        self._tokens += len(replay.tokens)
-        while self._tokens > self._max_tokens or len(self._answers) > self._max_answers:
-            self._forget(next(iter(self._answers)))
+        with self._lock:
+            self._forget(key)
+            self._answers[key] = said, replay
+            self._tokens += len(replay.tokens)
+            while self._tokens > self._max_tokens or len(self._answers) > self._max_answers:
+                self._forget(next(iter(self._answers)))
 
     def knows(self, cache_salt: str, call_ids: Sequence[str]) -> bool:
         """Whether an answer with these calls is remembered."""
@@ -65,7 +68,9 @@ class Replays:
         answer = self._answers.get(key)
         if answer is None or not _says_the_same(answer[0], said):
             return None
-        self._answers.move_to_end(key)
+        with self._lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
         return answer[1]
 
     def _forget(self, key: tuple[str, ...]) -> None:

@@ -1,5 +1,7 @@
 """The tokens of a prompt, in whatever form it comes."""
 
+from functools import partial
+
 from server.generation.history import found_replays, template_arguments
 from server.models import ServedModel
 from server.record import RequestRecord
@@ -11,8 +13,9 @@ async def chat_tokens(
     body: Conversation, model: ServedModel, record: RequestRecord
 ) -> tuple[int, ...]:
     """Those that a model answers. Raises ApiError (400) for what it cannot be given."""
-    replays = found_replays(model.replays, body.messages, record.cache_salt(body.cache_salt))
-    return await model.prompts.chat(body.messages, template_arguments(body), replays)
+    salt = record.cache_salt(body.cache_salt)
+    replays = partial(found_replays, model.replays, body.messages, salt)
+    return await model.prompts.chat(record, body.messages, template_arguments(body), replays)
 
 
 async def prompt_tokens(
@@ -28,4 +31,4 @@ async def prompt_tokens(
     """
     if body.prompt is None:
         return await chat_tokens(body, model, record)
-    return await model.prompts.text(body.prompt, add_special_tokens=add_special_tokens)
+    return await model.prompts.text(record, body.prompt, add_special_tokens=add_special_tokens)

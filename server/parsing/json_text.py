@@ -38,18 +38,20 @@ def json_value(reader: Reader, part: Callable[[str], Part]) -> Reading[bool]:
 
 def json_string(reader: Reader) -> Reading[tuple[str, bool]]:
     """A whole JSON string as it stands, quotes included; whether it came to its end."""
+    slices = [reader.take(1)]
     while True:
-        at = 1
+        at = 0
         while at < len(reader.text):
             match = _PLAIN.match(reader.text, at)
             at = match.end() if match else at
             if reader.text[at : at + 1] == '"':
-                return reader.take(at + 1), True
+                return "".join((*slices, reader.take(at + 1))), True
             if at + 2 > len(reader.text):
                 break
             at += 2  # a backslash, and what it stands before
+        slices.append(reader.take(len(reader.text) if reader.is_closed else at))
         if reader.is_closed:
-            return reader.take(len(reader.text)), False
+            return "".join(slices), False
         yield None
 
 
@@ -87,11 +89,13 @@ def decoded_string(text: str) -> str:
 
 def _scalar(reader: Reader) -> Reading[tuple[str, bool]]:
     """A number, true, false or null."""
+    slices: list[str] = []
     while True:
         match = _SCALAR.match(reader.text)
-        end = match.end() if match else 0
-        if end < len(reader.text) or reader.is_closed:
-            return reader.take(end), end > 0
+        slices.append(reader.take(match.end() if match else 0))
+        if reader.text or reader.is_closed:
+            value = "".join(slices)
+            return value, bool(value)
         yield None
 
 

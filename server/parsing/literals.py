@@ -137,18 +137,19 @@ def _items(reader: Reader, notation: Notation, part: WriteJson, depth: int) -> R
 
 def _bare(reader: Reader) -> Reading[str | None]:
     """Text up to a comma or a bracket that it has not opened; None if the text ends before."""
-    at, depth = 0, 0
+    slices: list[str] = []
+    depth = 0
     while True:
-        text = reader.text
+        text, at = reader.text, 0
         while at < len(text):
             match = _BARE.match(text, at)
             at = match.end() if match else at
             following = text[at : at + 1]
             if following == "<" or (depth == 0 and following in tuple(",)]}")):
-                return reader.take(at)
+                return "".join((*slices, reader.take(at)))
             depth += (following in tuple("([{")) - (following in tuple(")]}"))
             at += len(following)
+        slices.append(reader.take(at))
         if reader.is_closed:
-            reader.take(at)
             return None
         yield None

@@ -1,6 +1,7 @@
 """Text that arrives in pieces, read by generators that wait for more of it."""
 
 import re
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -22,19 +23,39 @@ class NotACall(Exception):
     """What stands behind a marker is no call, and nothing of it has been given out."""
 
 
+SLICE_CHARACTERS = 256
+"""What is seen at once. Readers look at all that they see, however little they take of it."""
+
+
 class Reader:
-    """The text that has arrived and is not consumed. `is_closed` when no more will come."""
+    """The text that has arrived and is not consumed. `is_closed` when no more will come.
+
+    Only a slice of it is seen at a time, so that the work is in proportion to the text as long as
+    readers take what they wait behind.
+    """
 
     def __init__(self) -> None:
         self._text = ""
-        self._record: str | None = None  # what has been taken since `record`
-        self.is_closed = False
+        self._later = deque[str]()  # behind it, in slices
+        self._record: list[str] | None = None  # what has been taken since `record`
+        self._is_whole = False
 
     def add(self, text: str) -> None:
-        self._text += text
+        self._later.extend(_slices(text))
 
     def close(self) -> None:
-        self.is_closed = True
+        self._is_whole = True
+
+    def advance(self) -> bool:
+        """See more. False when that has not arrived yet."""
+        if not self._later:
+            return False
+        self._text += self._later.popleft()
+        return True
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_whole and not self._later
 
     @property
     def text(self) -> str:
@@ -44,19 +65,20 @@ class Reader:
     def take(self, n_characters: int) -> str:
         """Consume that many characters, or what there is."""
         taken, self._text = self._text[:n_characters], self._text[n_characters:]
-        if self._record is not None:
-            self._record += taken
+        if self._record is not None and taken:
+            self._record.append(taken)
         return taken
 
     def give_back(self, text: str) -> None:
         """The text that was taken last is to be read again."""
-        self._text = text + self._text
+        self._text, *later = _slices(text + self._text) or [""]
+        self._later.extendleft(reversed(later))
         if self._record is not None:
-            self._record = self._record.removesuffix(text)
+            _shorten(self._record, len(text))
 
     def record(self) -> None:
         """Remember what is taken from now on."""
-        self._record = ""
+        self._record = []
 
     def forget(self) -> None:
         """Remember it no longer."""
@@ -67,7 +89,7 @@ class Reader:
         record, self._record = self._record, None
         if record is None:
             return False
-        self.give_back(record)
+        self.give_back("".join(record))
         return True
 
     def until(self, markers: Sequence[str], part: Callable[[str], Part]) -> Reading[str]:
@@ -77,35 +99,37 @@ class Reader:
         yielded; "" where the text ends without one. Of markers that begin at the same character
         the longest counts.
         """
+        space: list[str] = []
         while True:
-            if (found := first_marker(self._text, markers)) is not None:
-                at, marker = found
-                if before := self._text[:at].rstrip():
-                    yield part(self.take(len(before)))
-                return self.take(at - len(before) + len(marker))
-            if free := self._free(markers):
-                yield part(self.take(free))
+            found = first_marker(self._text, markers)
+            before = self.take(found[0] if found else len(self._text) - self._held(markers))
+            is_certain = not found and (self.is_closed or not markers)  # what no marker can follow
+            said = before if is_certain else before.rstrip()
+            if said or (is_certain and space):
+                yield part("".join((*space, said)))
+                space = []
+            if rest := before[len(said) :]:
+                space.append(rest)
+            if found:
+                return "".join((*space, self.take(len(found[1]))))
             if self.is_closed:
                 return ""
             yield None
 
-    def _free(self, markers: Sequence[str]) -> int:
-        """How much of the text cannot be a marker's, nor the white space in front of one."""
-        if self.is_closed or not markers:
-            return len(self._text)
-        return len(self._text[: len(self._text) - held_back(self._text, markers)].rstrip())
+    def _held(self, markers: Sequence[str]) -> int:
+        """How much at the end of the text may turn out to be a marker's."""
+        return 0 if self.is_closed else held_back(self._text, markers)
 
     def collect(self, markers: Sequence[str]) -> Reading[tuple[str, str]]:
         """The whole text before the first of the markers, and that marker, both consumed."""
-        searched = 0
-        longest = max(map(len, markers))
+        slices: list[str] = []
         while True:
-            if (found := first_marker(self._text, markers, searched)) is not None:
-                before = self.take(found[0])
-                return before, self.take(len(found[1]))
+            if (found := first_marker(self._text, markers)) is not None:
+                slices.append(self.take(found[0]))
+                return "".join(slices), self.take(len(found[1]))
+            slices.append(self.take(len(self._text) - self._held(markers)))
             if self.is_closed:
-                return self.take(len(self._text)), ""
-            searched = max(len(self._text) - longest, 0)
+                return "".join(slices), ""
             yield None
 
     def starts(self, options: Sequence[str]) -> Reading[str]:
@@ -125,14 +149,19 @@ class Reader:
         Raises NotACall as soon as what stands there is no name, which is what the pattern matches.
         """
         yield from self.skip_space()
+        name, space = "", list[str]()
         while True:
-            if (found := first_marker(self._text, separators)) is not None:
-                name = self.take(found[0]).strip()
-                if not pattern.fullmatch(name):
-                    raise NotACall
+            found = first_marker(self._text, separators)
+            seen = found[0] if found else len(self._text) - held_back(self._text, separators)
+            said = self._text[:seen].rstrip()
+            if said:
+                name, space = "".join((name, *space, said)), []
+            if (name or found or self.is_closed) and not pattern.fullmatch(name):
+                raise NotACall
+            space.append(self.take(seen)[len(said) :])
+            if found:
                 return name, self.take(len(found[1]))
-            free = self._text[: len(self._text) - held_back(self._text, separators)].strip()
-            if self.is_closed or (free and not pattern.fullmatch(free)):
+            if self.is_closed:
                 raise NotACall
             yield None
 
@@ -144,13 +173,26 @@ class Reader:
 
     def skip_space(self) -> Reading[str]:
         """Consume white space, and return it."""
-        skipped = ""
+        skipped: list[str] = []
         while True:
             match = _SPACE.match(self._text)
-            skipped += self.take(match.end() if match else 0)
+            skipped.append(self.take(match.end() if match else 0))
             if self._text or self.is_closed:
-                return skipped
+                return "".join(skipped)
             yield None
+
+
+def _slices(text: str) -> list[str]:
+    return [text[at : at + SLICE_CHARACTERS] for at in range(0, len(text), SLICE_CHARACTERS)]
+
+
+def _shorten(slices: list[str], n_characters: int) -> None:
+    """Drop as many characters from the end, or what there is."""
+    while n_characters and slices:
+        last = slices.pop()
+        if len(last) > n_characters:
+            slices.append(last[:-n_characters])
+        n_characters -= min(len(last), n_characters)
 
 
 def gathered(steps: Reading[T]) -> Reading[tuple[str, T]]:
@@ -167,11 +209,9 @@ def gathered(steps: Reading[T]) -> Reading[tuple[str, T]]:
             slices.append(part.text)
 
 
-def first_marker(text: str, markers: Sequence[str], start: int = 0) -> tuple[int, str] | None:
+def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
     """Where the first marker begins, and which it is."""
-    found = [
-        (at, -len(marker), marker) for marker in markers if (at := text.find(marker, start)) >= 0
-    ]
+    found = [(at, -len(marker), marker) for marker in markers if (at := text.find(marker)) >= 0]
     if not found:
         return None
     at, _, marker = min(found)

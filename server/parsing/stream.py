@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from server.parsing.parts import CallBegun, Part
 from server.parsing.reader import Reader, Reading
@@ -27,19 +28,23 @@ class AnswerStream:
     def _run(self) -> list[Part]:
         parts: list[Part] = []
         for part in self._steps:
-            if part is None:
+            if part is not None:
+                parts.append(part)
+            elif not self._reader.advance():
                 break
-            parts.append(part)
         return joined(parts)
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
     """Neighbours of one kind as one part."""
     result: list[Part] = []
-    for part in parts:
-        last = result[-1] if result else None
-        if isinstance(part, CallBegun) or type(part) is not type(last) or last is None:
-            result.append(part)
-        elif not isinstance(last, CallBegun):
-            result[-1] = replace(last, text=last.text + part.text)
+    for _, same in groupby(parts, type):
+        first, *others = same
+        if isinstance(first, CallBegun) or not others:
+            result += (first, *others)
+        else:
+            text = "".join(
+                part.text for part in (first, *others) if not isinstance(part, CallBegun)
+            )
+            result.append(replace(first, text=text))
     return result

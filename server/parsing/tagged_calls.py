@@ -88,6 +88,24 @@ def _until(kept: Callable[[str], int]) -> ReadValue:
     return until
 
 
+def _stripped_until(reader: Reader, end: str, part: Callable[[str], Part]) -> Reading[str]:
+    """White space is taken as it comes: it is the value's if more of that follows."""
+    space: list[str] = []
+    while True:
+        at = reader.text.find(end)
+        before = reader.take(at if at >= 0 else len(reader.text) - held_back(reader.text, [end]))
+        if said := before.rstrip():
+            yield part("".join((*space, said)))
+            space = []
+        space.append(before[len(said) :])
+        if at >= 0:
+            return reader.take(len(end))
+        if reader.is_closed:
+            reader.take(len(reader.text))
+            return ""
+        yield None
+
+
 def _until_in_cdata(reader: Reader, end: str, part: Callable[[str], Part]) -> Reading[str]:
     begin = "<![CDATA["
     if not (yield from reader.starts([begin])):
@@ -104,7 +122,7 @@ def _is_cut(reader: Reader, options: Sequence[str]) -> bool:
     return reader.is_closed and any(option.startswith(reader.text) for option in options)
 
 
-STRIPPED = Trim(Reader.skip_space, _until(lambda text: len(text.rstrip())))
+STRIPPED = Trim(Reader.skip_space, _stripped_until)
 """All white space."""
 
 LINES = Trim(

@@ -29,4 +29,4 @@ async def create_chat_completion(
     model = service.resolve(body.model)
     service.check_priority(body.priority)
     task = await chat_task(body, model, record)
-    return await respond(ChatExchange(task), http, service.settings)
+    return await respond(ChatExchange(task), http, service)

@@ -29,4 +29,4 @@ async def create_completion(
     model = service.resolve(body.model)
     service.check_priority(body.priority)
     task = await completion_task(body, model, record)
-    return await respond(CompletionExchange(task), http, service.settings)
+    return await respond(CompletionExchange(task), http, service)

@@ -33,10 +33,10 @@ async def create_message(
     model, settings = service.resolve(body.model), service.settings
     service.check_priority(body.priority)
     record.cache_marks = body.marks
-    chat = await as_chat(body, model, strip_billing_header=settings.strip_billing_header)
+    chat = await as_chat(body, model, record, strip_billing_header=settings.strip_billing_header)
     task = await chat_task(chat, model, record)
     is_marked = settings.prefix_cache and record.cache_marks > 0
-    return await respond(MessagesExchange(task, is_marked=is_marked), http, settings)
+    return await respond(MessagesExchange(task, is_marked=is_marked), http, service)
 
 
 @router.post(
@@ -49,5 +49,5 @@ async def count_tokens(
 ) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
     model, settings = service.resolve(body.model), service.settings
-    chat = await as_chat(body, model, strip_billing_header=settings.strip_billing_header)
+    chat = await as_chat(body, model, record, strip_billing_header=settings.strip_billing_header)
     return TokenCount(input_tokens=len(await chat_tokens(chat, model, record)))

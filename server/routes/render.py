@@ -42,6 +42,7 @@ async def render_chat_completion(
         lambda: _rendered(task.request, body, model.name),
         TOKEN_BYTES * len(task.request.prompt),
         http,
+        service,
     )
 
 
@@ -64,6 +65,7 @@ async def render_completion(
         lambda: RenderedRequests([_rendered(each, body, model.name) for each in task.requests]),
         TOKEN_BYTES * sum(map(len, task.prompts)),
         http,
+        service,
     )
 
 

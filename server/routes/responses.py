@@ -1,16 +1,15 @@
 """`/v1/responses`: create, get, delete, cancel, and the items that a response was made from."""
 
 import json
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Literal
 
-from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from server.dialects.delivery import respond
 from server.dialects.responses.exchange import ResponsesExchange
-from server.dialects.responses.kept.store import StoredItem, StoredResponse
+from server.dialects.responses.kept.stored import Conversation, StoredResponse
 from server.dialects.responses.task import responses_task
 from server.errors import ApiError, invalid
 from server.openapi import errors, json_body, stream_of_events
@@ -41,7 +40,7 @@ async def create_response(
     exchange = ResponsesExchange(task)
     if body.background:
         return _json(service.background.start(exchange))
-    return await respond(exchange, http, service.settings)
+    return await respond(exchange, http, service)
 
 
 @router.head("/{id}", include_in_schema=False)
@@ -95,13 +94,14 @@ async def list_input_items(
     """All that the model was given but instructions, with what came before a response that this
     one continues.
     """
-    items = _stored(service, record.key, id).input
-    ordered = items if order == "asc" else items[::-1]
-    return _json(await to_thread.run_sync(_page, ordered, after, limit))
+    stored = _stored(service, record.key, id).input
+    page = partial(_page, stored, order, after, limit)
+    return _json(await service.workers.run(record.client, stored.total_bytes, page))
 
 
-def _page(items: Sequence[StoredItem], after: str, limit: int) -> bytes:
+def _page(stored: Conversation, order: str, after: str, limit: int) -> bytes:
     """Raises ApiError (400) for an `after` that is none of them."""
+    items = list(stored) if order == "asc" else list(stored)[::-1]
     first = 0
     if after:
         first = next((index + 1 for index, item in enumerate(items) if item.id == after), -1)

@@ -41,7 +41,7 @@ async def tokenize(
     tokens = await prompt_tokens(body, model, record, add_special_tokens=with_special)
     token_bytes = TOKEN_BYTES + (TOKEN_TEXT_BYTES if body.return_token_strs else 0)
     return await respond_without_engine(
-        lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), http
+        lambda: _tokenized(body, model, tokens), token_bytes * len(tokens), http, service
     )
 
 
@@ -51,11 +51,13 @@ async def tokenize(
     responses=errors(400, 404, 408, 413, 503),
     openapi_extra=json_body(DetokenizeRequest),
 )
-async def detokenize(body: DetokenizeBody, http: Request, service: ServiceDependency) -> Response:
+async def detokenize(
+    body: DetokenizeBody, http: Request, service: ServiceDependency, record: RecordDependency
+) -> Response:
     model = service.resolve(body.model)
-    text = await model.prompts.decode(body.tokens, "tokens")
+    text = await model.prompts.decode(record, body.tokens, "tokens")
     return await respond_without_engine(
-        lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), http
+        lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), http, service
     )
 
 

@@ -29,16 +29,21 @@ class LimitsSettings(BaseModel):
         1000,
         ge=0,
         le=1_000_000,
-        description="Answers of /v1/responses kept in memory for when they are asked for again.",
+        description="Answers of /v1/responses kept in memory for when they are asked for again. "
+        "Beyond it the client with the most loses its oldest.",
     )
     max_stored_bytes: ByteSize = Field(
-        ByteSize(256 * 1024**2), ge=0, description="All of them together, with what they answer."
+        ByteSize(256 * 1024**2),
+        ge=0,
+        description="All of them together, with what they answer: a conversation once, however "
+        "many continue it.",
     )
     max_background_responses: int = Field(
         64,
         ge=0,
         le=100_000,
-        description="Answers of /v1/responses that are made at once while nobody waits.",
+        description="Answers of /v1/responses that are made at once while nobody waits; of one "
+        "client as many as places are free.",
     )
     max_connections: int = Field(
         2048,

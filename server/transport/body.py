@@ -1,17 +1,18 @@
 """Request bodies: read, parsed and validated in one place, big ones off the event loop."""
 
 import codecs
+from functools import partial
 from typing import TypeVar
 
 import jiter
 import numpy as np
-from anyio import CapacityLimiter, to_thread
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from server.errors import ClientLeft, invalid, invalid_field
+from server.record import request_record
+from server.workers import LARGE_BYTES, Workers
 
-SMALL_BODY_BYTES = 32 * 1024  # three milliseconds at the worst; a thread costs a tenth of one
 MAX_NODES = 100_000
 """Objects, lists and members of objects. A byte or two of each would become hundreds."""
 MAX_ERROR_CHARACTERS = 200  # a client's own keys can be in it
@@ -22,23 +23,27 @@ Model = TypeVar("Model", bound=BaseModel)
 class BodyReader:
     """Turns the bytes of a request into a model. Belongs to one event loop.
 
-    Big bodies take turns in one thread, so that what they need while they are parsed is needed
-    once.
+    Large bodies take turns, so that what they need while they are parsed is needed once; a small
+    one takes three milliseconds at the worst, and a thread would cost a tenth of one.
     """
 
-    def __init__(self) -> None:
-        self._limiter = CapacityLimiter(1)
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
 
     async def read(self, request: Request, model: type[Model]) -> Model:
-        """Raises ApiError (400) that names the place, and ClientLeft."""
+        """Notes in the record how long the body is. Raises ApiError (400) that names the place,
+        and ClientLeft.
+        """
+        record = request_record(request.scope)
         _check_content_type(request.headers.get("content-type", ""))
         try:
             body = b"".join([chunk async for chunk in request.stream()])  # body() would keep it
         except ClientDisconnect:
             raise ClientLeft from None
-        if len(body) <= SMALL_BODY_BYTES:
+        record.n_bytes = len(body)
+        if record.n_bytes <= LARGE_BYTES:
             return parse(body, model)
-        return await to_thread.run_sync(parse, body, model, limiter=self._limiter)
+        return await self._workers.prepare(record, partial(parse, body, model))
 
 
 def parse(body: bytes, model: type[Model]) -> Model:

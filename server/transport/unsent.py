@@ -23,6 +23,9 @@ RENDERED_PROMPT_ALTERNATIVE_BYTES = 100  # ... shape is leaner
 TOKEN_BYTES = 65  # a token's id in an answer that lists them ...
 TOKEN_TEXT_BYTES = 100  # ... and its text beside it
 
+HELD_PER_READ = 16
+"""So many bytes are rendered, logprobs among them, in the time that a body's takes to be read."""
+
 Overrun = Callable[[ApiError], None]
 """Is told that an answer must end, so that its memory comes free."""
 
@@ -121,6 +124,11 @@ class Unsent:
 def unsent_of(scope: Scope) -> Unsent:
     """The share that Intake opened for this request."""
     return cast(Unsent, scope["state"]["unsent"])
+
+
+def rendering_bytes(unsent: Unsent) -> int:
+    """How much rendering what it holds is, as bytes of a body that is read."""
+    return unsent.n_bytes // HELD_PER_READ
 
 
 def queued_bytes(event: OutputEvent) -> int:

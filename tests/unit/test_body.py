@@ -10,9 +10,11 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from server.errors import ApiError, ClientLeft
+from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
-from server.transport.body import MAX_NODES, SMALL_BODY_BYTES, BodyReader, parse
+from server.transport.body import MAX_NODES, BodyReader, parse
+from server.workers import LARGE_BYTES, Workers
 
 MANY = 5000
 
@@ -34,7 +36,8 @@ def request(*messages: Message) -> Request:
     async def receive() -> Message:
         return next(received)
 
-    return Request({"type": "http", "headers": []}, receive)
+    state = {"record": RequestRecord("r", "a")}
+    return Request({"type": "http", "headers": [], "state": state}, receive)
 
 
 def chunk(body: bytes) -> Message:
@@ -43,14 +46,14 @@ def chunk(body: bytes) -> Message:
 
 @pytest.mark.parametrize("spare", [0, 1])
 async def test_big_bodies_leave_the_event_loop(spare: int) -> None:
-    body = b'{"thread": 0}'.ljust(SMALL_BODY_BYTES + spare)
-    read = await BodyReader().read(request(chunk(body)), Anything)
+    body = b'{"thread": 0}'.ljust(LARGE_BYTES + spare)
+    read = await BodyReader(Workers()).read(request(chunk(body)), Anything)
     assert (read.thread == threading.get_ident()) == (spare == 0)
 
 
 async def test_a_client_that_leaves_before_its_body_is_there() -> None:
     with pytest.raises(ClientLeft):
-        await BodyReader().read(request({"type": "http.disconnect"}), Anything)
+        await BodyReader(Workers()).read(request({"type": "http.disconnect"}), Anything)
 
 
 def refusal(body: bytes) -> str:

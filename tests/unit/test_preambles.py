@@ -10,7 +10,9 @@ from mlx_lm.utils import load_tokenizer
 from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from server.errors import ApiError
 from server.generation.prompt import PromptEncoder
+from server.record import RequestRecord
 from server.schemas.chat import Message
+from server.workers import Workers
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.fake_engine import FakeEngine
 
@@ -35,11 +37,14 @@ NO_THOUGHTS = (
 )
 
 
+ASKED = RequestRecord("r", "a")
+
+
 def encoder(directory: Path, template: str) -> PromptEncoder:
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], directory))
     wrapper.chat_template = template
     card = replace(FakeEngine().card, vocab_size=4096, max_context_tokens=4096, arena_tokens=4096)
-    return PromptEncoder(CheckpointTokenizer(wrapper, 4096), card)
+    return PromptEncoder(CheckpointTokenizer(wrapper, 4096), card, Workers())
 
 
 def history(**said: str) -> Sequence[Message]:
@@ -53,7 +58,7 @@ def history(**said: str) -> Sequence[Message]:
 
 
 async def rendered(prompts: PromptEncoder, messages: Sequence[Message]) -> str:
-    return await prompts.decode(await prompts.chat(messages), "tokens")
+    return await prompts.decode(ASKED, await prompts.chat(ASKED, messages), "tokens")
 
 
 @pytest.mark.parametrize(
@@ -81,4 +86,4 @@ async def test_one_of_them_alone_stays_what_it_is(tmp_path: Path, said: dict[str
 async def test_a_template_that_takes_neither_refuses_in_its_own_words(tmp_path: Path) -> None:
     prompts = encoder(tmp_path, NO_THOUGHTS)
     with pytest.raises(ApiError, match="never both"):
-        await prompts.chat(history(reasoning_content="Hm.", content="I look."))
+        await prompts.chat(ASKED, history(reasoning_content="Hm.", content="I look."))

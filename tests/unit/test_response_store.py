@@ -4,14 +4,23 @@ import tracemalloc
 
 import pytest
 
-from server.dialects.responses.kept.store import ResponseStore, StoredItem, StoredResponse
+from server.dialects.responses.kept.store import ResponseStore
+from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
 
 MANY = 1 << 30
 
 
-def response(id: str, n_bytes: int = 10, *items: str) -> StoredResponse:
-    stored = tuple(StoredItem(item, b"{}") for item in items)
-    return StoredResponse(b"x" * n_bytes, (), stored)
+def response(
+    id: str, n_bytes: int = 10, *items: str, before: StoredResponse | None = None
+) -> StoredResponse:
+    """One that continues another, if any."""
+    asked = Conversation((), before.conversation if before else None)
+    whole = Conversation([StoredItem(item, b"{}") for item in items], asked)
+    return StoredResponse(b"x" * n_bytes, asked, whole)
+
+
+def total_bytes(response: StoredResponse) -> int:
+    return response.n_bytes + response.conversation.total_bytes
 
 
 def kept(store: ResponseStore, *ids: str) -> list[bool]:
@@ -22,59 +31,60 @@ def kept(store: ResponseStore, *ids: str) -> list[bool]:
 def test_it_is_found_by_its_owner_alone() -> None:
     store = ResponseStore(10, MANY)
     own = response("a", 10, "item")
-    store.put("one", "a", own)
+    store.put("", "one", "a", own)
     assert store.get("one", "a") is own
     assert store.get("two", "a") is None
     assert store.item("two", "item") is None
     assert not store.delete("two", "a")
-    assert store.item("one", "item") == own.output[0]
+    assert store.item("one", "item") == own.conversation.items[0]
 
 
 def test_the_one_that_was_not_asked_for_longest_makes_room() -> None:
     store = ResponseStore(2, MANY)
     for id in ("a", "b"):
-        store.put("", id, response(id))
+        store.put("", "", id, response(id))
     store.get("", "a")
-    store.put("", "c", response("c"))
+    store.put("", "", "c", response("c"))
     assert kept(store, "a", "b", "c") == [True, False, True]
 
 
 def test_asking_for_an_item_is_asking_for_its_response() -> None:
     store = ResponseStore(2, MANY)
-    store.put("", "a", response("a", 10, "item"))
-    store.put("", "b", response("b"))
+    store.put("", "", "a", response("a", 10, "item"))
+    store.put("", "", "b", response("b"))
     assert store.item("", "item") is not None
-    store.put("", "c", response("c"))
+    store.put("", "", "c", response("c"))
     assert kept(store, "a", "b", "c") == [True, False, True]
 
 
 def test_bytes_are_counted_with_all_items() -> None:
     one = response("a", 1000)
-    store = ResponseStore(10, 2 * one.n_bytes)
+    store = ResponseStore(10, 2 * total_bytes(one))
     for id in ("a", "b", "c"):
-        store.put("", id, response(id, 1000))
+        store.put("", "", id, response(id, 1000))
     assert kept(store, "a", "b", "c") == [False, True, True]
-    store.put("", "d", response("d", 1000, "item"))
+    store.put("", "", "d", response("d", 1000, "item"))
     assert kept(store, "b", "c", "d") == [False, False, True]
     assert one.n_bytes > 1000
+    assert store.n_bytes == total_bytes(response("d", 1000, "item"))
 
 
 def test_what_is_too_large_alone_is_not_kept_and_takes_nobodys_place() -> None:
-    store = ResponseStore(10, 1000)
-    store.put("", "a", response("a", 100))
-    store.put("", "b", response("b", 2000))
+    store = ResponseStore(10, 2000)
+    store.put("", "", "a", response("a", 100))
+    store.put("", "", "b", response("b", 2000))
     assert kept(store, "a", "b") == [True, False]
-    store.put("", "a", response("a", 2000))
+    store.put("", "", "a", response("a", 2000))
     assert kept(store, "a") == [False], "nor what it was before"
-    store.put("", "c", response("c"))
+    store.put("", "", "c", response("c"))
     assert kept(store, "c") == [True], "what was forgotten is not counted any more"
 
 
 def test_putting_again_replaces() -> None:
     store = ResponseStore(2, MANY)
-    store.put("", "a", response("a", 10, "old"))
+    store.put("", "", "a", response("a", 10, "old"))
     again = response("a", 20, "new")
-    store.put("", "a", again)
+    store.put("", "", "a", again)
     assert store.get("", "a") is again
     assert store.item("", "old") is None
     assert store.item("", "new") is not None
@@ -84,7 +94,7 @@ def test_putting_again_replaces() -> None:
 def test_an_item_that_two_have_stays_with_the_one_that_is_left(first: str, second: str) -> None:
     store = ResponseStore(10, MANY)
     for id in ("a", "b"):
-        store.put("", id, response(id, 10, "item"))
+        store.put("", "", id, response(id, 10, "item"))
     store.delete("", first)
     assert store.item("", "item") is not None
     store.delete("", second)
@@ -94,16 +104,83 @@ def test_an_item_that_two_have_stays_with_the_one_that_is_left(first: str, secon
 def test_asking_for_an_item_that_two_have_is_asking_for_the_later() -> None:
     store = ResponseStore(2, MANY)
     for id in ("a", "b"):
-        store.put("", id, response(id, 10, "item"))
+        store.put("", "", id, response(id, 10, "item"))
     store.get("", "a")
     assert store.item("", "item") is not None
-    store.put("", "c", response("c"))
+    store.put("", "", "c", response("c"))
     assert kept(store, "a", "b", "c") == [False, True, True]
+
+
+def test_one_clients_flood_takes_no_others_place() -> None:
+    store = ResponseStore(60, MANY)
+    store.put("victim", "", "own", response("own"))
+    for number in range(200):
+        store.put("flood", "", f"r{number}", response(f"r{number}"))
+    assert kept(store, "own", "r0", "r140", "r141", "r199") == [True, False, False, True, True]
+
+
+def test_nor_do_one_clients_bytes() -> None:
+    own = response("own", 100_000)
+    store = ResponseStore(MANY, 4 * total_bytes(own))
+    store.put("victim", "", "own", own)
+    for number in range(200):
+        store.put("flood", "", f"r{number}", response(f"r{number}", 20_000))
+    store.put("flood", "", "large", response("large", 3 * total_bytes(own)))
+    assert kept(store, "own", "r199", "large") == [True, False, False]
+
+
+def test_a_conversation_counts_once_however_many_continue_it() -> None:
+    store = ResponseStore(MANY, 256 << 20)
+    last = None
+    for turn in range(300):
+        last = response(f"r{turn}", 10, f"i{turn}", before=last)
+        store.put("", "", f"r{turn}", last)
+    assert store.n_bytes < 300 * 3000
+    assert last is not None
+    assert [item.id for item in last.conversation] == [f"i{turn}" for turn in range(300)]
+
+
+def test_what_a_deleted_one_leaves_to_those_that_continue_it_stays() -> None:
+    store = ResponseStore(10, MANY)
+    first = response("a", 10, "said")
+    store.put("", "", "a", first)
+    for id in ("b", "c"):
+        store.put("", "", id, response(id, 10, f"{id}-item", before=first))
+    store.delete("", "a")
+    assert store.item("", "said") is not None
+    continued = store.get("", "b")
+    assert continued is not None
+    assert [item.id for item in continued.conversation] == ["said", "b-item"]
+    store.delete("", "b")
+    assert store.item("", "said") is not None
+    store.delete("", "c")
+    assert store.item("", "said") is None
+    assert store.n_bytes == 0
+
+
+def test_one_may_continue_what_was_forgotten_while_it_was_made() -> None:
+    store = ResponseStore(1, MANY)
+    first = response("a", 10, "said")
+    store.put("", "", "a", first)
+    store.put("", "", "b", response("b"))
+    store.put("", "", "c", response("c", before=first))
+    assert store.item("", "said") is not None
+    assert store.delete("", "c")
+    assert store.n_bytes == 0
+
+
+def test_a_long_conversation_can_be_let_go() -> None:
+    """However many follow one another: nothing of it is recursive."""
+    whole = None
+    for _ in range(200_000):
+        whole = Conversation((), whole)
+    assert list(whole or ()) == []
+    del whole
 
 
 def test_nothing_is_kept_where_nothing_may_be() -> None:
     store = ResponseStore(0, MANY)
-    store.put("", "a", response("a"))
+    store.put("", "", "a", response("a"))
     assert kept(store, "a") == [False]
 
 
@@ -117,8 +194,8 @@ def test_no_more_memory_is_held_than_is_counted(n_responses: int, n_items: int) 
         for number in range(n_responses):
             id = f"resp_{number:032x}"
             made = response(id, 500 + number % 2, *(f"{id}i{index:x}" for index in range(n_items)))
-            store.put("", id, made)
-            counted += made.n_bytes
+            store.put("", "", id, made)
+            counted += total_bytes(made)
         del made
         held, _ = tracemalloc.get_traced_memory()
     finally:

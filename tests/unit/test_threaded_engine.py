@@ -75,6 +75,23 @@ async def test_a_full_queue_is_reported() -> None:
     await setup.engine.drain(0.0)
 
 
+async def test_who_was_refused_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort goes before all that others ask, and where many are refused all others wait."""
+    setup = Setup(max_waiting=1)
+    aborted: list[str] = []
+    monkeypatch.setattr(setup.engine._loop, "abort", aborted.append)
+    first = asyncio.ensure_future(setup.collect(request("a", max_tokens=1)))
+    await setup.begun()
+    waiting = [asyncio.ensure_future(setup.collect(request(f"w{i}"))) for i in range(9)]
+    await asyncio.sleep(0)
+    setup.runner.open()
+    results = await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert sum(isinstance(result, QueueFull) for result in results) == 8
+    assert await setup.engine.requests() == ()  # asked behind any abort
+    assert aborted == []
+    await setup.engine.drain(0.0)
+
+
 async def test_closing_the_iterator_frees_the_blocks(setup: Setup) -> None:
     setup.runner.gate.release()
     async with aclosing(setup.engine.generate(request("a", max_tokens=150))) as events:

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from anyio import to_thread
 from pydantic import BaseModel, ValidationError
 
 from server.dialects.messages.conversation import chat_messages
 from server.errors import invalid_field
 from server.models import ServedModel
+from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.messages.content import TextBlockParam
 from server.schemas.messages.request import CountTokensRequest, ThinkingParam
@@ -32,7 +32,11 @@ Fields = dict[str, Any]
 
 
 async def as_chat(
-    body: CountTokensRequest, model: ServedModel, *, strip_billing_header: bool
+    body: CountTokensRequest,
+    model: ServedModel,
+    record: RequestRecord,
+    *,
+    strip_billing_header: bool,
 ) -> ChatRequest:
     """What the model is asked, or as much of it as makes the prompt. Raises ApiError (400)."""
 
@@ -51,7 +55,7 @@ async def as_chat(
         except ValidationError as error:
             raise invalid_field(error) from None
 
-    return await to_thread.run_sync(read)  # a conversation may be long
+    return await model.workers.prepare(record, read)
 
 
 def _system(blocks: Iterable[BaseModel], *, strip_billing_header: bool) -> list[str]:

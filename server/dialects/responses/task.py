@@ -1,15 +1,14 @@
 """A response that is ready for the engine."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from anyio import to_thread
+from functools import partial
 
 from server.dialects.responses.envelope import Envelope, response_head
 from server.dialects.responses.input.chat_body import chat_body
-from server.dialects.responses.input.recalled import recalled
+from server.dialects.responses.input.recalled import named_bytes, recalled
 from server.dialects.responses.input.wire_items import stored_items
-from server.dialects.responses.kept.store import ResponseStore, StoredItem, StoredResponse
+from server.dialects.responses.kept.store import ResponseStore
+from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
 from server.dialects.responses.output.items import OutputShape
 from server.dialects.responses.output.spliced import spliced_json
 from server.dialects.responses.toolbox import Toolbox, log_dropped
@@ -30,7 +29,7 @@ class ResponsesTask:
     chat: ChatTask
     envelope: Envelope
     shape: OutputShape
-    context: Sequence[StoredItem]  # all items that it is made from
+    context: Conversation  # all that it is made from
     record: RequestRecord
     store: ResponseStore
 
@@ -47,9 +46,9 @@ class ResponsesTask:
         """The response as JSON, which is stored unless the client does not want that."""
         json = self.envelope.json(news)
         if self.body.store:
-            output = tuple(map(_stored, news.output))
-            stored = StoredResponse(json, self.context, output, self.body.background)
-            self.store.put(self.owner, self.id, stored)
+            whole = Conversation([*map(_stored, news.output)], self.context)
+            stored = StoredResponse(json, self.context, whole, self.body.background)
+            self.store.put(self.record.client, self.owner, self.id, stored)
         return json
 
 
@@ -65,15 +64,15 @@ async def responses_task(
     Raises ApiError (400) for what the model cannot serve, what is not stored, and what is too much.
     """
     log_dropped(body.tools, record.id)
-    prepared = await to_thread.run_sync(
-        _prepare, body, model, record, store, max_bytes
-    )  # histories may be long
+    record.n_bytes += named_bytes(body, store, record.key)
+    run = partial(model.workers.prepare, record)
+    prepared = await run(partial(_prepare, body, model, record, store, max_bytes))
     chat = await chat_task(prepared.chat, model, record)
     head = response_head(body, prepared.toolbox, chat, f"resp_{record.id}")
     return ResponsesTask(
         body=body,
         chat=chat,
-        envelope=await to_thread.run_sync(Envelope, head),
+        envelope=await run(partial(Envelope, head)),
         shape=OutputShape(
             prepared.toolbox, body.reasoning.asks_for_summary, body.wants_encrypted_reasoning
         ),
@@ -87,7 +86,7 @@ async def responses_task(
 class _Prepared:
     chat: ChatRequest
     toolbox: Toolbox
-    context: tuple[StoredItem, ...]
+    context: Conversation
 
 
 def _prepare(
@@ -100,8 +99,8 @@ def _prepare(
     said = recalled(body, store, record.key, max_bytes)
     toolbox = Toolbox(body.tools)
     chat = chat_body(body, [*said.earlier, *said.items], toolbox, model.prompts.roles)
-    new = stored_items(said.items, record.id) if body.store else ()
-    return _Prepared(chat, toolbox, (*said.before, *new))
+    new = [*stored_items(said.items, record.id)] if body.store else []
+    return _Prepared(chat, toolbox, Conversation(new, said.before))
 
 
 def _stored(item: OutputItem) -> StoredItem:

@@ -13,8 +13,8 @@ from server.parsing.reader import NotACall, Reader, Reading
 _NOTATION = Notation(dict.fromkeys(['"', "'", '"""', "'''"], read_python_string), lists=("[", "("))
 _KEY = r"[^=()\[\]{},\"'<]{1,256}"
 _ODD_KEY = r"\"(?:[^\"\\]|\\.){0,256}"  # grammars write what Python has no form for
-_FIRST = re.compile(rf"\)|(?:{_KEY}|{_ODD_KEY}\"\s*)=[^=]")
-_MAY_BE_FIRST = re.compile(rf"(?:{_KEY})?=?|{_ODD_KEY}\\?(?:\"\s*=?)?")
+_FIRST = re.compile(rf"\)|(?:{_KEY}|{_ODD_KEY}\"\s{{0,64}})=[^=]")
+_MAY_BE_FIRST = re.compile(rf"(?:{_KEY})?=?|{_ODD_KEY}\\?(?:\"\s{{0,64}}=?)?")
 
 
 def _reader(end: str) -> ReadCalls:

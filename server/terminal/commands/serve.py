@@ -8,7 +8,7 @@ from engine.api import Engine
 from engine.disk_folder import TierError
 from engine.launch import launch
 from server.app import create_app
-from server.lifecycle import DrainingServer, bind, freeze_what_has_loaded
+from server.lifecycle import DrainingServer, bind, spare_full_collections
 from server.log import configure_logging
 from server.metrics import EngineTelemetry
 from server.settings import Settings
@@ -35,7 +35,7 @@ def serve(settings: Settings) -> None:
         engine = _launch(settings, telemetry)
         application = create_app(engine, settings, telemetry)
         server = DrainingServer(application, engine, settings)
-        freeze_what_has_loaded()
+        spare_full_collections()
         server.run(sockets=[bound])
 
 

@@ -92,3 +92,33 @@ def test_who_was_refused_is_counted() -> None:
 )
 def test_only_old_clients_need_no_host(base_url: str, lines: list[str], status: int) -> None:
     assert status_of(base_url, *lines) == status
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Host: localhost", "Host: localhost"],
+        ["Host: localhost", "host: evil.example"],
+        ["Host: localhost", "Origin: http://localhost", "Origin: http://localhost"],
+        ["Host: localhost", "Origin: http://localhost", "ORIGIN: https://evil.example"],
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/health"])
+def test_of_two_hosts_or_origins_none_counts(base_url: str, path: str, lines: list[str]) -> None:
+    assert status_of(base_url, f"GET {path} HTTP/1.1", *lines[:1], "Connection: close") == 200
+    assert status_of(base_url, f"GET {path} HTTP/1.1", *lines) == 400
+
+
+def test_nor_do_they_where_there_are_keys() -> None:
+    lines = ["GET /v1/models HTTP/1.1", "x-api-key: secret", "Host: a"]
+    with running(FakeEngine(), Settings(port=0, api_key="secret")) as url:
+        assert status_of(url, *lines) == 200
+        assert status_of(url, *lines, "Host: b") == 400
+
+
+def test_two_origins_are_refused_in_the_words_of_the_route(base_url: str) -> None:
+    twice = [("Origin", "http://localhost")] * 2
+    answer = httpx.post(f"{base_url}/v1/chat/completions", headers=twice, json={})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, None)
+    answer = httpx.post(f"{base_url}/v1/messages", headers=twice, json={})
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")

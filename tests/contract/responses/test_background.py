@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from openai import BadRequestError, InternalServerError, RateLimitError
 
 from engine.api import QueueFull
+from tests.contract.access.helpers import client_of, key_file
 from tests.contract.fake_engine import Gate, Script
 from tests.contract.responses.conftest import Created
 from tests.contract.test_disconnect import WAIT_SECONDS
@@ -142,3 +144,33 @@ def test_they_end_when_the_daemon_drains() -> None:
         stopping.engine.script = Script(gate=Gate())
         stopping.client.responses.create(model="bytes", input="Hi", background=True)
         stopping.engine.at_gate.get(timeout=WAIT_SECONDS)
+
+
+def test_one_key_leaves_places_to_the_others(tmp_path: Path) -> None:
+    keys = key_file(tmp_path, flood={}, victim={})
+    with daemon(api_keys_file=keys, max_background_responses=8) as shared:
+        gate = Gate()
+        shared.engine.script = Script(gate=gate)
+        made = {"flood": 0, "victim": 0}
+        body = {"input": "Hi", "background": True}
+        for name, asked in (("flood", 8), ("victim", 1), ("flood", 8), ("victim", 3)):
+            with client_of(shared.url, name) as client:
+                for _ in range(asked):
+                    status = client.post("/v1/responses", json=body).status_code
+                    assert status in (200, 429)
+                    made[name] += status == 200
+        gate.open()
+        assert made == {"flood": 4, "victim": 2}
+
+
+def test_one_keys_responses_leave_the_others_stored(tmp_path: Path) -> None:
+    keys = key_file(tmp_path, flood={}, victim={})
+    with (
+        daemon(api_keys_file=keys, max_stored_responses=4) as shared,
+        client_of(shared.url, "victim") as victim,
+        client_of(shared.url, "flood") as flood,
+    ):
+        own = victim.post("/v1/responses", json={"input": "Hi"}).json()["id"]
+        for _ in range(10):
+            flood.post("/v1/responses", json={"input": "Hi"}).raise_for_status()
+        assert victim.get(f"/v1/responses/{own}").status_code == 200

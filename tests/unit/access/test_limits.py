@@ -1,15 +1,26 @@
 """What the limits of a key let in, and what they count."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from server.access.keys import ApiKey, digest_of
-from server.access.limits import Limit, Spent, held, limits_of
+from server.access.limits import Limit, Spent, hold, limits_of
 from server.access.refusals import Reason
 from server.record import RequestRecord
 
 
 def limits(**given: int) -> tuple[Limit, ...]:
     return limits_of(ApiKey(name="a", sha256=digest_of("a"), **given))
+
+
+@asynccontextmanager
+async def held(limits: tuple[Limit, ...], record: RequestRecord) -> AsyncIterator[None]:
+    """As long as a request lasts."""
+    async with record.held:
+        await hold(limits, record)
+        yield
 
 
 async def ask(limits: tuple[Limit, ...], tokens: int = 0) -> None:
@@ -38,6 +49,16 @@ async def test_so_many_at_a_time() -> None:
         await ask(two)
     assert (spent.reason, spent.retry_after_seconds) == (Reason.CONCURRENCY, 1)
     assert str(spent) == "The limit of this API key is 2 requests at a time."
+
+
+async def test_what_goes_on_behind_its_request_keeps_its_place() -> None:
+    one = limits(concurrency=1)
+    record = RequestRecord("r", "a")
+    async with held(one, record):
+        goes_on = record.held.pop_all()
+    await refusal(one)
+    await goes_on.aclose()
+    await ask(one)
 
 
 async def test_a_request_that_fails_gives_its_place_back() -> None:

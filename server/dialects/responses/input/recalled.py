@@ -6,7 +6,8 @@ from itertools import islice
 
 from pydantic import TypeAdapter
 
-from server.dialects.responses.kept.store import ResponseStore, StoredItem
+from server.dialects.responses.kept.store import ResponseStore
+from server.dialects.responses.kept.stored import Conversation, StoredItem
 from server.errors import ApiError, invalid
 from server.schemas.responses.items import ConversationItem, ItemReference
 from server.schemas.responses.request import ResponsesRequest
@@ -19,9 +20,17 @@ _ITEMS = TypeAdapter(list[ConversationItem])
 class Recalled:
     """A conversation with nothing in it that is only named."""
 
-    before: Sequence[StoredItem]  # all up to the end of the response that is continued ...
+    before: Conversation | None  # all up to the end of the response that is continued ...
     earlier: Sequence[ConversationItem]  # ... which are these
     items: Sequence[ConversationItem]  # the request's own
+
+
+def named_bytes(body: ResponsesRequest, store: ResponseStore, owner: str) -> int:
+    """About as many as the body names, of what is stored."""
+    previous = store.get(owner, body.previous_response_id or "")
+    before = previous.conversation.total_bytes if previous else 0
+    named = (item.id for item in body.input if isinstance(item, ItemReference))
+    return before + sum(store.item_bytes(owner, id) for id in named)
 
 
 def recalled(body: ResponsesRequest, store: ResponseStore, owner: str, max_bytes: int) -> Recalled:
@@ -29,17 +38,18 @@ def recalled(body: ResponsesRequest, store: ResponseStore, owner: str, max_bytes
     few bytes can name a lot, and name it often.
     """
     before = _continued(body.previous_response_id, store, owner)
+    stored = list(before or ())
     named = _named(body, store, owner)
-    _check_length([*before, *named], max_bytes, "previous_response_id" if before else "input")
-    parsed = iter(_ITEMS.validate_json(_json([*before, *named])))
-    earlier = list(islice(parsed, len(before)))
+    _check_length([*stored, *named], max_bytes, "previous_response_id" if stored else "input")
+    parsed = iter(_ITEMS.validate_json(_json([*stored, *named])))
+    earlier = list(islice(parsed, len(stored)))
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
     return Recalled(before, earlier, items)
 
 
-def _continued(id: str | None, store: ResponseStore, owner: str) -> Sequence[StoredItem]:
+def _continued(id: str | None, store: ResponseStore, owner: str) -> Conversation | None:
     if id is None:
-        return ()
+        return None
     previous = store.get(owner, id)
     if previous is None:
         raise ApiError(
@@ -48,7 +58,7 @@ def _continued(id: str | None, store: ResponseStore, owner: str) -> Sequence[Sto
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return (*previous.input, *previous.output)
+    return previous.conversation
 
 
 def _named(body: ResponsesRequest, store: ResponseStore, owner: str) -> list[StoredItem]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from server.dialects.responses.kept.store import StoredItem
+from server.dialects.responses.kept.stored import StoredItem
 from server.schemas.responses.items import (
     ConversationItem,
     CustomToolCallItem,

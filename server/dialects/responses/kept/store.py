@@ -1,79 +1,57 @@
 """Responses that can be asked for again, in memory."""
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from threading import Lock
 
-OVERHEAD_BYTES = 400  # of an item or a response, and of what points to it: measured, rounded up
+from server.dialects.responses.kept.shelf import Key, Shelf
+from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
 
-
-@dataclass(frozen=True, slots=True)
-class StoredItem:
-    """An item as JSON."""
-
-    id: str
-    json: bytes
-
-    @property
-    def n_bytes(self) -> int:
-        return len(self.json) + len(self.id) + OVERHEAD_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A response as JSON, and the items that it was made from and consists of."""
-
-    json: bytes
-    input: Sequence[StoredItem]  # the whole conversation before it, oldest first
-    output: Sequence[StoredItem]
-    is_background: bool = False
-
-    @property
-    def n_bytes(self) -> int:
-        """What it takes by itself; it may share items with the one that it continues."""
-        items = sum(item.n_bytes for item in (*self.input, *self.output))
-        return len(self.json) + items + OVERHEAD_BYTES
-
-
-Key = tuple[str, str]
-"""Whose it is, and its id: nobody finds what is another's."""
+Place = tuple[Shelf, Conversation, StoredItem]
 
 
 class ResponseStore:
     """The responses that were asked for last. Safe from any thread.
 
-    The one that was not asked for longest is forgotten where there are too many or they take too
-    many bytes; one that takes more alone is not kept.
+    Where there are too many, or they take too many bytes, the client with the most of that loses
+    the one that it has not asked for longest: nobody's flood takes what is within another's share.
+    One that takes more bytes alone is not kept.
     """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._responses: OrderedDict[Key, StoredResponse] = OrderedDict()
-        self._items: dict[Key, tuple[StoredItem, list[str]]] = {}  # with who has it, the last last
-        self._n_bytes = 0
+        self._shelves: defaultdict[str, Shelf] = defaultdict(Shelf)  # by client
+        self._clients: dict[Key, str] = {}
+        self._items: dict[Key, list[Place]] = {}  # by their owner and id
         self._lock = Lock()
 
-    def put(self, owner: str, id: str, response: StoredResponse) -> None:
+    @property
+    def n_bytes(self) -> int:
+        """What all of them take together."""
+        return sum(shelf.n_bytes for shelf in self._shelves.values())
+
+    def put(self, client: str, owner: str, id: str, response: StoredResponse) -> None:
+        """`client` is whose share it counts in, `owner` who may ask for it."""
         with self._lock:
             self._forget((owner, id))
-            if response.n_bytes > self._max_bytes:
+            if response.n_bytes + response.conversation.total_bytes > self._max_bytes:
                 return
-            self._responses[owner, id] = response
-            self._n_bytes += response.n_bytes
-            for item in _items(response):
-                _, holders = self._items.get((owner, item.id), (item, []))
-                holders.append(id)
-                self._items[owner, item.id] = item, holders
-            while len(self._responses) > self._max_responses or self._n_bytes > self._max_bytes:
-                self._forget(next(iter(self._responses)))
+            self._clients[owner, id] = client
+            shelf = self._shelves[client]
+            self._index(owner, shelf, shelf.add((owner, id), response))
+            while len(self._clients) > self._max_responses:
+                self._shorten(lambda shelf: len(shelf.responses))
+            while self.n_bytes > self._max_bytes:
+                self._shorten(lambda shelf: shelf.n_bytes)
 
     def get(self, owner: str, id: str) -> StoredResponse | None:
         with self._lock:
-            if (owner, id) in self._responses:
-                self._responses.move_to_end((owner, id))
-            return self._responses.get((owner, id))
+            if (owner, id) not in self._clients:
+                return None
+            responses = self._shelves[self._clients[owner, id]].responses
+            responses.move_to_end((owner, id))
+            return responses[owner, id]
 
     def delete(self, owner: str, id: str) -> bool:
         """Whether it was there."""
@@ -81,28 +59,42 @@ class ResponseStore:
             return self._forget((owner, id))
 
     def item(self, owner: str, id: str) -> StoredItem | None:
-        """An item of any response that is there."""
+        """An item of any response that is there, or of what one continues."""
         with self._lock:
             if (owner, id) not in self._items:
                 return None
-            item, holders = self._items[owner, id]
-            self._responses.move_to_end((owner, holders[-1]))
+            shelf, conversation, item = self._items[owner, id][-1]
+            shelf.touch(conversation)
             return item
 
+    def item_bytes(self, owner: str, id: str) -> int:
+        """Of an item that may be asked for; 0 where there is none."""
+        with self._lock:
+            places = self._items.get((owner, id))
+            return places[-1][-1].n_bytes if places else 0
+
+    def _shorten(self, taken: Callable[[Shelf], int]) -> None:
+        self._forget(max(self._shelves.values(), key=taken).oldest)
+
     def _forget(self, key: Key) -> bool:
-        response = self._responses.pop(key, None)
-        if response is None:
+        if key not in self._clients:
             return False
-        owner, id = key
-        self._n_bytes -= response.n_bytes
-        for item in _items(response):
-            _, holders = self._items[owner, item.id]
-            holders.remove(id)
-            if not holders:
-                del self._items[owner, item.id]
+        client = self._clients.pop(key)
+        shelf = self._shelves[client]
+        self._unindex(key[0], shelf, shelf.remove(key))
+        if not shelf.responses:
+            del self._shelves[client]
         return True
 
+    def _index(self, owner: str, shelf: Shelf, added: Iterable[Conversation]) -> None:
+        for conversation in added:
+            for item in conversation.items:
+                self._items.setdefault((owner, item.id), []).append((shelf, conversation, item))
 
-def _items(response: StoredResponse) -> Iterator[StoredItem]:
-    yield from response.input
-    yield from response.output
+    def _unindex(self, owner: str, shelf: Shelf, removed: Iterable[Conversation]) -> None:
+        for conversation in removed:
+            for item in conversation.items:
+                places = self._items[owner, item.id]
+                places.remove((shelf, conversation, item))
+                if not places:
+                    del self._items[owner, item.id]

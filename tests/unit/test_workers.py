@@ -1,0 +1,167 @@
+"""Who is read, rendered and tokenized when: clients take turns, and what is small never waits for
+what is large.
+"""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from anyio import create_task_group
+from anyio.lowlevel import checkpoint
+
+from server.dialects.responses.input.recalled import named_bytes
+from server.dialects.responses.kept.store import ResponseStore
+from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
+from server.errors import ApiError
+from server.record import RequestRecord
+from server.schemas.responses.request import ResponsesRequest
+from server.turns import Turns
+from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
+
+
+async def order(turns: Turns, clients: Sequence[str]) -> list[str]:
+    """In which these have their turns who come while another has the only place."""
+    served: list[str] = []
+
+    async def ask(client: str) -> None:
+        async with turns.turn(client):
+            served.append(client)
+            await checkpoint()
+
+    async with create_task_group() as tasks, turns.turn("first"):
+        for client in clients:
+            tasks.start_soon(ask, client)
+            await checkpoint()
+        assert served == []
+    return served
+
+
+async def test_however_much_one_client_asks_every_other_has_its_turn() -> None:
+    served = await order(Turns(1), ["flood"] * 100 + ["one"])
+    assert served.index("one") == 1
+    assert Counter(served) == {"flood": 100, "one": 1}
+    served = await order(Turns(1), ["a", "a", "b", "b", "c"])
+    assert served == ["a", "b", "c", "a", "b"]
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+async def test_who_is_cancelled_leaves_its_turn_to_others(is_called: bool) -> None:
+    turns = Turns(1)
+    await turns.begin("first")
+    leaver = asyncio.ensure_future(turns.begin("left"))
+    await checkpoint()
+    if is_called:
+        turns.end()
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    if not is_called:
+        turns.end()
+    assert await order(turns, ["a"]) == ["a"]
+
+
+class Blocked:
+    """Work that stays in its thread until it is let go."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.running = 0
+        self.most = 0
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.gate.wait()
+        with self._lock:
+            self.running -= 1
+
+
+async def test_what_is_small_does_not_wait_for_what_is_large() -> None:
+    workers, blocked = Workers(), Blocked()
+    async with create_task_group() as tasks:
+        for client in range(8):
+            run = partial(workers.run, f"c{client}", LARGE_BYTES + 1)
+            tasks.start_soon(run, blocked.run)
+        for _ in range(20):
+            assert await workers.run("c0", LARGE_BYTES, lambda: "done") == "done"
+        blocked.gate.set()
+    assert blocked.most == LARGE_AT_ONCE
+
+
+async def test_so_many_run_at_once_whoever_asks() -> None:
+    workers, blocked = Workers(), Blocked()
+    async with create_task_group() as tasks:
+        for client in range(8):
+            tasks.start_soon(partial(workers.run, f"c{client}", 1), blocked.run)
+        assert await workers.run("large", LARGE_BYTES + 1, lambda: "done") == "done"
+        blocked.gate.set()
+    assert blocked.most <= SMALL_AT_ONCE
+
+
+class Parsed:
+    """What a body may be parsed into."""
+
+
+async def fails(workers: Workers) -> "weakref.ref[Parsed]":
+    """Of what a request was made into whose prompt is refused."""
+    parsed = Parsed()
+
+    def refuse(parsed: Parsed) -> None:
+        raise ApiError(400, "no")
+
+    with suppress(ApiError):
+        await workers.run("a", 1, partial(refuse, parsed))
+    return weakref.ref(parsed)
+
+
+async def test_what_is_refused_is_let_go_at_once() -> None:
+    """And not by a full garbage collection, which has to look at all of it first."""
+    gc.disable()
+    try:
+        workers = Workers()
+        parsed = await fails(workers)
+        await workers.run("a", 1, lambda: None)  # behind which its thread is done with the first
+        assert parsed() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_large_request_has_one_turn_until_somebody_goes_on_with_it() -> None:
+    """So that what the bodies of many are parsed into is never there at once."""
+    workers, made = Workers(), list[str]()
+
+    async def prepare(name: str) -> None:
+        record = RequestRecord(name, name, n_bytes=LARGE_BYTES + 1)
+        async with record.held:
+            for step in ("parsed", "planned"):
+                await workers.prepare(record, partial(made.append, f"{name} {step}"))
+            if name != "c":  # which ends with an error
+                record.turn.end()
+            made.append(f"{name} goes on")
+
+    async with create_task_group() as tasks:
+        for name in "abcd":
+            tasks.start_soon(prepare, name)
+    steps = ("parsed", "planned", "goes on")
+    assert made == [f"{name} {step}" for name in "abcd" for step in steps]
+
+
+def test_what_a_response_names_counts_as_if_it_said_it() -> None:
+    store = ResponseStore(10, 1 << 20)
+    before = Conversation([StoredItem("said", b"x" * LARGE_BYTES)])
+    store.put("", "me", "resp_a", StoredResponse(b"{}", before, before))
+    for names in (
+        {"previous_response_id": "resp_a", "input": "Hi"},
+        {"input": [{"type": "item_reference", "id": "said"}]},
+    ):
+        body = ResponsesRequest.model_validate(names)
+        assert named_bytes(body, store, "me") > LARGE_BYTES
+        assert named_bytes(body, store, "other") == 0
