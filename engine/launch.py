@@ -27,7 +27,7 @@ from engine.storage_sizes import build_groups
 from engine.threaded import EngineParts, ThreadedEngine
 from engine.timing import Timing
 from engine.types import EngineConfig
-from engine.validation import Limits
+from engine.validation import Limits, step_stretch
 from kvstore.block_pool import BlockPool
 from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
@@ -81,7 +81,7 @@ def assemble(
         max_running=config.max_running,
         max_waiting=config.max_waiting,
         step_tokens=config.step_tokens,
-        step_seconds=backend.max_step_seconds,
+        step_stretch=step_stretch(config.max_prompt_share),
     )
     outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
     disk: DiskCache = NO_DISK_CACHE

@@ -163,7 +163,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step. Takes the blocks for it, preempting where there are too few."""
-        time = StepBudget(self._costs, self._limits.step_seconds)
+        batch_rows = min(self.n_running + self.n_waiting, self._limits.max_running)
+        time = StepBudget(self._costs, self._limits.step_stretch, batch_rows)
         draft = Draft(self._limits.step_tokens, time, next(self._numbers))
         preemptions = self.counters.preemptions
         if fills := self._disk.fills(draft.number):

@@ -14,8 +14,9 @@ _LEAST_SHARE = 0.25
 class StepBudget:
     """The time of one step, while it is planned: first its decodes, then chunks of prompts.
 
-    Beside decodes all is to end within `limit_seconds`, with a margin for errors of prediction: of
-    normal ones 2% go beyond it. Without decodes nobody waits for a next token, and time has no
+    Beside decodes all is to end within `stretch` times what a step of decodes alone takes, with a
+    margin for errors of prediction: of normal ones 2% go beyond it. So a slow model behaves as a
+    fast one does in slow motion. Without decodes nobody waits for a next token, and time has no
     limit.
 
     So that every prompt goes on, the tokens of a step's first chunk may take a quarter of what
@@ -23,10 +24,14 @@ class StepBudget:
     its limit only where all that does not depend on their number is four fifths of it or more.
     """
 
-    def __init__(self, costs: StepCosts, limit_seconds: float) -> None:
-        """`limit_seconds` may be infinite."""
+    def __init__(self, costs: StepCosts, stretch: float, batch_rows: int = 0) -> None:
+        """`stretch` is at least 1 and may be infinite. The step of decodes that counts has
+        `batch_rows`, if those are more than the decodes: who waits for a prompt will decode, too,
+        and where many wait for few, they wait for longer.
+        """
         self._costs = costs
-        self._aim_seconds = limit_seconds / (1 + _MARGIN_DEVIATIONS * costs.spread)
+        self._stretch = stretch
+        self._batch_rows = batch_rows
         self._n_chunks = 0
         self._decode_rows = 0
         self._decode_keys = 0
@@ -60,17 +65,23 @@ class StepBudget:
 
         0 only where another chunk is in the step: what fits takes less time than to begin it does.
         """
-        if self._decode_rows == 0 or math.isinf(self._aim_seconds):
+        if self._decode_rows == 0 or math.isinf(self._stretch):
             return wanted
         begin_seconds = self._costs.seconds(StepWork(forwards=1, prompt_keys=chunk_keys(start, 0)))
         spent_seconds = self._costs.seconds(self.work)
-        left_seconds = self._aim_seconds - spent_seconds - begin_seconds
+        left_seconds = self._aim_seconds() - spent_seconds - begin_seconds
         if self._n_chunks == 0:
             with_forward = spent_seconds + self._costs.seconds(StepWork(forwards=1))
             seconds = max(left_seconds, _LEAST_SHARE * with_forward)
             return max(_usual(self._costs.chunk_tokens(start, seconds, wanted), wanted), 1)
         allowed = _usual(self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted), wanted)
         return allowed if allowed == wanted or left_seconds >= begin_seconds else 0
+
+    def _aim_seconds(self) -> float:
+        rows = max(self._decode_rows, self._batch_rows)
+        decodes = StepWork(forwards=1, decode_rows=rows, decode_keys=self._decode_keys)
+        limit_seconds = self._stretch * self._costs.seconds(decodes)
+        return limit_seconds / (1 + _MARGIN_DEVIATIONS * self._costs.spread)
 
 
 def _usual(n_tokens: int, wanted: int) -> int:

@@ -455,7 +455,7 @@ class EngineConfig:
     max_running: int = 32  # sequences computed in one step
     max_waiting: int = 1024  # sequences queued; of one client at most as many as places are free
     step_tokens: int = 512  # tokens computed in one step
-    max_step_seconds: float | None = None  # beside decodes; None: the device's usual; 0: no limit
+    max_prompt_share: float = 0.75  # of a step's time beside decodes; 1: no limit
     prefix_cache: bool = True
     attention: str = "auto"  # "auto", "gather" or "cascade"
     state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's

@@ -17,7 +17,7 @@ class Limits:
     max_running: int
     max_waiting: int
     step_tokens: int
-    step_seconds: float = math.inf  # beside running decodes
+    step_stretch: float = math.inf  # of a step with prompts, over one of decodes alone
 
     def __post_init__(self) -> None:
         if self.step_tokens < self.max_running:
@@ -25,6 +25,13 @@ class Limits:
                 f"step_tokens ({self.step_tokens}) must be at least max_running "
                 f"({self.max_running}): every running sequence computes a token in a step"
             )
+
+
+def step_stretch(prompt_share: float) -> float:
+    """How many times as long as one of decodes alone a step is in which prompts have such a share
+    of the time.
+    """
+    return math.inf if prompt_share >= 1 else 1 / (1 - prompt_share)
 
 
 def validate(request: Request, limits: Limits) -> None:

@@ -2,18 +2,20 @@
 
 `qwen3`, 27 M parameters, has full attention in every layer; of the eight layers of `hybrid`, 28 M
 and Granite-shaped, six are Mamba2 and two attention. `agent` is a `qwen3` of two layers, 3.5 M,
-with a context of 65,536 tokens and a template that knows tools. A single thing about their weights
-is not random: the output layer has a row of zeros for every token that is no word of the lexicon.
-Such a token's logit is 0, which is never the greatest of thousands of random ones, so greedy
-decoding writes words alone: no answer ends early, and none changes when a client sends it back as
-text.
+with a context of 65,536 tokens and a template that knows tools. `real` is of a real model's shape:
+28 layers, 1,024 wide, 16 heads of 128 over 8, 151,936 tokens, 596 M parameters in 2.4 GB.
+
+A single thing about their weights is not random: the output layer has a row of zeros for every
+token that is no word of the lexicon. Such a token's logit is 0, which is never the greatest of
+thousands of random ones, so greedy decoding writes words alone: no answer ends early, and none
+changes when a client sends it back as text.
 """
 
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -23,9 +25,9 @@ from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from load_tests.random_checkpoint import CHATML, write_checkpoint
 from load_tests.tokenizer import build_tokenizer, word_ids
 
-Shape = Literal["qwen3", "hybrid", "agent"]
+Shape = Literal["qwen3", "hybrid", "agent", "real"]
 
-_COMMON: Mapping[str, object] = {
+_COMMON: Mapping[str, Any] = {
     "hidden_size": 512,
     "num_hidden_layers": 8,
     "num_attention_heads": 8,
@@ -38,7 +40,7 @@ _COMMON: Mapping[str, object] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
-_QWEN3: Mapping[str, object] = {
+_QWEN3: Mapping[str, Any] = {
     **_COMMON,
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -46,7 +48,7 @@ _QWEN3: Mapping[str, object] = {
     "head_dim": 64,
     "hidden_act": "silu",
 }
-CONFIGS: Mapping[Shape, Mapping[str, object]] = {
+CONFIGS: Mapping[Shape, Mapping[str, Any]] = {
     "qwen3": _QWEN3,
     "agent": {
         **_QWEN3,
@@ -56,6 +58,18 @@ CONFIGS: Mapping[Shape, Mapping[str, object]] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 65_536,
+    },
+    "real": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": True,
     },
     "hybrid": {
         **_COMMON,
@@ -85,6 +99,7 @@ TEMPLATES: Mapping[Shape, str] = {
         "chat_template"
     ],
     "hybrid": CHATML,
+    "real": CHATML,
 }
 
 
@@ -97,7 +112,7 @@ def checkpoint(
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
             unfinished = Path(scratch) / directory.name
-            tokenizer = build_tokenizer()
+            tokenizer = build_tokenizer(CONFIGS[shape]["vocab_size"])
             template = TEMPLATES[shape]
             write_checkpoint(
                 unfinished, CONFIGS[shape], seed, tokenizer, mx.float32, chat_template=template
@@ -108,8 +123,11 @@ def checkpoint(
 
 
 def silence_all_but(token_ids: Sequence[int], weights_file: Path) -> None:
-    """Zero the other tokens' rows of the output layer, in place."""
+    """Zero the other tokens' rows of the output layer, in place: of the embeddings, where they are
+    tied.
+    """
     weights = load_file(weights_file)
-    rows = weights["lm_head.weight"]
+    tied = "model.embed_tokens.weight"
+    rows = weights.get("lm_head.weight", weights[tied])
     rows[np.setdiff1d(np.arange(len(rows)), token_ids)] = 0
     save_file(weights, weights_file, {"format": "mlx"})

@@ -3,6 +3,10 @@
 So n words are n tokens, and words that a model sampled are encoded again to the tokens they were.
 """
 
+from collections.abc import Iterator
+from itertools import islice, product
+from string import ascii_uppercase
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from load_tests.lexicon import SYLLABLES, WORDS
@@ -11,12 +15,17 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPACE = "Ġ"  # a space in byte-level BPE's alphabet
 
 
-def build_tokenizer() -> Tokenizer:
-    """Byte-level BPE whose merges are: syllables, syllables with a space, words with a space."""
+def build_tokenizer(vocab_size: int = 0) -> Tokenizer:
+    """Byte-level BPE whose merges are: syllables, syllables with a space, words with a space, and
+    capitals by twos and fours for as many tokens as are asked for.
+    """
     syllables = [(s[0], s[1]) for s in SYLLABLES]
     endings = [(s, SPACE) for s in SYLLABLES]
     words = [(w[:2], w[2:] + SPACE) for w in WORDS]
     merges = syllables + endings + words
+    n_bytes = len(pre_tokenizers.ByteLevel.alphabet())
+    missing = vocab_size - n_bytes - len(merges) - len(SPECIAL_TOKENS)
+    merges += list(islice(_capitals(), max(missing, 0)))
     entries = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(pair) for pair in merges]
     tokenizer = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -28,6 +37,13 @@ def build_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL_TOKENS])
     return tokenizer
+
+
+def _capitals() -> Iterator[tuple[str, str]]:
+    pairs = [(a, b) for a in ascii_uppercase for b in ascii_uppercase]
+    yield from pairs
+    for first, second in product(pairs, repeat=2):
+        yield "".join(first), "".join(second)
 
 
 def word_ids(tokenizer: Tokenizer) -> list[int]:

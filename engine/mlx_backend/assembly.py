@@ -69,7 +69,6 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
         kv_format=storage.kv_format,
         software=f"mlx={metadata.version('mlx')} mlx-lm={metadata.version('mlx-lm')}",
         part_bytes=storage.part_bytes,
-        max_step_seconds=host.step_limit_seconds(config.max_step_seconds),
         release_thread=release_thread,
     )
 

@@ -22,5 +22,4 @@ class Backend:
     kv_format: str  # how the bytes lie that a step reads, of each part `part_bytes`
     software: str  # whose numbers these bytes are
     part_bytes: tuple[int, ...]  # of a block, of each window's block, of a state
-    max_step_seconds: float  # beside decodes; infinite where nothing but step_tokens limits
     release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act

@@ -53,13 +53,14 @@ class EngineSettings(BaseModel):
         le=1_000_000,
         description="Tokens computed in one step at most.",
     )
-    max_step_seconds: float | None = Field(
-        None,
+    max_prompt_share: float = Field(
+        0.75,
         ge=0,
-        le=3600,
-        description="Beside answers that are being written, a step takes no more of a prompt than "
-        "it has time for: less makes steadier streams, more lets prompts be through sooner. 0: "
-        "step_tokens alone limits. Unset: 0.25.",
+        le=1,
+        description="Beside answers that are being written, the share of a step's time that "
+        "prompts may take: with 0.75 a step is at most four times as long as the answers alone "
+        "would make it. Less makes steadier streams, more lets prompts be through sooner. 1: "
+        "step_tokens alone limits.",
     )
     prefix_cache: bool = Field(
         True, description="Share KV between prompts that begin alike, and between turns."
@@ -88,7 +89,7 @@ class EngineSettings(BaseModel):
             max_running=self.max_running,
             max_waiting=self.max_waiting,
             step_tokens=self.step_tokens,
-            max_step_seconds=self.max_step_seconds,
+            max_prompt_share=self.max_prompt_share,
             prefix_cache=self.prefix_cache,
             attention=self.attention,
             state_cache_bytes=self.state_cache_bytes,

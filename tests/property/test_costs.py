@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.costs import GATHER_TOKENS, StepCosts, StepWork
 from engine.step_budget import StepBudget
+from tests.unit.simulated_machine import beside
 
 counts = st.integers(0, 100_000)
 works = st.builds(StepWork, st.integers(1, 64), counts, counts, counts, counts)
@@ -25,10 +26,7 @@ def _learned(history: list[tuple[StepWork, float]]) -> StepCosts:
 
 
 def _budget(costs: StepCosts, limit: float, rows: int, context: int) -> StepBudget:
-    budget = StepBudget(costs, limit)
-    for _ in range(rows):
-        budget.decode(context)
-    return budget
+    return beside(costs, limit, [context] * rows)
 
 
 @given(histories, works, works)

@@ -257,5 +257,5 @@ def _limits(random: Random, layout: Layout, n_blocks: int) -> Limits:
         max_running=random.choice([1, 3, 8]),
         max_waiting=random.choice([4, 16]),
         step_tokens=random.choice([8, 9, 16, 64]),
-        step_seconds=random.choice([inf, 0.9, 1.5]),  # a step takes a second
+        step_stretch=random.choice([inf, 1.0, 1.5, 4.0]),
     )

@@ -14,6 +14,15 @@ SLOW_CPU = (100e-3, 5e-3, 1e-6, 6e-3, 0.5e-6)
 """Seconds of each kind of work, in StepWork's order."""
 
 
+def beside(costs: StepCosts, limit_seconds: float, contexts: Sequence[int]) -> StepBudget:
+    """The budget of a step with decodes behind so many tokens each, which may take so long."""
+    decodes = StepWork(1, len(contexts), sum(context_tokens + 1 for context_tokens in contexts))
+    budget = StepBudget(costs, limit_seconds / max(costs.seconds(decodes), 1e-9))
+    for context_tokens in contexts:
+        budget.decode(context_tokens)
+    return budget
+
+
 @dataclass(slots=True)
 class Machine:
     """Computes steps of some decodes and one prompt, whose chunks a budget chooses."""
@@ -57,9 +66,7 @@ class Machine:
         return seconds
 
     def _budget(self) -> StepBudget:
-        budget = StepBudget(self.learned, self.limit_seconds)
-        for context_tokens in self.contexts:
-            budget.decode(context_tokens)
+        budget = beside(self.learned, self.limit_seconds, self.contexts)
         self.contexts = [context_tokens + 1 for context_tokens in self.contexts]
         return budget
 

@@ -12,9 +12,7 @@ from engine.mlx_backend.host.allocator import (
 )
 from engine.mlx_backend.host.machine import Machine
 
-SHARED = Machine(
-    "gpu (shared)", memory_bytes=80, left_bytes=30, most_bytes=30, kv_share=0.8, step_seconds=1
-)
+SHARED = Machine("gpu (shared)", memory_bytes=80, left_bytes=30, most_bytes=30, kv_share=0.8)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from engine.mlx_backend.attention.strategy import gathered_padding_keys
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.host.file_limit import keep_file_limit
-from engine.mlx_backend.host.machine import Machine, device_memory_bytes
+from engine.mlx_backend.host.machine import device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.loader import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint
@@ -172,11 +172,3 @@ def test_the_limit_of_open_files_stays_as_it_is() -> None:
     with keep_file_limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, before[1]))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
-
-
-@pytest.mark.parametrize(("configured", "seconds"), [(None, 0.4), (0.1, 0.1), (0.0, math.inf)])
-def test_a_step_may_take_what_the_device_usually_may_unless_told(
-    configured: float | None, seconds: float
-) -> None:
-    machine = Machine("cpu (any)", 0, 0, 0, kv_share=0.1, step_seconds=0.4)
-    assert machine.step_limit_seconds(configured) == seconds

@@ -7,7 +7,7 @@ import pytest
 
 from engine.costs import StepCosts, StepWork
 from engine.step_budget import StepBudget
-from tests.unit.simulated_machine import CPU, GPU, SLOW_CPU, Machine
+from tests.unit.simulated_machine import CPU, GPU, SLOW_CPU, Machine, beside
 
 LIMIT_SECONDS = 0.25
 DECODES = StepWork(forwards=1, decode_rows=4, decode_keys=2000)
@@ -145,7 +145,35 @@ def test_chunks_that_are_cut_short_have_few_lengths() -> None:
 
 
 def _beside_decodes(costs: StepCosts, limit_seconds: float = LIMIT_SECONDS) -> StepBudget:
-    budget = StepBudget(costs, limit_seconds)
-    for _ in range(4):
+    return beside(costs, limit_seconds, [100] * 4)
+
+
+def test_a_slow_model_does_what_a_fast_one_does_in_slow_motion() -> None:
+    def chunks(factor: float) -> list[int]:
+        costs = StepCosts()
+        truth = Machine([factor * cost for cost in CPU], math.inf, noise=0.0, learned=costs)
+        truth.decode(50)
+        lengths, start = [], 0
+        while start < 2000:
+            budget = StepBudget(costs, stretch=4.0)
+            for _ in range(4):
+                budget.decode(100)
+            lengths.append(budget.allow(start, 512))
+            budget.chunk(start, lengths[-1])
+            start += lengths[-1]
+            costs.observe(budget.work, truth.seconds(budget.work))
+        return lengths
+
+    assert chunks(20.0) == pytest.approx(chunks(1.0), abs=1)
+
+
+def test_where_many_wait_for_few_they_wait_for_longer() -> None:
+    costs = StepCosts()
+
+    def allowed(batch_rows: int) -> int:
+        budget = StepBudget(costs, stretch=4.0, batch_rows=batch_rows)
         budget.decode(100)
-    return budget
+        return budget.allow(0, 512)
+
+    assert allowed(8) > allowed(1)
+    assert allowed(0) == allowed(1)

@@ -89,12 +89,12 @@ def test_engine_config_takes_its_share() -> None:
         "max_running": 2,
         "max_waiting": 3,
         "step_tokens": 4,
-        "max_step_seconds": 0.1,
+        "max_prompt_share": 0.5,
         "prefix_cache": False,
         "attention": "gather",
         "generation_config": "none",
     }
-    expected = EngineConfig("m", 2**20, 8, 2, 3, 4, 0.1, False, "gather", generation_config="none")
+    expected = EngineConfig("m", 2**20, 8, 2, 3, 4, 0.5, False, "gather", generation_config="none")
     assert load_settings(flags).engine_config() == expected
 
 
@@ -149,10 +149,10 @@ def test_the_smallest_disk_cache_that_is_taken_is_large_enough_for_the_tier() ->
         ({"log_level": "loud"}, "log_level", "'warning'"),
         ({"max_total_body_bytes": "1MiB"}, "max_total_body_bytes", "8388608"),
         ({"max_running": 64, "step_tokens": 32}, "step_tokens", "64"),
-        ({"max_step_seconds": -0.1}, "max_step_seconds", "0"),
-        ({"max_step_seconds": "nan"}, "max_step_seconds", "0"),
-        ({"max_step_seconds": "inf"}, "max_step_seconds", "3600"),
-        ({"max_step_seconds": "off"}, "max_step_seconds", "number"),
+        ({"max_prompt_share": -0.1}, "max_prompt_share", "0"),
+        ({"max_prompt_share": "nan"}, "max_prompt_share", "1"),
+        ({"max_prompt_share": "inf"}, "max_prompt_share", "1"),
+        ({"max_prompt_share": "off"}, "max_prompt_share", "number"),
         ({"keepalive_seconds": 0}, "keepalive_seconds", "0"),
         ({"api_key": "with space "}, "api_key", "ASCII"),
         ({"api_key": "schlüssel"}, "api_key", "ASCII"),

@@ -1,6 +1,5 @@
 """What the machine offers."""
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +8,6 @@ import mlx.core as mx
 
 from engine.mlx_backend.host.host_memory import host_memory
 from engine.mlx_backend.loading.budget import CPU_SHARE, GPU_SHARE
-
-CPU_STEP_SECONDS = 0.25
-GPU_STEP_SECONDS = 0.25
-"""Measured on a CPU in seconds of one core, 27 M parameters: beside four streams a prompt of 3,650
-tokens took 8 s in steps of 512 tokens, the longest 1.8 s; 10 to 13 s with this limit, the longest
-0.27 s; 24 s with 0.15.
-"""
 
 _MEMORY_KEYS = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
@@ -29,13 +21,6 @@ class Machine:
     left_bytes: int  # not in use by us or, on the CPU, by anybody
     most_bytes: int  # what we can have if told to take it: on Metal, others give way
     kv_share: float  # of what is left, what the KV cache takes if not told
-    step_seconds: float  # the most that a step takes beside decodes if not told
-
-    def step_limit_seconds(self, configured: float | None) -> float:
-        """What `EngineConfig.max_step_seconds` comes to: infinite where it is 0."""
-        if configured is None:
-            return self.step_seconds
-        return configured or math.inf
 
 
 def examine() -> Machine:
@@ -51,7 +36,6 @@ def examine() -> Machine:
             left_bytes,
             left_bytes,
             CPU_SHARE,
-            CPU_STEP_SECONDS,
         )
     memory_bytes = device_memory_bytes(info)
     most_bytes = memory_bytes - mx.get_active_memory()
@@ -59,9 +43,7 @@ def examine() -> Machine:
         left_bytes = min(most_bytes, host.left_bytes)  # the GPU's memory is the machine's
     else:
         left_bytes = most_bytes = min(most_bytes, int(info.get("free_memory", sys.maxsize)))
-    return Machine(
-        f"gpu ({name})", memory_bytes, left_bytes, most_bytes, GPU_SHARE, GPU_STEP_SECONDS
-    )
+    return Machine(f"gpu ({name})", memory_bytes, left_bytes, most_bytes, GPU_SHARE)
 
 
 def keep_resident() -> None:
