@@ -74,15 +74,15 @@ class Draft:
 
     def plan(self, leave: list[SequenceId]) -> StepPlan:
         return StepPlan(
-            tuple(leave),
-            tuple(self.enter),
-            tuple(self.patches),
-            tuple(self.before),
-            tuple(self.chunks),
-            tuple(self.between),
-            tuple(self.decodes),
-            tuple(self.after),
-            self.time.work,
-            tuple(self.reads),
-            self.number,
+            leave=tuple(leave),
+            enter=tuple(self.enter),
+            patches=tuple(self.patches),
+            before=tuple(self.before),
+            chunks=tuple(self.chunks),
+            between=tuple(self.between),
+            decodes=tuple(self.decodes),
+            after=tuple(self.after),
+            work=self.time.work,
+            reads=tuple(self.reads),
+            number=self.number,
         )
