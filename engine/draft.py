@@ -28,6 +28,8 @@ class Draft:
     decodes: list[SequenceId] = field(default_factory=list)
     after: list[Order] = field(default_factory=list)
     reads: list[ReadBlock] = field(default_factory=list)
+    preempted: list[LiveSequence] = field(default_factory=list)
+    is_short_of_blocks: bool = False  # then nobody begins
 
     @property
     def is_empty(self) -> bool:
@@ -37,7 +39,9 @@ class Draft:
     @property
     def has_room(self) -> bool:
         """Whether a prompt that begins may join."""
-        return self.budget_tokens > 0 and self.time.allow(0, BEGINNING_TOKENS) > 0
+        if self.is_short_of_blocks or self.budget_tokens == 0:
+            return False
+        return self.time.allow(0, BEGINNING_TOKENS) > 0
 
     def allow(self, sequence: LiveSequence, n_tokens: int) -> int:
         """How many of its next tokens may join; every decode may."""

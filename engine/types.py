@@ -272,7 +272,8 @@ class LoopStats:
     computed_prompt_tokens: int
     cached_prompt_tokens: int
     generated_tokens: int
-    preemptions: int
+    preemptions: int  # for lack of blocks
+    gave_way: int  # for another client's
     steps: int
     cache: CacheStats
 

@@ -218,6 +218,11 @@ def loop_families(stats: LoopStats) -> Iterator[Metric]:
         "Sequences sent back to the queue for lack of blocks.",
         stats.preemptions,
     )
+    yield CounterMetricFamily(
+        "rootstock_gave_way",
+        "Sequences sent back to the queue for another client's.",
+        stats.gave_way,
+    )
     yield CounterMetricFamily("rootstock_steps", "Steps of the engine's loop.", stats.steps)
 
 

@@ -246,6 +246,7 @@ class FakeEngine:
             cached_prompt_tokens=20,
             generated_tokens=30,
             preemptions=1,
+            gave_way=2,
             steps=40,
             cache=CacheStats(32, 128, 100, 20, 8, 4, 4_194_304, 5, 120, 20, 6, 7, disk=self.disk),
         )

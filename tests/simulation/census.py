@@ -30,6 +30,8 @@ class Happening(StrEnum):
     CLEARED_BOTH = "clears of both"
     RESTARTED = "restarts"
     KILLED = "kills"
+    GAVE_SLOT = "slots given up for another client"
+    GAVE_BLOCKS = "sequences that gave way to another client's for blocks"
 
 
 Census = Counter[Happening]

@@ -32,7 +32,8 @@ from kvstore.groups.window import WindowGroup, lease_slots
 from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
-from tests.simulation.checks.fairness import FairQueue
+from tests.simulation.census import Census
+from tests.simulation.checks import fairness
 from tests.simulation.fake_runner import FakeRunner
 from tests.simulation.model import text_of
 from tests.simulation.troubled_tier import TroubledTier
@@ -144,7 +145,12 @@ class Daemon:
     """One engine. Sizes and rules are drawn anew for each."""
 
     def __init__(
-        self, random: Random, layout: Layout, world: World, tier: TroubledTier | None
+        self,
+        random: Random,
+        layout: Layout,
+        world: World,
+        tier: TroubledTier | None,
+        census: Census,
     ) -> None:
         self._random = random
         self._layout = layout
@@ -176,7 +182,7 @@ class Daemon:
             lambda: random.getrandbits(32),
             disk=NO_DISK_CACHE if tier is None else self._disk(tier),
         )
-        self.scheduler._admission.waiting = FairQueue(self.limits.max_waiting)
+        fairness.watch(self.scheduler, census)
         self.loop = EngineLoop(
             self.scheduler,
             self.runner,

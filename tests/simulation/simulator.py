@@ -72,7 +72,7 @@ class Simulation:
         """Another engine."""
         world = World(lambda: self.now, self._deliver, self._fault, self._row_fault)
         tier = self.tier if self._has_disk else None
-        self.daemon = Daemon(self.random, self._layout, world, tier)
+        self.daemon = Daemon(self.random, self._layout, world, tier, self.census)
         self.loop = self.daemon.loop
         self._watch = LoadWatch(self.daemon, self.census)
         self._dog = Watchdog(PATIENCE)
