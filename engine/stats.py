@@ -33,6 +33,7 @@ def loop_stats(scheduler: Scheduler, sizes: StorageBytes) -> LoopStats:
         cached_prompt_tokens=scheduler.admission_counters.cached_prompt_tokens,
         generated_tokens=counters.generated_tokens,
         preemptions=counters.preemptions,
+        gave_way=counters.gave_way,
         rows_sat_out=counters.rows_sat_out,
         steps=counters.steps,
         cache=cache_stats(scheduler, sizes),

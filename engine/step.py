@@ -58,7 +58,7 @@ class Chunk:
     next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step, in the order in which it is carried out.
 

@@ -274,7 +274,8 @@ class LoopStats:
     computed_prompt_tokens: int
     cached_prompt_tokens: int
     generated_tokens: int
-    preemptions: int
+    preemptions: int  # for lack of blocks
+    gave_way: int  # for another client's
     rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
     cache: CacheStats

@@ -10,7 +10,7 @@ from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Lease:
     """The KV of one sequence. Only the store changes it; its owner reads.
 
@@ -34,6 +34,23 @@ class Lease:
     indexed_blocks: int
     shares: tuple[Share, ...] = ()
     is_patched: bool = True  # since `take_patches` was last asked
+
+    @classmethod
+    def adopting(
+        cls, namespace: Namespace, tokens: Tokens, table: BlockTable, n_tokens: int
+    ) -> "Lease":
+        """One whose first `n_tokens` tokens' KV is in its table, and indexed in whole blocks."""
+        return cls(
+            namespace=namespace,
+            tokens=tokens,
+            table=table,
+            cached_tokens=n_tokens,
+            written_tokens=n_tokens,
+            planned_tokens=n_tokens,
+            ready_tokens=0,
+            due_tokens=0,
+            indexed_blocks=n_tokens // table.block_size,
+        )
 
     def stride(self, n_tokens: int, split: int) -> int:
         """How many of the next `n_tokens` tokens the next step may compute, at least one.

@@ -123,8 +123,8 @@ class KVStore:
         if isinstance(blocks, Refusal):
             return blocks
         whole = min(have_tokens // self._block_size, len(adopted))
-        n, table = whole * self._block_size, BlockTable(self._block_size, blocks)
-        return self._begin(Lease(namespace, tokens, table, n, n, n, 0, 0, whole))
+        table = BlockTable(self._block_size, blocks)
+        return self._begin(Lease.adopting(namespace, tokens, table, whole * self._block_size))
 
     def fork(
         self,
@@ -267,8 +267,8 @@ class KVStore:
         blocks = self._supply.take_behind(adopted, fresh_blocks)
         if isinstance(blocks, Refusal):
             return blocks
-        n, table = adopted_tokens, BlockTable(self._block_size, blocks)
-        lease = Lease(namespace, tokens, table, n, n, n, 0, 0, n // self._block_size)
+        table = BlockTable(self._block_size, blocks)
+        lease = Lease.adopting(namespace, tokens, table, adopted_tokens)
         self._groups.admit(lease)
         return self._begin(lease)
 

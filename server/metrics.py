@@ -230,6 +230,11 @@ def loop_families(stats: LoopStats) -> Iterator[Metric]:
         stats.preemptions,
     )
     yield CounterMetricFamily(
+        "rootstock_gave_way",
+        "Sequences sent back to the queue for another client's.",
+        stats.gave_way,
+    )
+    yield CounterMetricFamily(
         "rootstock_rows_sat_out",
         "Rows that were not sampled in a step because nobody knew yet what their grammar allows.",
         stats.rows_sat_out,

@@ -250,7 +250,8 @@ class FakeEngine:
             cached_prompt_tokens=20,
             generated_tokens=30,
             preemptions=1,
-            rows_sat_out=2,
+            gave_way=2,
+            rows_sat_out=3,
             steps=40,
             cache=CacheStats(32, 128, 100, 20, 8, 4, 4_194_304, 5, 120, 20, 6, 7, disk=self.disk),
         )
