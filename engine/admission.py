@@ -1,12 +1,14 @@
 """Who is admitted next of those that wait, and with what of the cache."""
 
 from collections.abc import Callable, Container, Iterable, Sequence, Set
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeAlias
 
 from engine.counters import AdmissionCounters
 from engine.policy import Holdings, slots, tokens
 from engine.sequence import LiveSequence
+from engine.step import SequenceId
 from engine.turns import Turns
 from engine.validation import Limits
 from engine.waiting import WaitingQueue
@@ -16,6 +18,14 @@ from kvstore.store import KVStore
 
 Recall: TypeAlias = Callable[[LiveSequence], object]
 """Has what is worth it of a prompt loaded from disk; what is coming then is announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A client's next sequence found no blocks, when so many had been let go."""
+
+    sequence_id: SequenceId
+    n_drops: int
 
 
 class Admission:
@@ -97,6 +107,11 @@ class Admission:
         if prospect is None or prospect.awaited is None or not prospect.is_waiting:
             return None
         return prospect.awaited.lease
+
+    def awaited_by(self, client: str) -> Lease | None:
+        """Whose tokens the first of the client's waits for that waits for any."""
+        sequence = self.waiting.next(client, lambda one: self.awaited(one) is not None)
+        return None if sequence is None else self.awaited(sequence)
 
     def _may_start(self, sequence: LiveSequence) -> bool:
         """Whether nobody is about to compute what it could adopt."""

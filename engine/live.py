@@ -1,7 +1,9 @@
 """The sequences that have come and not ended, by their ids and by their requests."""
 
-from engine.sequence import LiveSequence
-from engine.step import SequenceId
+from collections.abc import Iterator
+
+from engine.sequence import LiveSequence, Status
+from engine.step import SequenceId, StepPlan
 
 
 class LiveSequences:
@@ -53,3 +55,14 @@ class LiveSequences:
         for sequence in answered:
             del self._unanswered[sequence.id]
         return answered
+
+    def running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:
+        """Those of a step's sequences that run, and how many tokens it has computed of them.
+
+        Others have ended or given way since the step was planned. Who gave way draws again what it
+        has drawn here.
+        """
+        for sequence_id, n_tokens in plan.rows():
+            sequence = self._by_id.get(sequence_id)
+            if sequence is not None and sequence.status is Status.RUNNING:
+                yield sequence, n_tokens

@@ -9,7 +9,7 @@ beside the others' decodes. The rest of a step goes by the clients' turns (docs/
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from itertools import count
 
 from engine import events, policy
@@ -160,8 +160,7 @@ class Scheduler:
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """The step has taken so long: the next ones are planned accordingly."""
-        is_scoring = any(chunk.prompt_logprobs is not None for chunk in plan.chunks)
-        if plan.work.forwards and not (is_scoring or plan.is_moving_bytes):
+        if plan.work.forwards and not (plan.is_scoring or plan.is_moving_bytes):
             self._costs.observe(plan.work, seconds)
 
     def settle(self) -> list[OutputEvent]:
@@ -173,7 +172,7 @@ class Scheduler:
         self.counters.steps += 1
         self._disk.commit(plan.number, result.read)
         news = []
-        for sequence, n_tokens in self._still_running(plan):
+        for sequence, n_tokens in self._live.running(plan):
             if message := result.failed.get(sequence.id):
                 news.append(self._fail(sequence, message))
                 continue
@@ -193,18 +192,7 @@ class Scheduler:
         """The step has raised: its sequences end, and nothing of it is published."""
         self._store.revoke(plan.before)
         self._disk.fail(plan.number)
-        return [self._fail(sequence, message) for sequence, _ in self._still_running(plan)]
-
-    def _still_running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:
-        """Those of the step's sequences that run, and how many tokens it has computed of them.
-
-        Others have ended or given way since the step was planned. Who gave way draws again what it
-        has drawn here.
-        """
-        for sequence_id, n_tokens in plan.rows():
-            sequence = self._live.get(sequence_id)
-            if sequence is not None and sequence.status is Status.RUNNING:
-                yield sequence, n_tokens
+        return [self._fail(sequence, message) for sequence, _ in self._live.running(plan)]
 
     def _schedule_rows(self, draft: Draft) -> None:
         """Decodes first, for which limits leave a token each, then prompts by turns."""
@@ -215,7 +203,9 @@ class Scheduler:
             elif n_tokens == 1:
                 decodes.append(sequence)
         self._turns.begin_step()
-        self._make_way(prompts, draft)
+        if (giver := self._admission.giver(self._running, prompts)) is not None:
+            self._preempt(giver, draft)
+            self.counters.gave_way += 1
         for sequence in self._running:
             if sequence.keeps_logits:
                 draft.keep(sequence)
@@ -226,12 +216,6 @@ class Scheduler:
         self._schedule_prompts(prompts, draft)
         for sequence in draft.preempted:  # not before: what is in flight is not its next lease's
             self._admission.add(sequence)
-
-    def _make_way(self, prompts: Container[str], draft: Draft) -> None:
-        """Whoever runs more than another client that finds no room gives its youngest up."""
-        if (giver := self._admission.giver(self._running, prompts)) is not None:
-            self._preempt(giver, draft)
-            self.counters.gave_way += 1
 
     def _schedule_prompts(self, prompts: dict[str, deque[LiveSequence]], draft: Draft) -> None:
         """A chunk of each client in turn, and again, for as long as there is budget."""
@@ -247,14 +231,25 @@ class Scheduler:
                 clients.append(client)
 
     def _take_turn(self, client: str, prompts: deque[LiveSequence], draft: Draft) -> bool:
-        """Go on with one of its prompts, else begin one that waits; False where neither can be."""
+        """Go on with one of its prompts, else begin one that waits, else go on with another's that
+        it waits for; False where nothing of that can be."""
         while prompts:
-            sequence = prompts.popleft()
-            has_lease = sequence.status is Status.RUNNING  # has not given way
-            if has_lease and (n_tokens := draft.allow(sequence, sequence.remaining_tokens)):
-                self._schedule(sequence, n_tokens, draft)
+            if self._go_on(prompts.popleft(), draft):
                 return True
-        return draft.has_room and self._begin(client, draft)
+        if draft.has_room and self._begin(client, draft):
+            return True
+        awaited = self._admission.awaited_by(client)
+        return any(self._go_on(s, draft) for s in self._running if awaited and s.lease is awaited)
+
+    def _go_on(self, sequence: LiveSequence, draft: Draft) -> bool:
+        """Compute as much of the prompt as may join; False where nothing of it may."""
+        if sequence.status is not Status.RUNNING or sequence.id in draft.sequence_ids:
+            return False  # it has given way, or another's turn has come to it
+        n_tokens = sequence.remaining_tokens
+        n_tokens = draft.allow(sequence, n_tokens) if n_tokens > 1 else 0
+        if n_tokens:
+            self._schedule(sequence, n_tokens, draft)
+        return n_tokens > 0
 
     def _begin(self, client: str, draft: Draft) -> bool:
         """Admit the client's next; False where that cannot be."""
@@ -293,14 +288,11 @@ class Scheduler:
 
     def _preempt(self, sequence: LiveSequence, draft: Draft) -> None:
         """Its blocks go to the cache, where it will find most of them when it comes back."""
-        self._leave_batch(sequence)
+        if sequence.is_in_batch:
+            self._leaving.append(sequence.id)
         self._store.donate(sequence.preempt())
         self._running.remove(sequence)
         draft.preempted.append(sequence)
-
-    def _leave_batch(self, sequence: LiveSequence) -> None:
-        if sequence.is_in_batch:
-            self._leaving.append(sequence.id)
 
     def _progress(self, sequence: LiveSequence, n_tokens: int) -> None:
         lease = lease_of(sequence)
@@ -347,7 +339,8 @@ class Scheduler:
 
     def _leave(self, sequence: LiveSequence) -> Lease | None:
         """Out of every list; hands over the lease, if there is one."""
-        self._leave_batch(sequence)
+        if sequence.is_in_batch:
+            self._leaving.append(sequence.id)
         if sequence.status is Status.RUNNING:
             self._running.remove(sequence)
         else:

@@ -86,6 +86,11 @@ class StepPlan:
         return bool(self.chunks or self.decodes or self.kept or orders or self.reads)
 
     @property
+    def is_scoring(self) -> bool:
+        """Whether tokens of prompts are scored."""
+        return any(chunk.prompt_logprobs is not None for chunk in self.chunks)
+
+    @property
     def is_moving_bytes(self) -> bool:
         """Whether it fills in what was on disk, or reads what goes there."""
         fills = FillBlock | FillWindow | FillState
