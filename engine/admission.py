@@ -108,11 +108,6 @@ class Admission:
             return None
         return prospect.awaited.lease
 
-    def awaited_by(self, client: str) -> Lease | None:
-        """Whose tokens the first of the client's waits for that waits for any."""
-        sequence = self.waiting.next(client, lambda one: self.awaited(one) is not None)
-        return None if sequence is None else self.awaited(sequence)
-
     def _may_start(self, sequence: LiveSequence) -> bool:
         """Whether nobody is about to compute what it could adopt."""
         if _waits_for_first(sequence):

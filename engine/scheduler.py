@@ -231,25 +231,14 @@ class Scheduler:
                 clients.append(client)
 
     def _take_turn(self, client: str, prompts: deque[LiveSequence], draft: Draft) -> bool:
-        """Go on with one of its prompts, else begin one that waits, else go on with another's that
-        it waits for; False where nothing of that can be."""
+        """Go on with one of its prompts, else begin one that waits; False where neither can be."""
         while prompts:
-            if self._go_on(prompts.popleft(), draft):
+            sequence = prompts.popleft()
+            has_lease = sequence.status is Status.RUNNING  # has not given way
+            if has_lease and (n_tokens := draft.allow(sequence, sequence.remaining_tokens)):
+                self._schedule(sequence, n_tokens, draft)
                 return True
-        if draft.has_room and self._begin(client, draft):
-            return True
-        awaited = self._admission.awaited_by(client)
-        return any(self._go_on(s, draft) for s in self._running if awaited and s.lease is awaited)
-
-    def _go_on(self, sequence: LiveSequence, draft: Draft) -> bool:
-        """Compute as much of the prompt as may join; False where nothing of it may."""
-        if sequence.status is not Status.RUNNING or sequence.id in draft.sequence_ids:
-            return False  # it has given way, or another's turn has come to it
-        n_tokens = sequence.remaining_tokens
-        n_tokens = draft.allow(sequence, n_tokens) if n_tokens > 1 else 0
-        if n_tokens:
-            self._schedule(sequence, n_tokens, draft)
-        return n_tokens > 0
+        return draft.has_room and self._begin(client, draft)
 
     def _begin(self, client: str, draft: Draft) -> bool:
         """Admit the client's next; False where that cannot be."""

@@ -43,16 +43,6 @@ def test_one_client_s_many_prompts_do_not_come_before_another_s() -> None:
     assert steps_until_first_token(harness, one) == 1
 
 
-def test_who_waits_for_a_prompt_deep_in_another_s_line_has_it_computed_in_its_own_turns() -> None:
-    harness = Harness(n_blocks=900, max_running=16, step_tokens=32)
-    for i in range(8):  # each goes before those that have begun
-        harness.add(prompt(i, 190), max_tokens=2, client="many", priority=-i)
-        harness.step()
-    assert harness.scheduler.n_running == 8
-    one = harness.add([*prompt(0, 190)[:180], 3], max_tokens=1, client="one")
-    assert steps_until_first_token(harness, one) < 2 * 190 // 32 + 3
-
-
 def test_a_client_s_slots_go_to_whoever_runs_less_and_never_back() -> None:
     harness = Harness(n_blocks=900, max_running=8)
     for client in ("a", "b", "c"):
