@@ -238,6 +238,8 @@ class CacheStats:
     blocks_cached: int
     blocks_held: int
     blocks_shared: int  # in two tables or more; counted in blocks_held too
+    blocks_saved: int  # that there would be besides if each table had copies of its own
+    saved_bytes: int  # of these, and of what windows and states share
     arena_bytes: int
     nodes: int
     queried_tokens: int

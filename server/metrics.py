@@ -250,6 +250,16 @@ def cache_families(cache: CacheStats) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "rootstock_kv_shared_blocks", "Blocks in two tables or more.", cache.blocks_shared
     )
+    yield GaugeMetricFamily(
+        "rootstock_kv_saved_blocks",
+        "Blocks that there would be besides if each sequence had copies of its own.",
+        cache.blocks_saved,
+    )
+    yield GaugeMetricFamily(
+        "rootstock_kv_saved_bytes",
+        "Bytes of these blocks, and of what sliding windows share.",
+        cache.saved_bytes,
+    )
     yield GaugeMetricFamily("rootstock_kv_arena_bytes", "Size of the arena.", cache.arena_bytes)
     yield GaugeMetricFamily("rootstock_kv_tree_nodes", "Nodes of the prefix tree.", cache.nodes)
     yield CounterMetricFamily(

@@ -22,6 +22,7 @@ class GroupStats:
     free: int
     cached: int  # left behind for others, and evicted when room is needed
     held: int
+    saved: int  # that there would be besides if no lease shared any
     evictions: int
 
 

@@ -24,6 +24,7 @@ class GroupSlots(BaseModel):
     free: int
     cached: int
     held: int
+    saved: int  # slots that there would be besides if nothing were shared
     evictions: int
 
 
@@ -55,7 +56,9 @@ class CacheStatsResponse(BaseModel):
     blocks_free: int
     blocks_cached: int
     blocks_held: int
-    blocks_shared: int
+    blocks_shared: int  # in two tables or more
+    blocks_saved: int  # that there would be besides if each sequence had copies of its own
+    saved_bytes: int  # of these, and of what windows share
     arena_bytes: int
     nodes: int
     queried_tokens: int

@@ -197,6 +197,8 @@ def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
         "blocks_cached",
         "blocks_held",
         "blocks_shared",
+        "blocks_saved",
+        "saved_bytes",
         "arena_bytes",
         "nodes",
         "queried_tokens",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.stats import clear
+from engine.stats import clear, saved_bytes
 from engine.storage_sizes import StorageBytes
 from engine.types import Cleared
 from kvstore import invariants
@@ -402,3 +402,13 @@ class TestTogether:
         assert window > 0 < saved
         cleared = clear(store, StorageBytes(block=32, slots=(100, 1000), arenas=0), None)
         assert cleared == Cleared(3, 3 * 32 + window * 100 + saved * 1000)
+
+    def test_what_sharing_saves_counts_windows_and_no_state_twice(self) -> None:
+        store = make_store(windows(8), states())
+        sizes = StorageBytes(block=32, slots=(100, 1000), arenas=0)
+        serve(store, run_of(1, 12))
+        alone = admit(store, [*run_of(1, 12), 7])
+        assert saved_bytes(store, sizes) == 0
+        admit(store, [*run_of(1, 12), 8])
+        assert len(alone.table[:3]) == 3, "of which the window sees two"
+        assert saved_bytes(store, sizes) == 3 * 32 + 2 * 100

@@ -102,6 +102,7 @@ class TestSharing:
         assert all(lease.table[:2] == [first, second] for lease in leases)
         assert store.pool.count(first) == store.pool.count(second) == len(leases) + 1
         assert (store.pool.n_held, store.pool.n_shared) == (2 + len(leases), 2)
+        assert store.pool.n_saved == 2 * (len(leases) - 1)
         for lease in leases:
             store.release(lease)
         assert store.pool.count(first) == 1

@@ -151,6 +151,7 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
         ("free", f"{counts.blocks_free:,} blocks"),
         ("cached", f"{counts.blocks_cached:,} blocks, kept for later"),
         ("held", f"{counts.blocks_held:,} blocks, {counts.blocks_shared:,} by several requests"),
+        ("saved", f"{bytes_text(counts.saved_bytes)}, {counts.blocks_saved:,} blocks not copied"),
         ("hits", f"{counts.hit_tokens:,} of {counts.queried_tokens:,} tokens, {share:.1%}"),
         ("evictions", f"{counts.evictions:,} blocks"),
         ("copies", f"{counts.cow_copies:,}, of blocks about to be written by one of several"),
