@@ -169,7 +169,7 @@ class Metrics:
         yield from sequence_families(stats.sequences)
         yield from loop_families(stats.loop)
         yield from cache_families(stats.loop.cache)
-        yield group_family(stats.loop.cache)
+        yield from group_families(stats.loop.cache)
         if stats.loop.cache.disk is not None:
             yield from disk_families(stats.loop.cache.disk)
         for alias in self._aliases:
@@ -280,17 +280,29 @@ def cache_families(cache: CacheStats) -> Iterator[Metric]:
     )
 
 
-def group_family(cache: CacheStats) -> Metric:
+def group_families(cache: CacheStats) -> Iterator[Metric]:
     slots = GaugeMetricFamily(
         "rootstock_group_slots",
         "Slots of sliding windows (blocks) and recurrent layers (states), by state.",
         labels=["group", "state"],
     )
+    evicted = CounterMetricFamily(
+        "rootstock_group_evicted_slots",
+        "Slots that were kept for later and went for want of room.",
+        labels=["group"],
+    )
+    unresumable = CounterMetricFamily(
+        "rootstock_group_unresumable_tokens",
+        "Prompt tokens found in the tree, and computed for want of a slot of the group.",
+        labels=["group"],
+    )
     for group in cache.groups:
         slots.add_metric([group.name, "free"], group.free)
         slots.add_metric([group.name, "cached"], group.cached)
         slots.add_metric([group.name, "held"], group.held)
-    return slots
+        evicted.add_metric([group.name], group.evictions)
+        unresumable.add_metric([group.name], group.unresumable_tokens)
+    yield from (slots, evicted, unresumable)
 
 
 def _model_info(card: ModelCard, model: str) -> Metric:

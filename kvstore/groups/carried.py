@@ -28,6 +28,7 @@ class CarriedSlots:
         self._when_carried: list[Callable[[BlockId], None]] = []
         self._n_listed = 0  # slots held, once for each lease
         self.evictions = 0
+        self.unresumable_tokens = 0  # counted by the group
 
     def when_carried(self, tell: Callable[[BlockId], None]) -> None:
         """Call `tell` with each block that carries one more from then on."""
@@ -147,6 +148,7 @@ class CarriedSlots:
             held=self.n_held,
             saved=self.n_saved,
             evictions=self.evictions,
+            unresumable_tokens=self.unresumable_tokens,
         )
 
     def problems(self, holders: Mapping[SlotId, int]) -> Iterator[str]:

@@ -26,6 +26,7 @@ class GroupSlots(BaseModel):
     held: int
     saved: int  # slots that there would be besides if nothing were shared
     evictions: int
+    unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
 
 
 class DiskCache(BaseModel):

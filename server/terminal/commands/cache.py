@@ -39,7 +39,7 @@ def stats(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
         counts = daemon.cache_stats()
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
-        heads = ("slots", "total", "free", "cached", "held", "evicted")
+        heads = ("slots", "total", "free", "cached", "held", "evicted", "tokens lost")
         rows = [
             (
                 group.name,
@@ -48,6 +48,7 @@ def stats(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
                 f"{group.cached:,}",
                 f"{group.held:,}",
                 f"{group.evictions:,}",
+                f"{group.unresumable_tokens:,}",
             )
             for group in counts.groups
         ]
