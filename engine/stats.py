@@ -63,7 +63,9 @@ def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
         queried_tokens=counters.queried_prompt_tokens,
         hit_tokens=counters.cached_prompt_tokens,
         evictions=store.counters.evictions,
-        cow_copies=store.counters.cow_copies,
+        tail_hit_tokens=store.counters.tail_hit_tokens,
+        prefix_copies=store.counters.prefix_copies,
+        fork_copies=store.counters.fork_copies,
         groups=tuple(group.stats() for group in store.groups),
     )
 

@@ -245,7 +245,9 @@ class CacheStats:
     queried_tokens: int
     hit_tokens: int
     evictions: int
-    cow_copies: int
+    tail_hit_tokens: int  # adopted beyond whole blocks, at every admission
+    prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
+    fork_copies: int  # and because outputs of one prompt do
     groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
     disk: DiskCacheStats | None = None  # None without a disk cache
 

@@ -98,6 +98,7 @@ class KVStore:
         if isinstance(lease, Lease):
             self._index.touch(match)
             self._groups.count_unresumable(missing)
+            self.counters.tail_hit_tokens += match.n_tokens % self._block_size
             if found.n_tokens - match.n_tokens >= self._block_size:  # less is not worth a step
                 self.checkpoint(lease, found.n_tokens)  # here the next one will want to resume
         return lease
@@ -152,7 +153,10 @@ class KVStore:
         if needed > self.available_blocks:
             return Refusal(needed, self.available_blocks)
         lease.ready_tokens = 0  # the last block that it has begun is shared now
-        return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
+        forked = self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
+        if isinstance(forked, Lease):
+            forked.is_fork = True
+        return forked
 
     def stride(self, lease: Lease, n_tokens: int, split: int = 0) -> int:
         """See Lease.stride."""
@@ -298,5 +302,8 @@ class KVStore:
             copied_tokens = max(lease.planned_tokens - i * self._block_size, 0)
             copies.append(CopyBlock(source, target, copied_tokens))
             self._groups.copy(source, target, copied_tokens)
-        self.counters.cow_copies += len(copies)
+        if lease.is_fork or lease.planned_tokens > lease.cached_tokens:
+            self.counters.fork_copies += len(copies)  # it has written there, so others forked it
+        else:
+            self.counters.prefix_copies += len(copies)
         return copies

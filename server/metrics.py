@@ -276,8 +276,18 @@ def cache_families(cache: CacheStats) -> Iterator[Metric]:
         "rootstock_kv_evicted_blocks", "Blocks taken back from the tree.", cache.evictions
     )
     yield CounterMetricFamily(
-        "rootstock_kv_copied_blocks", "Blocks forked by copy-on-write.", cache.cow_copies
+        "rootstock_prefix_tail_hit_tokens",
+        "Prompt tokens found beyond whole blocks, at every admission.",
+        cache.tail_hit_tokens,
     )
+    copied = CounterMetricFamily(
+        "rootstock_kv_copied_blocks",
+        "Blocks copied before a write: adopted in part from a prefix, or shared by forked outputs.",
+        labels=["cause"],
+    )
+    copied.add_metric(["prefix"], cache.prefix_copies)
+    copied.add_metric(["fork"], cache.fork_copies)
+    yield copied
 
 
 def group_families(cache: CacheStats) -> Iterator[Metric]:

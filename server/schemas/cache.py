@@ -65,6 +65,8 @@ class CacheStatsResponse(BaseModel):
     queried_tokens: int
     hit_tokens: int
     evictions: int
-    cow_copies: int
+    tail_hit_tokens: int  # adopted beyond whole blocks
+    prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
+    fork_copies: int  # and because outputs of one prompt do
     groups: list[GroupSlots]
     disk: DiskCache | None  # null without a disk cache

@@ -44,6 +44,7 @@ from engine.watching.picture import (
     PictureNode,
     PictureRequest,
 )
+from kvstore.groups.group import GroupStats
 
 END_OF_TEXT = 256
 VOCAB_SIZE = 257
@@ -61,6 +62,8 @@ CARD = ModelCard(
     dtype="float32",
     blas="",
 )
+
+STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
 
 DISK = DiskCacheStats(
     entries=40,
@@ -266,7 +269,10 @@ class FakeEngine:
                 queried_tokens=120,
                 hit_tokens=20,
                 evictions=6,
-                cow_copies=7,
+                tail_hit_tokens=9,
+                prefix_copies=7,
+                fork_copies=3,
+                groups=(STATES,),
                 disk=self.disk,
             ),
         )

@@ -154,8 +154,12 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
         ("held", f"{counts.blocks_held:,} blocks, {counts.blocks_shared:,} by several requests"),
         ("saved", f"{bytes_text(counts.saved_bytes)}, {counts.blocks_saved:,} blocks not copied"),
         ("hits", f"{counts.hit_tokens:,} of {counts.queried_tokens:,} tokens, {share:.1%}"),
+        ("tails", f"{counts.tail_hit_tokens:,} tokens found beyond whole blocks"),
         ("evictions", f"{counts.evictions:,} blocks"),
-        ("copies", f"{counts.cow_copies:,}, of blocks about to be written by one of several"),
+        (
+            "copies",
+            f"{counts.prefix_copies:,} blocks of prefixes, {counts.fork_copies:,} of forks",
+        ),
     ]
 
 
