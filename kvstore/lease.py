@@ -20,7 +20,8 @@ class Lease:
     from there to `ready_tokens` can be without another word: they are in blocks that nobody else
     refers to, and no group has anything to do. There is nothing to publish before `due_tokens` have
     been written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
-    `shares` are those that it has of the store's groups, in their order.
+    `shares` are those that it has of the store's groups, in their order. What a fork has adopted is
+    another lease's, not the index's.
     """
 
     namespace: Namespace
@@ -33,6 +34,7 @@ class Lease:
     due_tokens: int
     indexed_blocks: int
     shares: tuple[Share, ...] = ()
+    is_fork: bool = False
     is_patched: bool = True  # since `take_patches` was last asked
 
     @classmethod
