@@ -1,11 +1,15 @@
 """Who is admitted next of those that wait, and with what of the cache."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TypeAlias
 
+from engine.counters import AdmissionCounters
+from engine.policy import Holdings, slots, tokens
 from engine.sequence import LiveSequence
 from engine.step import SequenceId
+from engine.turns import Turns
 from engine.validation import Limits
 from engine.waiting import WaitingQueue
 from kvstore.announcements import Prospect
@@ -16,25 +20,31 @@ Recall: TypeAlias = Callable[[LiveSequence], object]
 """Has what is worth it of a prompt loaded from disk; what is coming then is announced."""
 
 
-@dataclass(slots=True)
-class AdmissionCounters:
-    """Counted since start; they only grow. A sequence counts when it is first admitted."""
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A client's next sequence found no blocks, when so many had been let go."""
 
-    queried_prompt_tokens: int = 0  # of those that may adopt
-    cached_prompt_tokens: int = 0
+    sequence_id: SequenceId
+    n_drops: int
 
 
 class Admission:
-    """The queue and the door behind it. Who is let in has a lease."""
+    """The queue and the door behind it. Who is let in has a lease.
 
-    def __init__(self, store: KVStore, limits: Limits, recall: Recall) -> None:
+    Of the clients that find no blocks the one that holds least goes first, and before others that
+    hold as much and whose turn is later, or a long prompt might starve.
+    """
+
+    def __init__(self, store: KVStore, limits: Limits, turns: Turns, recall: Recall) -> None:
         self._store = store
         self._recall = recall
         self._recalled: set[LiveSequence] = set()  # of those that wait
         self._max_running = limits.max_running
         self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
-        self._refused: tuple[SequenceId, int] | None = None  # who was, after how many drops
-        self.waiting = WaitingQueue(limits.max_waiting)
+        self._refused: dict[str, Refused] = {}  # by client
+        self._reserved_for: str | None = None  # the slot that somebody has just given up
+        self._turns = turns
+        self.waiting = WaitingQueue(limits.max_waiting, turns)
         self.counters = AdmissionCounters()
 
     def add(self, sequence: LiveSequence) -> None:
@@ -43,29 +53,52 @@ class Admission:
         if _adopts(sequence) and not _waits_for_first(sequence):
             self._prospect(sequence)
 
-    def admit(self, n_running: int) -> Iterator[LiveSequence]:
-        """Admit one after another, for as long as the caller asks and there is room.
+    def has_slot(self, n_running: int) -> bool:
+        """Whether somebody may run beside so many."""
+        return n_running < self._max_running
 
-        Nobody overtakes a sequence that is refused, or a long prompt might starve.
+    def admit(self, client: str, running: Sequence[LiveSequence]) -> LiveSequence | None:
+        """Admit the client's next, if there is room for it and nobody goes before."""
+        if not self.has_slot(len(running)) or self._reserved_for not in {None, client}:
+            return None
+        self._reserved_for = None
+        sequence = self._next(client)
+        if sequence is None or not self._may_try(sequence, running):
+            return None
+        lease = self._lease(sequence, len(running))
+        if isinstance(lease, Refusal):
+            self._refused[client] = Refused(sequence.id, self._store.pool.n_drops)
+            return None
+        self.withdraw(sequence)
+        sequence.run_with(lease)
+        if sequence.admissions == 1:
+            self._count(sequence)
+        return sequence
+
+    def giver(
+        self, running: Sequence[LiveSequence], prompts: Container[str]
+    ) -> LiveSequence | None:
+        """Who is to give way, at once, to another client's next that finds no room. One in a step.
+
+        A slot is for the first in turn that runs less than whoever gives it up, and it is made when
+        none of the clients whose `prompts` are computed has its turn before.
         """
-        turns = self.waiting.turns(self._may_start)
-        for n_others, sequence in enumerate(turns, start=n_running):
-            if n_others == self._max_running or self._is_refused(sequence):
-                return
-            lease = self._lease(sequence, n_others)
-            if isinstance(lease, Refusal):
-                self._refused = sequence.id, self._store.pool.n_drops
-                return
-            self.waiting.take(sequence)
-            self._forget(sequence)
-            sequence.run_with(lease)
-            if sequence.admissions == 1:
-                self._count(sequence)
-            yield sequence
+        if not self.waiting or len(self._turns) == 1:
+            return None
+        giver = self._giver_of_blocks(running) if self._refused else None
+        if giver is None and not self.has_slot(len(running)):
+            in_turn = takewhile(lambda client: client not in prompts, self._turns)
+            giver = self._giver_of_a_slot(running, in_turn)
+        return giver
 
     def withdraw(self, sequence: LiveSequence) -> None:
-        """It waits no more, and will not be admitted."""
+        """It waits no more."""
+        client = sequence.request.client
         self.waiting.remove(sequence)
+        if (refused := self._refused.get(client)) and refused.sequence_id == sequence.id:
+            del self._refused[client]
+        if client == self._reserved_for and client not in self.waiting:
+            self._reserved_for = None
         self._forget(sequence)
 
     def awaited(self, sequence: LiveSequence) -> Lease | None:
@@ -90,9 +123,51 @@ class Admission:
         self._recall(sequence)
         return not self._store.announcements.must_wait(prospect)
 
-    def _is_refused(self, sequence: LiveSequence) -> bool:
-        """Whether it was refused, and nobody has let go of anything since."""
-        return self._refused == (sequence.id, self._store.pool.n_drops)
+    def _next(self, client: str) -> LiveSequence | None:
+        """Of the client's, who may start."""
+        sequence = self.waiting.next(client, self._may_start)
+        refused = self._refused.get(client)
+        if refused and (sequence is None or sequence.id != refused.sequence_id):
+            del self._refused[client]
+        return sequence
+
+    def _giver_of_blocks(self, running: Sequence[LiveSequence]) -> LiveSequence | None:
+        holdings = Holdings(running, tokens)
+        client = self._first_of(self._refused.keys(), holdings)
+        sequence = self._next(client)
+        if sequence is None or client not in self._refused:
+            return None
+        return holdings.giver(client, tokens(sequence))
+
+    def _giver_of_a_slot(
+        self, running: Sequence[LiveSequence], clients: Iterable[str]
+    ) -> LiveSequence | None:
+        holdings = Holdings(running, slots)
+        for client in clients:
+            giver = holdings.giver(client, 1) if client in self.waiting else None
+            sequence = self._next(client) if giver is not None else None
+            if sequence is not None and self._may_try(sequence, running):
+                self._reserved_for = client
+                return giver
+        return None
+
+    def _may_try(self, sequence: LiveSequence, running: Sequence[LiveSequence]) -> bool:
+        """Whether it may be given blocks, if there are any.
+
+        Not while nobody has let go of anything since it was refused, nor while a client that was
+        refused holds less than its own, or as much and has its turn before.
+        """
+        if not self._refused:
+            return True
+        client = sequence.request.client
+        refused = self._refused.get(client)
+        if refused is not None and refused.n_drops == self._store.pool.n_drops:
+            return False
+        return client == self._first_of({client, *self._refused}, Holdings(running, tokens))
+
+    def _first_of(self, clients: Set[str], holdings: Holdings) -> str:
+        """Whoever holds least; of those that hold as much, whose turn it is."""
+        return min(filter(clients.__contains__, self._turns), key=holdings.__getitem__)
 
     def _prospect(self, sequence: LiveSequence) -> Prospect:
         prospect = self._prospects.get(sequence)

@@ -25,6 +25,7 @@ __all__ = [
     "EngineError",
     "EngineStopped",
     "InvalidRequest",
+    "NoGrammars",
     "NodeTokens",
     "PromptTooLong",
     "QueueFull",
@@ -62,6 +63,10 @@ class QueueFull(EngineError):
 
 class EngineStopped(EngineError):
     """The engine is draining or its loop has died; the request was not, or is no longer, served."""
+
+
+class NoGrammars(EngineError):
+    """The processes that read grammars do not start, or are ended from outside."""
 
 
 class Telemetry(Protocol):

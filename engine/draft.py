@@ -29,6 +29,8 @@ class Draft:
     after: list[Order] = field(default_factory=list)
     reads: list[ReadBlock] = field(default_factory=list)
     kept: list[SequenceId] = field(default_factory=list)
+    preempted: list[LiveSequence] = field(default_factory=list)
+    is_short_of_blocks: bool = False  # then nobody begins
 
     @property
     def is_empty(self) -> bool:
@@ -38,7 +40,9 @@ class Draft:
     @property
     def has_room(self) -> bool:
         """Whether a prompt that begins may join."""
-        return self.budget_tokens > 0 and self.time.allow(0, BEGINNING_TOKENS) > 0
+        if self.is_short_of_blocks or self.budget_tokens == 0:
+            return False
+        return self.time.allow(0, BEGINNING_TOKENS) > 0
 
     def allow(self, sequence: LiveSequence, n_tokens: int) -> int:
         """How many of its next tokens may join; every decode may."""
@@ -81,16 +85,16 @@ class Draft:
 
     def plan(self, leave: list[SequenceId]) -> StepPlan:
         return StepPlan(
-            tuple(leave),
-            tuple(self.enter),
-            tuple(self.patches),
-            tuple(self.before),
-            tuple(self.chunks),
-            tuple(self.between),
-            tuple(self.decodes),
-            tuple(self.after),
-            self.time.work,
-            tuple(self.reads),
-            self.number,
-            tuple(self.kept),
+            leave=tuple(leave),
+            enter=tuple(self.enter),
+            patches=tuple(self.patches),
+            before=tuple(self.before),
+            chunks=tuple(self.chunks),
+            between=tuple(self.between),
+            decodes=tuple(self.decodes),
+            after=tuple(self.after),
+            work=self.time.work,
+            reads=tuple(self.reads),
+            number=self.number,
+            kept=tuple(self.kept),
         )

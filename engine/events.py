@@ -54,7 +54,9 @@ def failure(sequence: LiveSequence, message: str) -> OutputEvent:
 
 
 def refusal(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
-    """Its grammar, which the request asks for, cannot be followed any further."""
+    """Its grammar, which the request asks for, cannot be followed any further. Where that is not
+    the grammar's fault the event names no field of the request.
+    """
     assert matcher.answer is not None
     return OutputEvent(
         request_id=sequence.request.id,
@@ -62,7 +64,7 @@ def refusal(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
         finish_reason=FinishReason.ERROR,
         usage=sequence.usage,
         error=f"{matcher.param}: {matcher.answer.error}",
-        param=matcher.param,
+        param=matcher.param if matcher.answer.is_refusal else None,
     )
 
 

@@ -3,44 +3,37 @@
     add / abort ─► plan() ─► StepPlan ─► (runner) ─► StepResult ─► commit() ─► OutputEvents
 
 A machine without a clock, threads or tensors. The next step may be planned before the one before is
-committed. Running sequences come first, those that lack a single token before those with more, so a
-long prompt is computed in chunks beside the others' decodes.
+committed. Sequences that lack a single token come first, so a long prompt is computed in chunks
+beside the others' decodes. The rest of a step goes by the clients' turns (docs/adr/0018).
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain, count
+from collections import defaultdict, deque
+from collections.abc import Callable
+from itertools import count
 
 from engine import events, policy
-from engine.admission import Admission, AdmissionCounters
+from engine.admission import Admission
 from engine.api import InvalidRequest
 from engine.costs import StepCosts
+from engine.counters import AdmissionCounters, SchedulerCounters
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.disk_cache.recalls import Prompt
 from engine.draft import Draft
+from engine.live import LiveSequences
 from engine.output import OutputFactory
 from engine.sequence import LiveSequence, Status, lease_of
+from engine.sequence_factory import SequenceFactory
 from engine.step import SampledToken, SequenceId, StepPlan, StepResult
 from engine.step_budget import StepBudget
 from engine.submission import Submission
+from engine.turns import Turns
 from engine.types import FinishReason, OutputEvent, Request
 from engine.validation import Limits
 from kvstore.digest import Digest
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Counted since start; they only grow."""
-
-    computed_prompt_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    rows_sat_out: int = 0  # a step each
 
 
 class Scheduler:
@@ -57,20 +50,16 @@ class Scheduler:
     ) -> None:
         self._store = store
         self._disk = disk
-        self._admission = Admission(store, limits, self._recall)
-        self._outputs = outputs
+        self._turns = Turns()
+        self._admission = Admission(store, limits, self._turns, self._recall)
+        self._sequences = SequenceFactory(outputs, draw_seed, unsalted)
         self._limits = limits
-        self._draw_seed = draw_seed
-        self._unsalted = unsalted
         self._costs = StepCosts()
-        self._ids = count()
         self._numbers = count(1)  # of steps
         self._running: list[LiveSequence] = []
-        self._requests: dict[str, list[LiveSequence]] = {}
-        self._live: dict[SequenceId, LiveSequence] = {}
+        self._live = LiveSequences()
         self._admissions: list[OutputEvent] = []
         self._leaving: list[SequenceId] = []  # what the runner has not been told yet
-        self._guided: dict[SequenceId, LiveSequence] = {}  # whose matchers are unanswered
         self.counters = SchedulerCounters()
 
     @property
@@ -117,7 +106,7 @@ class Scheduler:
     @property
     def unanswered(self) -> tuple[LiveSequence, ...]:
         """Those whose guides' matchers have to be answered before they go on."""
-        return tuple(self._guided.values())
+        return self._live.unanswered
 
     def take_admissions(self) -> list[OutputEvent]:
         """News of those who were admitted for the first time since this was last asked."""
@@ -125,7 +114,7 @@ class Scheduler:
         return news
 
     def namespace(self, cache_salt: str) -> Namespace:
-        return replace(self._unsalted, cache_salt=cache_salt)
+        return self._sequences.namespace(cache_salt)
 
     def names(self, request: Request) -> tuple[Digest, ...]:
         """What its prompt's blocks are called where they may be on disk. On any thread."""
@@ -137,18 +126,12 @@ class Scheduler:
         Raises InvalidRequest or NoRoom.
         """
         request = submission.request
-        if request.id in self._requests:
+        if self._live.of_request(request.id):
             raise InvalidRequest(f"a request with id {request.id} is being served", "id")
         self._admission.waiting.check_room(request.client, request.n)
-        seed = request.sampling.seed
-        base_seed = self._draw_seed() if seed is None else seed
-        first: LiveSequence | None = None
-        self._requests[request.id] = []
-        for index in range(request.n):
-            sequence = self._new_sequence(submission, index, base_seed + index, first)
-            first = first or sequence
-            self._requests[request.id].append(sequence)
-            self._live[sequence.id] = sequence
+        for sequence in self._sequences.sequences(submission):
+            self._live.add(sequence)
+            self._turns.enter(request.client)
             self._admission.add(sequence)
 
     def abort(self, request_id: str) -> list[OutputEvent]:
@@ -156,7 +139,7 @@ class Scheduler:
 
         So does what is being computed: a sequence in flight ends when its step is committed.
         """
-        sequences = tuple(self._requests.get(request_id, ()))
+        sequences = self._live.of_request(request_id)
         for sequence in sequences:
             sequence.is_aborted = True
         return [self._end(s, FinishReason.ABORT) for s in sequences if not s.is_in_flight]
@@ -166,12 +149,9 @@ class Scheduler:
         batch_rows = min(self.n_running + self.n_waiting, self._limits.max_running)
         time = StepBudget(self._costs, self._limits.step_stretch, batch_rows)
         draft = Draft(self._limits.step_tokens, time, next(self._numbers))
-        preemptions = self.counters.preemptions
         if fills := self._disk.fills(draft.number):
             draft.before += [*self._store.take_orders(), *fills]
-        self._schedule_running(draft)
-        if self.counters.preemptions == preemptions:  # else who gave way would be back at once
-            self._schedule_waiting(draft)
+        self._schedule_rows(draft)
         draft.reads += self._disk.reads(draft.number)  # last: none is written behind its reading
         if draft.is_empty:
             return StepPlan()
@@ -181,25 +161,19 @@ class Scheduler:
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """The step has taken so long: the next ones are planned accordingly."""
-        is_scoring = any(chunk.prompt_logprobs is not None for chunk in plan.chunks)
-        if plan.work.forwards and not (is_scoring or plan.is_moving_bytes):
+        if plan.work.forwards and not (plan.is_scoring or plan.is_moving_bytes):
             self._costs.observe(plan.work, seconds)
 
     def settle(self) -> list[OutputEvent]:
         """What is new of those whose matchers have been answered meanwhile."""
-        news = []
-        for sequence in self.unanswered:
-            if sequence.unanswered is None:
-                del self._guided[sequence.id]
-                news += self._settled(sequence)
-        return news
+        return [news for one in self._live.take_answered() for news in self._settled(one)]
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """The step has been computed: publish its blocks, append its tokens, say what is new."""
         self.counters.steps += 1
         self._disk.commit(plan.number, result.read)
         news = []
-        for sequence, n_tokens in self._still_running(plan):
+        for sequence, n_tokens in self._live.running(plan):
             if message := result.failed.get(sequence.id):
                 news.append(self._fail(sequence, message))
                 continue
@@ -219,65 +193,69 @@ class Scheduler:
         """The step has raised: its sequences end, and nothing of it is published."""
         self._store.revoke(plan.before)
         self._disk.fail(plan.number)
-        return [self._fail(sequence, message) for sequence, _ in self._still_running(plan)]
+        return [self._fail(sequence, message) for sequence, _ in self._live.running(plan)]
 
-    def _still_running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:
-        """Those of the step's sequences that run, and how many tokens it has computed of them.
-
-        Others have ended or given way since the step was planned. Who gave way draws again what it
-        has drawn here.
-        """
-        for sequence_id, n_tokens in plan.rows():
-            sequence = self._live.get(sequence_id)
-            if sequence is not None and sequence.status is Status.RUNNING:
-                yield sequence, n_tokens
-
-    def _new_sequence(
-        self, submission: Submission, index: int, seed: int, first: LiveSequence | None
-    ) -> LiveSequence:
-        request = submission.request
-        return LiveSequence(
-            id=SequenceId(next(self._ids)),
-            index=index,
-            request=request,
-            namespace=self.namespace(request.cache_salt),
-            tokens=submission.prompts[index],
-            output=self._outputs.new(request),
-            seed=seed,
-            stop_token_ids=self._outputs.stop_token_ids(request),
-            guide=submission.guides[index],
-            names=submission.names,
-            first=first,
-        )
-
-    def _schedule_running(self, draft: Draft) -> None:
-        lacking = [(sequence, sequence.remaining_tokens) for sequence in self._running]
-        decodes = [each for each in lacking if each[1] == 1]
-        prompts = [each for each in lacking if each[1] > 1]
+    def _schedule_rows(self, draft: Draft) -> None:
+        """Decodes first, for which limits leave a token each, then prompts by turns."""
+        prompts, decodes = defaultdict[str, deque[LiveSequence]](deque), list[LiveSequence]()
+        for sequence in self._running:
+            if (n_tokens := sequence.remaining_tokens) > 1:
+                prompts[sequence.request.client].append(sequence)
+            elif n_tokens == 1:
+                decodes.append(sequence)
+        self._turns.begin_step()
+        if (giver := self._admission.giver(self._running, prompts)) is not None:
+            self._preempt(giver, draft)
+            self.counters.gave_way += 1
         for sequence in self._running:
             if sequence.keeps_logits:
                 draft.keep(sequence)
                 self.counters.rows_sat_out += 1
-        for sequence, n_tokens in chain(decodes, prompts):  # Limits leave each decode a token
-            if draft.budget_tokens == 0:
-                return
-            if sequence.status is Status.RUNNING:  # not preempted by one before it
-                n_allowed = draft.allow(sequence, n_tokens)
-                if n_allowed:
-                    self._schedule(sequence, n_allowed, draft)
+        for sequence in decodes:
+            if sequence.status is Status.RUNNING:  # has not given way
+                self._schedule(sequence, 1, draft)
+        self._schedule_prompts(prompts, draft)
+        for sequence in draft.preempted:  # not before: what is in flight is not its next lease's
+            self._admission.add(sequence)
 
-    def _schedule_waiting(self, draft: Draft) -> None:
-        admitted = self._admission.admit(len(self._running))
-        while draft.has_room and (sequence := next(admitted, None)) is not None:
-            if sequence.admissions == 1:
-                self._admissions.append(events.admission(sequence))
-            insort(self._running, sequence, key=policy.admission_key)
-            self._must_be_answered(sequence)
-            n_tokens = max(draft.allow(sequence, sequence.remaining_tokens), 1)
-            self._schedule(sequence, n_tokens, draft)  # now, for its orders are in this step
+    def _schedule_prompts(self, prompts: dict[str, deque[LiveSequence]], draft: Draft) -> None:
+        """A chunk of each client in turn, and again, for as long as there is budget."""
+        waiting = self._admission.waiting
+        may_begin = self._admission.has_slot(len(self._running)) and draft.has_room
+        if not prompts and not (may_begin and waiting):
+            return
+        clients = deque(c for c in self._turns if c in prompts or (may_begin and c in waiting))
+        while clients and draft.budget_tokens:
+            client = clients.popleft()
+            if self._take_turn(client, prompts.get(client, deque()), draft):
+                self._turns.had(client)
+                clients.append(client)
+
+    def _take_turn(self, client: str, prompts: deque[LiveSequence], draft: Draft) -> bool:
+        """Go on with one of its prompts, else begin one that waits; False where neither can be."""
+        while prompts:
+            sequence = prompts.popleft()
+            has_lease = sequence.status is Status.RUNNING  # has not given way
+            if has_lease and (n_tokens := draft.allow(sequence, sequence.remaining_tokens)):
+                self._schedule(sequence, n_tokens, draft)
+                return True
+        return draft.has_room and self._begin(client, draft)
+
+    def _begin(self, client: str, draft: Draft) -> bool:
+        """Admit the client's next; False where that cannot be."""
+        sequence = self._admission.admit(client, self._running)
+        if sequence is None:
+            return False
+        if sequence.admissions == 1:
+            self._admissions.append(events.admission(sequence))
+        insort(self._running, sequence, key=policy.admission_key)
+        self._live.must_be_answered(sequence)
+        n_tokens = max(draft.allow(sequence, sequence.remaining_tokens), 1)
+        self._schedule(sequence, n_tokens, draft)  # now, for its orders are in this step
+        return True
 
     def _schedule(self, sequence: LiveSequence, n_tokens: int, draft: Draft) -> None:
-        """Put as much of the sequence into the step as the budget allows."""
+        """Put so many tokens of the sequence into the step, preempting where blocks are short."""
         lease = lease_of(sequence)
         start = lease.planned_tokens
         if n_tokens > 1:
@@ -286,8 +264,10 @@ class Scheduler:
             candidates = [
                 s for s in self._running if s.id not in draft.sequence_ids and not s.is_aborted
             ]
-            victim = policy.victim(candidates)
-            self._preempt(victim)
+            victim = policy.victim(candidates, self._running)
+            self._preempt(victim, draft)
+            self.counters.preemptions += 1
+            draft.is_short_of_blocks = True
             if victim is sequence:
                 return
         draft.add(sequence, start, n_tokens, room)
@@ -296,17 +276,13 @@ class Scheduler:
         prompt = Prompt(sequence.namespace, sequence.tokens, sequence.names)
         self._disk.recall(prompt, len(self._running), self._costs.prompt_seconds)
 
-    def _preempt(self, sequence: LiveSequence) -> None:
+    def _preempt(self, sequence: LiveSequence, draft: Draft) -> None:
         """Its blocks go to the cache, where it will find most of them when it comes back."""
-        self._leave_batch(sequence)
-        self._store.donate(sequence.preempt())
-        self._running.remove(sequence)
-        self._admission.add(sequence)
-        self.counters.preemptions += 1
-
-    def _leave_batch(self, sequence: LiveSequence) -> None:
         if sequence.is_in_batch:
             self._leaving.append(sequence.id)
+        self._store.donate(sequence.preempt())
+        self._running.remove(sequence)
+        draft.preempted.append(sequence)
 
     def _progress(self, sequence: LiveSequence, n_tokens: int) -> None:
         lease = lease_of(sequence)
@@ -319,15 +295,7 @@ class Scheduler:
     def _append(self, sequence: LiveSequence, sampled: SampledToken) -> list[OutputEvent]:
         sequence.take(sampled)
         self.counters.generated_tokens += 1
-        if self._must_be_answered(sequence):
-            return []
-        return self._settled(sequence)
-
-    def _must_be_answered(self, sequence: LiveSequence) -> bool:
-        if sequence.unanswered is None:
-            return False
-        self._guided[sequence.id] = sequence
-        return True
+        return [] if self._live.must_be_answered(sequence) else self._settled(sequence)
 
     def _settled(self, sequence: LiveSequence) -> list[OutputEvent]:
         """Its guide knows what may follow: the last token is read, if there is one."""
@@ -361,15 +329,12 @@ class Scheduler:
 
     def _leave(self, sequence: LiveSequence) -> Lease | None:
         """Out of every list; hands over the lease, if there is one."""
-        self._leave_batch(sequence)
+        if sequence.is_in_batch:
+            self._leaving.append(sequence.id)
         if sequence.status is Status.RUNNING:
             self._running.remove(sequence)
         else:
             self._admission.withdraw(sequence)
-        del self._live[sequence.id]
-        self._guided.pop(sequence.id, None)
-        siblings = self._requests[sequence.request.id]
-        siblings.remove(sequence)
-        if not siblings:
-            del self._requests[sequence.request.id]
+        self._live.remove(sequence)
+        self._turns.leave(sequence.request.client)
         return sequence.finish()

@@ -18,6 +18,13 @@ def clear(store: KVStore, sizes: StorageBytes, namespace: Namespace | None) -> C
     return Cleared(blocks, blocks * sizes.block + taken_bytes - _slot_bytes(store, sizes))
 
 
+def saved_bytes(store: KVStore, sizes: StorageBytes) -> int:
+    """What there would be besides if every running sequence had copies of its own."""
+    stats = [group.stats() for group in store.groups]
+    slots = sum(s.saved * size for s, size in zip(stats, sizes.slots, strict=True))
+    return store.pool.n_saved * sizes.block + slots
+
+
 def _slot_bytes(store: KVStore, sizes: StorageBytes) -> int:
     """Bytes of the slots that are not free, in all groups."""
     stats = [group.stats() for group in store.groups]
@@ -33,6 +40,7 @@ def loop_stats(scheduler: Scheduler, sizes: StorageBytes) -> LoopStats:
         cached_prompt_tokens=scheduler.admission_counters.cached_prompt_tokens,
         generated_tokens=counters.generated_tokens,
         preemptions=counters.preemptions,
+        gave_way=counters.gave_way,
         rows_sat_out=counters.rows_sat_out,
         steps=counters.steps,
         cache=cache_stats(scheduler, sizes),
@@ -49,12 +57,16 @@ def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
         blocks_cached=pool.n_cached,
         blocks_held=pool.n_held,
         blocks_shared=pool.n_shared,
+        blocks_saved=pool.n_saved,
+        saved_bytes=saved_bytes(store, sizes),
         arena_bytes=sizes.arenas,
         nodes=store.index.n_nodes,
         queried_tokens=counters.queried_prompt_tokens,
         hit_tokens=counters.cached_prompt_tokens,
         evictions=store.counters.evictions,
-        cow_copies=store.counters.cow_copies,
+        tail_hit_tokens=store.counters.tail_hit_tokens,
+        prefix_copies=store.counters.prefix_copies,
+        fork_copies=store.counters.fork_copies,
         groups=tuple(group.stats() for group in store.groups),
     )
 

@@ -58,7 +58,7 @@ class Chunk:
     next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step, in the order in which it is carried out.
 
@@ -84,6 +84,11 @@ class StepPlan:
         """Whether there is anything to do with it; what changes in the batch alone can wait."""
         orders = self.before or self.between or self.after
         return bool(self.chunks or self.decodes or self.kept or orders or self.reads)
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether tokens of prompts are scored."""
+        return any(chunk.prompt_logprobs is not None for chunk in self.chunks)
 
     @property
     def is_moving_bytes(self) -> bool:

@@ -212,7 +212,7 @@ class ThreadedEngine:
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         card = self._parts.card
-        glimpses = Glimpses(self._loop.scheduler, self._loop.timing)
+        glimpses = Glimpses(self._loop.scheduler, self._loop.timing, lambda: self._loop.stats)
         painter = Painter(
             card.block_size, card.block_size * card.kv_bytes_per_token, self._loop.scheduler.disk
         )

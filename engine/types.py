@@ -238,12 +238,16 @@ class CacheStats:
     blocks_cached: int
     blocks_held: int
     blocks_shared: int  # in two tables or more; counted in blocks_held too
+    blocks_saved: int  # that there would be besides if each table had copies of its own
+    saved_bytes: int  # of these, and of what windows and states share
     arena_bytes: int
     nodes: int
     queried_tokens: int
     hit_tokens: int
     evictions: int
-    cow_copies: int
+    tail_hit_tokens: int  # adopted beyond whole blocks, at every admission
+    prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
+    fork_copies: int  # and because outputs of one prompt do
     groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
     disk: DiskCacheStats | None = None  # None without a disk cache
 
@@ -274,7 +278,8 @@ class LoopStats:
     computed_prompt_tokens: int
     cached_prompt_tokens: int
     generated_tokens: int
-    preemptions: int
+    preemptions: int  # for lack of blocks
+    gave_way: int  # for another client's
     rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
     cache: CacheStats

@@ -1,8 +1,9 @@
-"""The queue of sequences that are not running. Clients take turns in it."""
+"""The queue of sequences that are not running."""
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 from math import ceil
 
 from engine.policy import admission_key
@@ -18,39 +19,36 @@ class NoRoom(Exception):
 
 
 class WaitingQueue:
-    """A line for each client, in the order of `admission_key`. A turn admits one sequence.
+    """A line for each client, in the order of `admission_key`.
 
-    A client that has had its turn goes behind all others that wait, and so does one that begins to
-    wait: until its next turn every other has at most one. Who was preempted has had its turn, takes
-    no place and goes before all lines.
+    Who was preempted stands in line again, and takes none of the places.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, clients: Iterable[str]) -> None:
+        """`clients`: all whose sequences may be added, at any time in the order of their turns."""
         self._places = places
-        self._lines: OrderedDict[str, list[LiveSequence]] = OrderedDict()  # in the order of turns
-        self._preempted: list[LiveSequence] = []
+        self._clients = clients
+        self._lines: dict[str, list[LiveSequence]] = {}
+        self._n_waiting = 0
+        self._taken = 0
+        self._taken_by = Counter[str]()
 
     def __len__(self) -> int:
-        return len(self._preempted) + self._taken
+        return self._n_waiting
 
     def __iter__(self) -> Iterator[LiveSequence]:
         """In the order in which they would be admitted if all might start."""
-        return self.turns(lambda sequence: True)
+        lines = (self._lines[client] for client in self._clients if client in self._lines)
+        for turns in zip_longest(*lines):
+            yield from (sequence for sequence in turns if sequence is not None)
 
-    def turns(self, may_start: Callable[[LiveSequence], bool]) -> Iterator[LiveSequence]:
-        """Whom to admit, one after another. `take` each before asking for the next.
+    def __contains__(self, client: object) -> bool:
+        """Whether a sequence of the client waits."""
+        return client in self._lines
 
-        Who may not start yet is passed over; its client keeps its turn for the others in its line,
-        and its place.
-        """
-        yield from filter(may_start, tuple(self._preempted))
-        lines = deque(iter(tuple(line)) for line in self._lines.values())
-        while lines:
-            line = lines.popleft()
-            sequence = next(filter(may_start, line), None)
-            if sequence is not None:
-                yield sequence
-                lines.append(line)
+    def next(self, client: str, may_start: Callable[[LiveSequence], bool]) -> LiveSequence | None:
+        """Whom to admit at the client's turn: who may not start yet is passed over."""
+        return next(filter(may_start, self._lines.get(client, ())), None)
 
     def check_room(self, client: str, n: int) -> None:
         """Raise NoRoom unless n more sequences of the client may wait.
@@ -58,11 +56,11 @@ class WaitingQueue:
         A client may have as many waiting as places are free, so that one alone cannot fill the
         queue: Choudhury and Hahne, "Dynamic queue length thresholds" (1998), with a factor of 1.
         """
-        own = len(self._lines.get(client, ()))
+        own = self._taken_by[client]
         free = self._places - self._taken
         missing = own + n - free
         if missing > 0:
-            clients = len(self._lines)  # it has every so many-th turn; its own count twice
+            clients = len(self._taken_by)  # it has every so many-th turn; its own count twice
             departures = max(ceil(missing * clients / (clients + 1)), missing - own)
             raise NoRoom(
                 f"{self._taken} sequences wait, {own} of them this client's, and {self._places} "
@@ -72,31 +70,27 @@ class WaitingQueue:
             )
 
     def add(self, sequence: LiveSequence) -> None:
-        if sequence.status is Status.PREEMPTED:
-            line = self._preempted
-        else:
-            line = self._lines.setdefault(sequence.request.client, [])
-        insort(line, sequence, key=admission_key)
-
-    def take(self, sequence: LiveSequence) -> None:
-        """It is admitted: the turn is over. Raises ValueError when the sequence does not wait."""
-        self.remove(sequence)
         client = sequence.request.client
-        if sequence.status is not Status.PREEMPTED and client in self._lines:
-            self._lines.move_to_end(client)
+        insort(self._lines.setdefault(client, []), sequence, key=admission_key)
+        self._count(sequence, 1)
 
     def remove(self, sequence: LiveSequence) -> None:
         """It waits no more. Raises ValueError when the sequence does not wait."""
         client = sequence.request.client
-        is_preempted = sequence.status is Status.PREEMPTED
-        line = self._preempted if is_preempted else self._lines.get(client, [])
+        line = self._lines.get(client, [])
         at = bisect_left(line, admission_key(sequence), key=admission_key)
         if at == len(line) or line[at] is not sequence:
             raise ValueError(f"sequence {sequence.id} does not wait")
         del line[at]
-        if not line and not is_preempted:
+        if not line:
             del self._lines[client]
+        self._count(sequence, -1)
 
-    @property
-    def _taken(self) -> int:
-        return sum(map(len, self._lines.values()))
+    def _count(self, sequence: LiveSequence, one: int) -> None:
+        self._n_waiting += one
+        if sequence.status is not Status.PREEMPTED:
+            client = sequence.request.client
+            self._taken += one
+            self._taken_by[client] += one
+            if not self._taken_by[client]:
+                del self._taken_by[client]

@@ -1,6 +1,6 @@
 """Block ids, their reference counts and the free list. Knows no keys, no tokens, no recency."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.types import BlockId
 
@@ -21,6 +21,7 @@ class BlockPool:
         self._free = [BlockId(block) for block in reversed(range(n_blocks))]
         self._n_held = 0
         self._n_shared = 0
+        self._n_listed = 0
         self._n_drops = 0
         self._freed: list[Callable[[BlockId], None]] = []
 
@@ -45,6 +46,11 @@ class BlockPool:
     def n_shared(self) -> int:
         """Blocks in two tables or more."""
         return self._n_shared
+
+    @property
+    def n_saved(self) -> int:
+        """Blocks that there would be besides if no table shared any: a copy for each holder."""
+        return self._n_listed - self._n_held
 
     @property
     def n_drops(self) -> int:
@@ -81,9 +87,10 @@ class BlockPool:
         for block in blocks:
             self._holders[block] = 1
         self._n_held += n_blocks
+        self._n_listed += n_blocks
         return blocks
 
-    def hold(self, blocks: Iterable[BlockId]) -> None:
+    def hold(self, blocks: Sequence[BlockId]) -> None:
         """One more table lists these blocks. Raises ValueError for a free one."""
         holders = self._holders
         for block in blocks:
@@ -95,6 +102,7 @@ class BlockPool:
             elif count == 1:
                 self._n_shared += 1
             holders[block] = count + 1
+        self._n_listed += len(blocks)
 
     def drop(self, blocks: Sequence[BlockId]) -> list[BlockId]:
         """One table less lists these blocks; returns those that only the index keeps now.
@@ -116,6 +124,7 @@ class BlockPool:
                     cached.append(block)
                 else:
                     self._become_free(block)
+        self._n_listed -= len(blocks)
         return cached
 
     def keep(self, block: BlockId) -> None:

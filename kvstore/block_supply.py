@@ -14,7 +14,13 @@ class StoreCounters:
     """Counted since start; they only grow."""
 
     evictions: int = 0
-    cow_copies: int = 0
+    prefix_copies: int = 0  # of a block that was adopted in part, before its adopter wrote
+    fork_copies: int = 0  # of the last block of a prompt with several outputs
+    tail_hit_tokens: int = 0  # adopted beyond whole blocks
+
+    @property
+    def cow_copies(self) -> int:
+        return self.prefix_copies + self.fork_copies
 
 
 class BlockSupply:

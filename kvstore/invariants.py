@@ -57,6 +57,9 @@ def _references(store: KVStore, walked: Walked) -> Iterator[str]:
     shared = sum(count > 1 for count in holders.values())
     if (pool.n_held, pool.n_shared) != (len(holders), shared):
         yield f"{pool.n_held}/{pool.n_shared} held/shared, recounted {len(holders)}/{shared}"
+    saved = sum(count - 1 for count in holders.values())
+    if pool.n_saved != saved:
+        yield f"{pool.n_saved} blocks saved, recounted {saved}"
     cached = len(kept.keys() - holders.keys())
     if pool.n_cached != cached or pool.n_free + cached + len(holders) != pool.n_blocks:
         yield f"free {pool.n_free} + cached {cached} + held {len(holders)} != {pool.n_blocks}"

@@ -10,7 +10,7 @@ from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Lease:
     """The KV of one sequence. Only the store changes it; its owner reads.
 
@@ -20,7 +20,8 @@ class Lease:
     from there to `ready_tokens` can be without another word: they are in blocks that nobody else
     refers to, and no group has anything to do. There is nothing to publish before `due_tokens` have
     been written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
-    `shares` are those that it has of the store's groups, in their order.
+    `shares` are those that it has of the store's groups, in their order. What a fork has adopted is
+    another lease's, not the index's.
     """
 
     namespace: Namespace
@@ -33,7 +34,25 @@ class Lease:
     due_tokens: int
     indexed_blocks: int
     shares: tuple[Share, ...] = ()
+    is_fork: bool = False
     is_patched: bool = True  # since `take_patches` was last asked
+
+    @classmethod
+    def adopting(
+        cls, namespace: Namespace, tokens: Tokens, table: BlockTable, n_tokens: int
+    ) -> "Lease":
+        """One whose first `n_tokens` tokens' KV is in its table, and indexed in whole blocks."""
+        return cls(
+            namespace=namespace,
+            tokens=tokens,
+            table=table,
+            cached_tokens=n_tokens,
+            written_tokens=n_tokens,
+            planned_tokens=n_tokens,
+            ready_tokens=0,
+            due_tokens=0,
+            indexed_blocks=n_tokens // table.block_size,
+        )
 
     def stride(self, n_tokens: int, split: int) -> int:
         """How many of the next `n_tokens` tokens the next step may compute, at least one.

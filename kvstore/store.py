@@ -88,7 +88,8 @@ class KVStore:
         room for `reserve_tokens` behind the prompt, and `spare_blocks` remain available to others.
         """
         found = self._match(namespace, tokens)
-        match = self._resumable(found)
+        missing = self._groups.unresumable(found.blocks, found.n_tokens)
+        match = self._until(found, found.n_tokens - sum(missing))
         lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
         while isinstance(lease, Refusal) and (tail_tokens := match.n_tokens % self._block_size):
             # Its copy may need the very block that it stands in: do without what matched of that.
@@ -96,6 +97,8 @@ class KVStore:
             lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
         if isinstance(lease, Lease):
             self._index.touch(match)
+            self._groups.count_unresumable(missing)
+            self.counters.tail_hit_tokens += match.n_tokens % self._block_size
             if found.n_tokens - match.n_tokens >= self._block_size:  # less is not worth a step
                 self.checkpoint(lease, found.n_tokens)  # here the next one will want to resume
         return lease
@@ -123,8 +126,8 @@ class KVStore:
         if isinstance(blocks, Refusal):
             return blocks
         whole = min(have_tokens // self._block_size, len(adopted))
-        n, table = whole * self._block_size, BlockTable(self._block_size, blocks)
-        return self._begin(Lease(namespace, tokens, table, n, n, n, 0, 0, whole))
+        table = BlockTable(self._block_size, blocks)
+        return self._begin(Lease.adopting(namespace, tokens, table, whole * self._block_size))
 
     def fork(
         self,
@@ -150,7 +153,10 @@ class KVStore:
         if needed > self.available_blocks:
             return Refusal(needed, self.available_blocks)
         lease.ready_tokens = 0  # the last block that it has begun is shared now
-        return self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
+        forked = self._lease(lease.namespace, tokens, shared, n_tokens, fresh_blocks)
+        if isinstance(forked, Lease):
+            forked.is_fork = True
+        return forked
 
     def stride(self, lease: Lease, n_tokens: int, split: int = 0) -> int:
         """See Lease.stride."""
@@ -234,7 +240,9 @@ class KVStore:
 
     def _resumable(self, match: Match) -> Match:
         """As much of the match as all groups can go on from."""
-        n_tokens = self._groups.resume_point(match.blocks, match.n_tokens)
+        return self._until(match, self._groups.resume_point(match.blocks, match.n_tokens))
+
+    def _until(self, match: Match, n_tokens: int) -> Match:
         return match if n_tokens == match.n_tokens else match.until(n_tokens, self._block_size)
 
     def _admit(
@@ -267,8 +275,8 @@ class KVStore:
         blocks = self._supply.take_behind(adopted, fresh_blocks)
         if isinstance(blocks, Refusal):
             return blocks
-        n, table = adopted_tokens, BlockTable(self._block_size, blocks)
-        lease = Lease(namespace, tokens, table, n, n, n, 0, 0, n // self._block_size)
+        table = BlockTable(self._block_size, blocks)
+        lease = Lease.adopting(namespace, tokens, table, adopted_tokens)
         self._groups.admit(lease)
         return self._begin(lease)
 
@@ -294,5 +302,8 @@ class KVStore:
             copied_tokens = max(lease.planned_tokens - i * self._block_size, 0)
             copies.append(CopyBlock(source, target, copied_tokens))
             self._groups.copy(source, target, copied_tokens)
-        self.counters.cow_copies += len(copies)
+        if lease.is_fork or lease.planned_tokens > lease.cached_tokens:
+            self.counters.fork_copies += len(copies)  # it has written there, so others forked it
+        else:
+            self.counters.prefix_copies += len(copies)
         return copies

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from engine.api import EngineError, InvalidRequest, QueueFull
+from engine.api import EngineError, InvalidRequest, NoGrammars, QueueFull
 from server.schemas.errors import UNSUPPORTED
 
 STOPPED_RETRY_AFTER_SECONDS = 5
@@ -117,6 +117,8 @@ def _refusal(error: EngineError) -> ApiError:
             return invalid(str(error), error.param)
         case QueueFull():
             return busy(429, str(error), "rate_limit_exceeded", error.retry_after_seconds)
+        case NoGrammars():
+            return busy(503, str(error), "grammars_unavailable", STOPPED_RETRY_AFTER_SECONDS)
         case _:
             return busy(503, str(error), "engine_stopped", STOPPED_RETRY_AFTER_SECONDS)
 

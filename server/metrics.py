@@ -169,7 +169,7 @@ class Metrics:
         yield from sequence_families(stats.sequences)
         yield from loop_families(stats.loop)
         yield from cache_families(stats.loop.cache)
-        yield group_family(stats.loop.cache)
+        yield from group_families(stats.loop.cache)
         if stats.loop.cache.disk is not None:
             yield from disk_families(stats.loop.cache.disk)
         for alias in self._aliases:
@@ -230,6 +230,11 @@ def loop_families(stats: LoopStats) -> Iterator[Metric]:
         stats.preemptions,
     )
     yield CounterMetricFamily(
+        "rootstock_gave_way",
+        "Sequences sent back to the queue for another client's.",
+        stats.gave_way,
+    )
+    yield CounterMetricFamily(
         "rootstock_rows_sat_out",
         "Rows that were not sampled in a step because nobody knew yet what their grammar allows.",
         stats.rows_sat_out,
@@ -250,6 +255,16 @@ def cache_families(cache: CacheStats) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "rootstock_kv_shared_blocks", "Blocks in two tables or more.", cache.blocks_shared
     )
+    yield GaugeMetricFamily(
+        "rootstock_kv_saved_blocks",
+        "Blocks that there would be besides if each sequence had copies of its own.",
+        cache.blocks_saved,
+    )
+    yield GaugeMetricFamily(
+        "rootstock_kv_saved_bytes",
+        "Bytes of these blocks, and of what sliding windows share.",
+        cache.saved_bytes,
+    )
     yield GaugeMetricFamily("rootstock_kv_arena_bytes", "Size of the arena.", cache.arena_bytes)
     yield GaugeMetricFamily("rootstock_kv_tree_nodes", "Nodes of the prefix tree.", cache.nodes)
     yield CounterMetricFamily(
@@ -266,21 +281,43 @@ def cache_families(cache: CacheStats) -> Iterator[Metric]:
         "rootstock_kv_evicted_blocks", "Blocks taken back from the tree.", cache.evictions
     )
     yield CounterMetricFamily(
-        "rootstock_kv_copied_blocks", "Blocks forked by copy-on-write.", cache.cow_copies
+        "rootstock_prefix_tail_hit_tokens",
+        "Prompt tokens found beyond whole blocks, at every admission.",
+        cache.tail_hit_tokens,
     )
+    copied = CounterMetricFamily(
+        "rootstock_kv_copied_blocks",
+        "Blocks copied before a write: adopted in part from a prefix, or shared by forked outputs.",
+        labels=["cause"],
+    )
+    copied.add_metric(["prefix"], cache.prefix_copies)
+    copied.add_metric(["fork"], cache.fork_copies)
+    yield copied
 
 
-def group_family(cache: CacheStats) -> Metric:
+def group_families(cache: CacheStats) -> Iterator[Metric]:
     slots = GaugeMetricFamily(
         "rootstock_group_slots",
         "Slots of sliding windows (blocks) and recurrent layers (states), by state.",
         labels=["group", "state"],
     )
+    evicted = CounterMetricFamily(
+        "rootstock_group_evicted_slots",
+        "Slots that were kept for later and went for want of room.",
+        labels=["group"],
+    )
+    unresumable = CounterMetricFamily(
+        "rootstock_group_unresumable_tokens",
+        "Prompt tokens found in the tree, and computed for want of a slot of the group.",
+        labels=["group"],
+    )
     for group in cache.groups:
         slots.add_metric([group.name, "free"], group.free)
         slots.add_metric([group.name, "cached"], group.cached)
         slots.add_metric([group.name, "held"], group.held)
-    return slots
+        evicted.add_metric([group.name], group.evictions)
+        unresumable.add_metric([group.name], group.unresumable_tokens)
+    yield from (slots, evicted, unresumable)
 
 
 def _model_info(card: ModelCard, model: str) -> Metric:

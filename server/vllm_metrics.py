@@ -56,12 +56,13 @@ def vllm_stats(stats: LoopStats, model: str) -> Iterator[Metric]:
         gauge.add_metric([model], value)
         yield gauge
     prompt_tokens = stats.computed_prompt_tokens + stats.cached_prompt_tokens
+    preemptions = stats.preemptions + stats.gave_way
     counters = (
         ("prefix_cache_queries", "Prompt tokens looked up.", cache.queried_tokens),
         ("prefix_cache_hits", "Prompt tokens found.", cache.hit_tokens),
         ("prompt_tokens", "Prompt tokens processed.", prompt_tokens),
         ("generation_tokens", "Tokens sampled.", stats.generated_tokens),
-        ("num_preemptions", "Sequences sent back to the queue.", stats.preemptions),
+        ("num_preemptions", "Sequences sent back to the queue.", preemptions),
     )
     for name, documentation, value in counters:
         counter = CounterMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])

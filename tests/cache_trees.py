@@ -27,7 +27,14 @@ def counted(**counts: float) -> TreeCounters:
 def cache_tree(**fields: object) -> CacheTree:
     empty = {
         **{"version": 1, "time": 1.8e9, "model": "tiny", "block_tokens": BLOCK_TOKENS},
-        "arena": {"blocks": 1, "free": 1, "cached": 0, "held": 0, "block_bytes": 1},
+        "arena": {
+            "blocks": 1,
+            "free": 1,
+            "cached": 0,
+            "held": 0,
+            "saved_bytes": 0,
+            "block_bytes": 1,
+        },
         "hidden": {"nodes": 0, "tokens": 0, "blocks": 0},
         "hidden_requests": {"running": 0, "waiting": 0},
         "disk": None,

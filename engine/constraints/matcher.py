@@ -9,11 +9,12 @@ from engine.types import Grammar
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What may follow: tokens by `mask`, `[words]`, nothing (`is_complete`), or it is not known for
-    an `error`, in words for the client."""
+    an `error`, in words for the client. `is_refusal`: the error is the grammar's fault."""
 
     mask: Masks | None = None
     is_complete: bool = False
     error: str | None = None
+    is_refusal: bool = True
 
 
 @dataclass(eq=False, slots=True)

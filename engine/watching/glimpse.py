@@ -4,13 +4,14 @@ It costs what has changed since the last time, the live sequences, and at the sp
 windows and states are carried; never the tree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
 from engine.timing import Timing
+from engine.types import LoopStats
 from engine.watching.picture import GroupSlots, RequestState
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
@@ -46,6 +47,7 @@ class Moment:
     live: tuple[Live, ...]  # who runs, and the first of those that wait
     waiting: int
     blocks: tuple[int, int, int, int]  # in all, free, cached, held
+    saved_bytes: int
     groups: tuple[GroupSlots, ...]
     windows: tuple[frozenset[BlockId], ...]  # of each, the blocks that carry theirs
     states: Mapping[BlockId, tuple[int, ...]]  # of each block, the tokens at which it has one
@@ -66,9 +68,12 @@ class Glimpse:
 class Glimpses:
     """Takes them on the engine thread, from the first until `close`."""
 
-    def __init__(self, scheduler: Scheduler, timing: Timing) -> None:
+    def __init__(
+        self, scheduler: Scheduler, timing: Timing, published: Callable[[], LoopStats]
+    ) -> None:
         self._scheduler = scheduler
         self._timing = timing
+        self._published = published
         self._index = scheduler.store.index
         self._journal = TreeJournal(self._index)
 
@@ -89,11 +94,12 @@ class Glimpses:
     def _moment(self) -> Moment:
         scheduler, store = self._scheduler, self._scheduler.store
         waiting = islice(scheduler.waiting, SHOWN_REQUESTS)
-        pool, groups = store.pool, store.groups
+        pool, groups, published = store.pool, store.groups, self._published()
         return Moment(
             live=tuple(map(self._live, (*scheduler.running, *waiting))),
             waiting=scheduler.n_waiting,
             blocks=(pool.n_blocks, pool.n_free, pool.n_cached, pool.n_held),
+            saved_bytes=published.cache.saved_bytes,
             groups=tuple(_slots(group) for group in groups),
             windows=tuple(g.slots.blocks() for g in groups if isinstance(g, WindowGroup)),
             states=_states(groups),

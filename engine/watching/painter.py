@@ -77,7 +77,7 @@ class Painter:
             version=version,
             time=time.time(),
             block_tokens=self._block_size,
-            arena=ArenaBlocks(*moment.blocks, self._block_bytes),
+            arena=ArenaBlocks(*moment.blocks, moment.saved_bytes, self._block_bytes),
             groups=moment.groups,
             disk=self._disk_use,
             nodes=tuple(

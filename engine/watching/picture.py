@@ -12,6 +12,7 @@ class ArenaBlocks:
     free: int
     cached: int
     held: int
+    saved_bytes: int  # that there would be besides if each table had copies of its own
     block_bytes: int
 
 

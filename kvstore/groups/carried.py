@@ -26,7 +26,9 @@ class CarriedSlots:
         self._free = [SlotId(slot) for slot in reversed(range(n_slots))]
         self._idle: dict[SlotId, None] = {}  # carried only, the least recently used first
         self._when_carried: list[Callable[[BlockId], None]] = []
+        self._n_listed = 0  # slots held, once for each lease
         self.evictions = 0
+        self.unresumable_tokens = 0  # counted by the group
 
     def when_carried(self, tell: Callable[[BlockId], None]) -> None:
         """Call `tell` with each block that carries one more from then on."""
@@ -49,6 +51,11 @@ class CarriedSlots:
     def n_held(self) -> int:
         return self.n_slots - self.n_free - self.n_cached
 
+    @property
+    def n_saved(self) -> int:
+        """Slots that there would be besides if no lease shared any: a copy for each holder."""
+        return self._n_listed - self.n_held
+
     def holders(self, slot: SlotId) -> int:
         return self._holders[slot]
 
@@ -65,6 +72,7 @@ class CarriedSlots:
             self._evict(next(iter(self._idle)))
         slot = self._free.pop()
         self._holders[slot] = 1
+        self._n_listed += 1
         return slot
 
     def hold(self, slot: SlotId) -> None:
@@ -74,12 +82,14 @@ class CarriedSlots:
                 raise ValueError(f"slot {slot} is free and cannot be held")
             del self._idle[slot]
         self._holders[slot] += 1
+        self._n_listed += 1
 
     def drop(self, slot: SlotId) -> None:
         """One lease less holds the slot. Raises ValueError when none did."""
         if self._holders[slot] == 0:
             raise ValueError(f"slot {slot} is held by no lease")
         self._holders[slot] -= 1
+        self._n_listed -= 1
         self._settle(slot)
 
     def touch(self, slot: SlotId) -> None:
@@ -131,7 +141,14 @@ class CarriedSlots:
 
     def stats(self, name: str) -> GroupStats:
         return GroupStats(
-            name, self.n_slots, self.n_free, self.n_cached, self.n_held, self.evictions
+            name=name,
+            total=self.n_slots,
+            free=self.n_free,
+            cached=self.n_cached,
+            held=self.n_held,
+            saved=self.n_saved,
+            evictions=self.evictions,
+            unresumable_tokens=self.unresumable_tokens,
         )
 
     def problems(self, holders: Mapping[SlotId, int]) -> Iterator[str]:
@@ -150,6 +167,9 @@ class CarriedSlots:
             for block, n_tokens in carriers:
                 if self._carried.get(block, {}).get(n_tokens) != slot:
                     yield f"slot {slot}: block {block} does not carry it at {n_tokens} tokens"
+        saved = sum(count - 1 for count in holders.values())
+        if self.n_saved != saved:
+            yield f"{self.n_saved} slots saved, recounted {saved}"
         carried = sum(map(len, self._carried.values()))
         if carried != sum(map(len, self._carriers)):
             yield f"blocks carry {carried} slots, which have other carriers"

@@ -22,7 +22,9 @@ class GroupStats:
     free: int
     cached: int  # left behind for others, and evicted when room is needed
     held: int
+    saved: int  # that there would be besides if no lease shared any
     evictions: int
+    unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
 
 
 class Share(Protocol):
@@ -96,6 +98,10 @@ class Group(Protocol):
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         """The last position up to `n_tokens` at which a lease of these blocks could go on."""
+        ...
+
+    def count_unresumable(self, n_tokens: int) -> None:
+        """A prompt matched so many tokens behind what it can resume from."""
         ...
 
     def has_room(self) -> bool:

@@ -17,12 +17,25 @@ class Groups:
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         """The last position up to `n_tokens` at which a lease of these blocks could go on."""
-        asked = None
+        return n_tokens - sum(self.unresumable(blocks, n_tokens))
+
+    def unresumable(self, blocks: Sequence[BlockId], n_tokens: int) -> Sequence[int]:
+        """How many of the last of `n_tokens` tokens each group cannot go on behind, beyond what
+        those before it cannot.
+        """
+        missing, asked = [0] * len(self.all), None
         while n_tokens != asked:
             asked = n_tokens
-            for group in self.all:
-                n_tokens = group.resume_point(blocks, n_tokens)
-        return n_tokens
+            for index, group in enumerate(self.all):
+                point = group.resume_point(blocks, n_tokens)
+                missing[index] += n_tokens - point
+                n_tokens = point
+        return missing
+
+    def count_unresumable(self, missing: Sequence[int]) -> None:
+        """A prompt was admitted that matched so many tokens in vain."""
+        for group, n_tokens in zip(self.all, missing, strict=True):
+            group.count_unresumable(n_tokens)
 
     def has_room(self) -> bool:
         """Whether one more lease will always find the slots that it needs."""

@@ -117,6 +117,9 @@ class RecurrentGroup:
                 return start + best
         return 0
 
+    def count_unresumable(self, n_tokens: int) -> None:
+        self.slots.unresumable_tokens += n_tokens
+
     def has_room(self) -> bool:
         return self._leases < self._n_running
 

@@ -128,6 +128,9 @@ class WindowGroup:
             n_tokens = missing * self._block_size
         return n_tokens
 
+    def count_unresumable(self, n_tokens: int) -> None:
+        self.slots.unresumable_tokens += n_tokens
+
     def has_room(self) -> bool:
         return (self._leases + 1) * self._lease_slots <= self.slots.n_slots
 

@@ -23,6 +23,8 @@ from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import RecallRules
 from engine.output import OutputFactory
 from engine.scheduler import Scheduler
+from engine.stats import loop_stats
+from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
 from engine.types import DiskWrites
 from engine.validation import Limits
@@ -91,7 +93,12 @@ class Watch:
         scheduler = Scheduler(
             branches.store, outputs, limits, draw_seed=lambda: 0, disk=branches.disk
         )
-        self._glimpses = Glimpses(scheduler, Timing(time.monotonic, EngineTelemetry()))
+        sizes = StorageBytes(block=0, slots=(), arenas=0)
+        self._glimpses = Glimpses(
+            scheduler,
+            Timing(time.monotonic, EngineTelemetry()),
+            lambda: loop_stats(scheduler, sizes),
+        )
         self._painter = Painter(BLOCK_TOKENS, 0, branches.disk)
 
     def look(self) -> tuple[Glimpse, float]:

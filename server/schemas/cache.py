@@ -24,7 +24,9 @@ class GroupSlots(BaseModel):
     free: int
     cached: int
     held: int
+    saved: int  # slots that there would be besides if nothing were shared
     evictions: int
+    unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
 
 
 class DiskCache(BaseModel):
@@ -55,12 +57,16 @@ class CacheStatsResponse(BaseModel):
     blocks_free: int
     blocks_cached: int
     blocks_held: int
-    blocks_shared: int
+    blocks_shared: int  # in two tables or more
+    blocks_saved: int  # that there would be besides if each sequence had copies of its own
+    saved_bytes: int  # of these, and of what windows share
     arena_bytes: int
     nodes: int
     queried_tokens: int
     hit_tokens: int
     evictions: int
-    cow_copies: int
+    tail_hit_tokens: int  # adopted beyond whole blocks
+    prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
+    fork_copies: int  # and because outputs of one prompt do
     groups: list[GroupSlots]
     disk: DiskCache | None  # null without a disk cache

@@ -20,6 +20,9 @@ class TreeArena(_Seen):
     free: int
     cached: int
     held: int
+    saved_bytes: int = Field(
+        description="That there would be besides if each sequence had copies of its own."
+    )
     block_bytes: int
 
 

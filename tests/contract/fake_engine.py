@@ -44,6 +44,7 @@ from engine.watching.picture import (
     PictureNode,
     PictureRequest,
 )
+from kvstore.groups.group import GroupStats
 
 END_OF_TEXT = 256
 VOCAB_SIZE = 257
@@ -61,6 +62,8 @@ CARD = ModelCard(
     dtype="float32",
     blas="",
 )
+
+STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
 
 DISK = DiskCacheStats(
     entries=40,
@@ -114,7 +117,7 @@ PICTURE = CachePicture(
     version=1,
     time=1763770000.25,
     block_tokens=32,
-    arena=ArenaBlocks(128, 100, 20, 8, 32_768),
+    arena=ArenaBlocks(128, 100, 20, 8, 393_216, 32_768),
     groups=(GroupSlots("window", 64, 16, 3), GroupSlots("recurrent", None, 8, 1)),
     nodes=(
         PictureNode(1, None, "0", 0, 64, 64, 2, 0, 1, 0.0, (), ((0, 32),), None, None),
@@ -250,9 +253,29 @@ class FakeEngine:
             cached_prompt_tokens=20,
             generated_tokens=30,
             preemptions=1,
-            rows_sat_out=2,
+            gave_way=2,
+            rows_sat_out=3,
             steps=40,
-            cache=CacheStats(32, 128, 100, 20, 8, 4, 4_194_304, 5, 120, 20, 6, 7, disk=self.disk),
+            cache=CacheStats(
+                block_size=32,
+                blocks_total=128,
+                blocks_free=100,
+                blocks_cached=20,
+                blocks_held=8,
+                blocks_shared=4,
+                blocks_saved=12,
+                saved_bytes=393_216,
+                arena_bytes=4_194_304,
+                nodes=5,
+                queried_tokens=120,
+                hit_tokens=20,
+                evictions=6,
+                tail_hit_tokens=9,
+                prefix_copies=7,
+                fork_copies=3,
+                groups=(STATES,),
+                disk=self.disk,
+            ),
         )
         return EngineStats(self._ledger.counts(), loop)
 

@@ -67,6 +67,19 @@ def test_what_each_group_holds_is_shown_in_both_places(url: str) -> None:
         assert shown[group["name"], "free"] == group["free"]
 
 
+def test_what_went_and_what_was_found_in_vain_is_counted_by_group(url: str) -> None:
+    groups = httpx.get(f"{url}/admin/cache/stats").json()["groups"]
+    families = {
+        family.name: {sample.labels["group"]: sample.value for sample in family.samples}
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+        if family.name.startswith("rootstock_group_") and family.type == "counter"
+    }
+    assert families == {
+        "rootstock_group_evicted_slots": {g["name"]: g["evictions"] for g in groups},
+        "rootstock_group_unresumable_tokens": {g["name"]: g["unresumable_tokens"] for g in groups},
+    }
+
+
 def test_too_little_memory_for_one_window_is_refused_with_what_is_needed(tmp_path: Path) -> None:
     model = write_family(FAMILIES["gemma3_text"], tmp_path)
     with pytest.raises(ModelError, match="raise kv_cache_bytes to at least") as refusal:

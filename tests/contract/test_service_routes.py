@@ -197,17 +197,31 @@ def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
         "blocks_cached",
         "blocks_held",
         "blocks_shared",
+        "blocks_saved",
+        "saved_bytes",
         "arena_bytes",
         "nodes",
         "queried_tokens",
         "hit_tokens",
         "evictions",
-        "cow_copies",
+        "tail_hit_tokens",
+        "prefix_copies",
+        "fork_copies",
         "groups",
         "disk",
     }
     total = stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_held"]
     assert total == stats["blocks_total"]
+
+
+def test_copies_are_told_by_cause_and_what_sharing_saves(http: httpx.Client) -> None:
+    families = metric_families(http.get("/metrics").text)
+    copied = families["rootstock_kv_copied_blocks"].samples
+    assert {sample.labels["cause"]: sample.value for sample in copied} == {"prefix": 7, "fork": 3}
+    told = {name: family.samples[0].value for name, family in families.items() if family.samples}
+    assert told["rootstock_prefix_tail_hit_tokens"] == 9
+    assert told["rootstock_kv_saved_blocks"] == 12
+    assert told["rootstock_kv_saved_bytes"] == 393_216
 
 
 def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:
@@ -349,6 +363,7 @@ def value(text: str, name: str, **labels: str) -> float:
 
 
 def test_metrics_follow_promtools_rules(http: httpx.Client) -> None:
+    http.get("/health")  # answers are counted once they are over
     text = http.get("/metrics").text
     for name, family in metric_families(text).items():
         assert family.documentation, name

@@ -28,7 +28,7 @@ from kvstore.prefix_index import NoIndex, PrefixIndex
 from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.simulation.census import Census
-from tests.simulation.checks.fairness import FairQueue
+from tests.simulation.checks import fairness
 from tests.simulation.fake_runner import FakeRunner
 from tests.simulation.grammars import EOS, LateAnswers, guides
 from tests.simulation.model import text_of
@@ -166,7 +166,7 @@ class Daemon:
             lambda: random.getrandbits(32),
             disk=NO_DISK_CACHE if tier is None else self._disk(tier),
         )
-        self.scheduler._admission.waiting = FairQueue(self.limits.max_waiting)
+        fairness.watch(self.scheduler, census)
         self.loop = EngineLoop(
             self.scheduler,
             self.runner,

@@ -1,14 +1,13 @@
 """Every count right and every output as when alone, whatever happens around it."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
 
-from engine.policy import admission_key
-from engine.sequence import LiveSequence
-from engine.waiting import WaitingQueue
+from engine.admission import Admission
+from engine.turns import Turns
 from tests.simulation.census import Census, Happening
 from tests.simulation.simulator import run
 
@@ -35,7 +34,7 @@ def test_outputs_and_counts_hold_under_random_load(live: Live, seed: int) -> Non
     assert turns > 0
 
 
-def test_all_that_can_happen_to_the_disk_cache_happens(live: Live) -> None:
+def test_all_that_can_happen_happens(live: Live) -> None:
     census = Census()
     for seed in SEEDS:
         census += live(seed)[1]
@@ -43,12 +42,12 @@ def test_all_that_can_happen_to_the_disk_cache_happens(live: Live) -> None:
 
 
 def test_first_come_first_served_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_arrival(
-        queue: WaitingQueue, may_start: Callable[[LiveSequence], bool]
-    ) -> Iterator[LiveSequence]:
-        everyone = [*queue._preempted, *(s for line in queue._lines.values() for s in line)]
-        return filter(may_start, sorted(everyone, key=admission_key))
+    monkeypatch.setattr(Turns, "begin_step", lambda turns: turns._had.clear())
+    with pytest.raises(AssertionError, match="for its turn"):
+        sum(run(seed, STEPS)[0] for seed in SEEDS)
 
-    monkeypatch.setattr(WaitingQueue, "turns", by_arrival)
-    with pytest.raises(AssertionError, match="waited for its turn"):
+
+def test_rows_that_nobody_gives_up_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Admission, "giver", lambda *args: None)
+    with pytest.raises(AssertionError, match="steps for its turn"):
         sum(run(seed, STEPS)[0] for seed in SEEDS)

@@ -24,6 +24,7 @@ class Workload:
         self._block_size = block_size
         self._max_tokens = random.choice([[0, 1, 2, 5], [5, 20], [30, 60]])
         self._client_weights = random.choice([[1], [1, 1, 1], [20, 1, 1, 1]])
+        self._flood = random.choice([None, None, "0"])  # who always wants much at a time
         self._return_rate = random.choice([0.2, 0.9, 0.95])
         self._salt_rate = random.choice([0.0, 0.25])
         self._prefixes = [self.tokens(3 * block_size, 8 * block_size) for _ in range(4)]
@@ -35,6 +36,7 @@ class Workload:
         most = min(limits.max_context_tokens, limits.arena_tokens)
         prompt = self._prompt()[: most if random.random() < 0.9 else None]
         max_tokens = random.choice(self._max_tokens)
+        client = self._client()
         if random.random() < 0.9:
             max_tokens = min(max_tokens, most - len(prompt))
         return Request(
@@ -47,8 +49,8 @@ class Workload:
             ),
             stop=random.choice([(), (), ("ab",), ("ca", "b")]),
             ignore_eos=random.random() < 0.5,
-            n=random.choice([1, 1, 1, 2, 4]),
-            client=self._client(),
+            n=random.choice([1, 1, 1, 2, 4] if client != self._flood else [4, 8]),
+            client=client,
             priority=random.choice([0, 0, 0, -1, 1]),
             cache_salt="salt" if random.random() < self._salt_rate else "",
             prompt_logprobs=random.choice([None] * 9 + [1]),

@@ -48,6 +48,21 @@ def test_a_block_is_free_only_when_nobody_refers_to_it() -> None:
     assert pool.free_blocks() == (block,)
 
 
+def test_what_copies_would_take_besides_is_each_holder_but_the_first() -> None:
+    pool = BlockPool(4)
+    first, second = pool.allocate(2)
+    assert pool.n_saved == 0
+    pool.hold([first, second])
+    pool.hold([first])
+    assert pool.n_saved == 3
+    pool.drop([first, second])
+    pool.keep(second)
+    assert pool.n_saved == 1, "the index is no table"
+    pool.drop([first, second])
+    pool.drop([first])
+    assert (pool.n_saved, pool.n_held) == (0, 0)
+
+
 def test_a_cached_block_can_be_held_again() -> None:
     pool = BlockPool(1)
     [block] = pool.allocate(1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.stats import clear
+from engine.stats import clear, saved_bytes
 from engine.storage_sizes import StorageBytes
 from engine.types import Cleared
 from kvstore import invariants
@@ -178,6 +178,7 @@ class TestWindows:
         store = make_store(group)
         serve(store, run_of(0, 40))
         assert serve(store, [*run_of(0, 8), 999]) == 0
+        assert group.stats().unresumable_tokens == 8
         assert store.probe(NS, Tokens([*run_of(0, 8), 998])) == 8
 
     def test_a_shared_block_is_copied_in_both_places(self) -> None:
@@ -328,6 +329,9 @@ class TestRecurrent:
         assert store.probe(NS, Tokens(run_of(0, 15))) == 0
         assert store.probe(NS, Tokens(run_of(500, 15))) == 14
         assert store.pool.n_cached == 2 * cached_blocks
+        assert group.stats().unresumable_tokens == 0, "a look is no admission"
+        assert serve(store, run_of(0, 15)) == 0
+        assert (group.stats().unresumable_tokens, group.stats().evictions) == (14, 4)
 
     def test_evicting_a_block_takes_its_states_along(self) -> None:
         group = states()
@@ -386,6 +390,8 @@ class TestTogether:
         serve(store, run_of(0, 30))
         assert store.probe(NS, Tokens([*run_of(0, 21), 999])) == 16
         assert serve(store, [*run_of(0, 21), 999]) == 16
+        window, saved = (group.stats() for group in store.groups)
+        assert (window.unresumable_tokens, saved.unresumable_tokens) == (0, 5)
         assert serve(store, [*run_of(0, 21), 998]) == 21
 
     def test_clear_forgets_all_groups(self) -> None:
@@ -402,3 +408,13 @@ class TestTogether:
         assert window > 0 < saved
         cleared = clear(store, StorageBytes(block=32, slots=(100, 1000), arenas=0), None)
         assert cleared == Cleared(3, 3 * 32 + window * 100 + saved * 1000)
+
+    def test_what_sharing_saves_counts_windows_and_no_state_twice(self) -> None:
+        store = make_store(windows(8), states())
+        sizes = StorageBytes(block=32, slots=(100, 1000), arenas=0)
+        serve(store, run_of(1, 12))
+        alone = admit(store, [*run_of(1, 12), 7])
+        assert saved_bytes(store, sizes) == 0
+        admit(store, [*run_of(1, 12), 8])
+        assert len(alone.table[:3]) == 3, "of which the window sees two"
+        assert saved_bytes(store, sizes) == 3 * 32 + 2 * 100

@@ -72,6 +72,10 @@ def miscount_shared(store: KVStore, lease: Lease) -> None:
     store.pool._n_shared += 1
 
 
+def miscount_saved(store: KVStore, lease: Lease) -> None:
+    store.pool._n_listed += 1
+
+
 def lose_a_block(store: KVStore, lease: Lease) -> None:
     store.pool._free.pop()
 
@@ -145,6 +149,7 @@ def change_its_namespace(store: KVStore, lease: Lease) -> None:
         (list_elsewhere, "block 15: 0 holders, 1 tables list it"),
         (miscount_held, "4/0 held/shared, recounted 3/0"),
         (miscount_shared, "3/1 held/shared, recounted 3/0"),
+        (miscount_saved, "1 blocks saved, recounted 0"),
         (lose_a_block, r"free \d+ \+ cached \d+ \+ held 3 != 16"),
         (free_twice, "in the free list twice"),
         (free_a_held_block, "are free and referred to"),

@@ -102,6 +102,7 @@ class TestSharing:
         assert all(lease.table[:2] == [first, second] for lease in leases)
         assert store.pool.count(first) == store.pool.count(second) == len(leases) + 1
         assert (store.pool.n_held, store.pool.n_shared) == (2 + len(leases), 2)
+        assert store.pool.n_saved == 2 * (len(leases) - 1)
         for lease in leases:
             store.release(lease)
         assert store.pool.count(first) == 1
@@ -130,8 +131,22 @@ class TestCopyOnWrite:
         assert extend(store, lease, 1) == ()
         store.publish(lease, 12)
         assert extend(store, lease, 1) == ()
-        assert store.counters.cow_copies == 1
+        assert (store.counters.prefix_copies, store.counters.fork_copies) == (1, 0)
         assert serve(store, [*PROMPT, 1]) == 10, "the original is as it was"
+
+    def test_copies_are_counted_by_cause_and_tails_by_what_they_save(self) -> None:
+        store = make_store(16)
+        serve(store, PROMPT)
+        assert store.counters.tail_hit_tokens == 0
+        resent = admit(store, PROMPT)
+        compute(store, resent)
+        assert (resent.cached_tokens, store.counters.tail_hit_tokens) == (9, 1)
+        others = [fork(store, resent, PROMPT, 9) for _ in range(2)]
+        for number, lease in enumerate((resent, *others)):
+            lease.tokens.append(number)
+            compute(store, lease)
+        assert (store.counters.prefix_copies, store.counters.fork_copies) == (1, 2)
+        assert store.counters.tail_hit_tokens == 1, "a fork is no hit"
 
     def test_whole_blocks_are_never_copied(self) -> None:
         store = make_store(16)

@@ -1,6 +1,6 @@
 """The waiting queue against a model of it that has no data structure to speak of."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -45,24 +45,16 @@ class NaiveQueue:
 
     def __init__(self) -> None:
         self.sequences: list[LiveSequence] = []
-        self.clients: list[str] = []
 
-    def turns(self, blocked: Iterable[LiveSequence]) -> list[LiveSequence]:
-        left = sorted(
-            (s for s in self.sequences if s not in blocked),
-            key=lambda s: (s.status is not Status.PREEMPTED, s.request.priority, s.id),
-        )
-        turns = [s for s in left if s.status is Status.PREEMPTED]
-        clients = self.clients.copy()
-        while len(turns) < len(left):
-            for client in clients.copy():
-                own = [s for s in left if s.request.client == client and s not in turns]
-                if own:
-                    turns.append(own[0])
-                    clients.remove(client)
-                    clients.append(client)
-                    break
-        return turns
+    def line(self, client: str) -> list[LiveSequence]:
+        own = [s for s in self.sequences if s.request.client == client]
+        return sorted(own, key=lambda s: (s.request.priority, s.id))
+
+    def in_turn(self, clients: list[str]) -> list[LiveSequence]:
+        """One of each client, then the next of each."""
+        lines = [self.line(client) for client in clients]
+        places = range(len(self.sequences))
+        return [line[place] for place in places for line in lines if place < len(line)]
 
     def waiting(self, client: str | None = None) -> int:
         return sum(
@@ -73,49 +65,33 @@ class NaiveQueue:
     def has_room(self, client: str) -> bool:
         return self.waiting(client) < PLACES - self.waiting()
 
-    def add(self, added: LiveSequence) -> None:
-        self.sequences.append(added)
-        if added.status is Status.WAITING and added.request.client not in self.clients:
-            self.clients.append(added.request.client)
-
-    def remove(self, removed: LiveSequence) -> None:
-        self.sequences.remove(removed)
-        if removed.status is Status.WAITING and not self.waiting(removed.request.client):
-            self.clients.remove(removed.request.client)
-
-    def take(self, taken: LiveSequence) -> None:
-        self.remove(taken)
-        client = taken.request.client
-        if taken.status is Status.WAITING and client in self.clients:
-            self.clients.remove(client)
-            self.clients.append(client)
-
 
 @settings(deadline=None)
 @given(st.data())
 def test_the_queue_does_what_the_naive_one_does(data: st.DataObject) -> None:
-    queue, naive = WaitingQueue(PLACES), NaiveQueue()
+    clients = list("abc")
+    queue, naive = WaitingQueue(PLACES, clients), NaiveQueue()
     for id in range(data.draw(st.integers(1, 30), "steps")):
         client = data.draw(st.sampled_from("abc"), "client")
         status = data.draw(st.sampled_from([Status.WAITING] * 4 + [Status.PREEMPTED]), "status")
         if status is Status.PREEMPTED or naive.has_room(client):
             added = sequence(id, client, data.draw(st.integers(-1, 1), "priority"), status)
             queue.add(added)
-            naive.add(added)
+            naive.sequences.append(added)
         if data.draw(st.booleans(), "one leaves") and naive.sequences:
             left = data.draw(st.sampled_from(naive.sequences), "who leaves")
             queue.remove(left)
-            naive.remove(left)
+            naive.sequences.remove(left)
         blocked = [s for s in naive.sequences if data.draw(st.booleans(), "blocked")]
-        turns = naive.turns(blocked)
-        taken = turns[: data.draw(st.integers(0, len(turns)), "admitted")]
-        offered = queue.turns(may_start(blocked))
-        for expected in taken:
-            assert next(offered) is expected
-            queue.take(expected)
-            naive.take(expected)
-        assert list(queue) == naive.turns(())
+        for client in clients:
+            able = [s for s in naive.line(client) if s not in blocked]
+            assert queue.next(client, may_start(blocked)) is (able[0] if able else None)
+            assert (client in queue) == bool(naive.line(client))
+        clients[:] = data.draw(st.permutations("abc"), "turns")
+        assert list(queue) == naive.in_turn(clients)
         assert len(queue) == len(naive.sequences)
+        with pytest.raises(NoRoom, match=f"{naive.waiting()} sequences wait"):
+            queue.check_room("a", PLACES + 1)
 
 
 @settings(deadline=None)
@@ -123,7 +99,7 @@ def test_the_queue_does_what_the_naive_one_does(data: st.DataObject) -> None:
 def test_there_is_room_while_a_client_has_no_more_waiting_than_places_are_free(
     adds: list[tuple[str, int]], places: int
 ) -> None:
-    queue, own, ids = WaitingQueue(places), dict.fromkeys("abcd", 0), iter(range(1000))
+    queue, own, ids = WaitingQueue(places, "abcd"), dict.fromkeys("abcd", 0), iter(range(1000))
     for client, n in adds:
         missing = own[client] + n - (places - sum(own.values()))
         if missing > 0:
@@ -140,7 +116,7 @@ def test_there_is_room_while_a_client_has_no_more_waiting_than_places_are_free(
 
 
 def test_a_flood_leaves_room_for_as_much_as_it_took() -> None:
-    queue = WaitingQueue(places=100)
+    queue = WaitingQueue(100, ("flood", "other"))
     for id in range(50):
         queue.check_room("flood", 1)
         queue.add(sequence(id, "flood"))
@@ -153,21 +129,21 @@ def test_a_flood_leaves_room_for_as_much_as_it_took() -> None:
     ("waiting", "n"), [("a" * 16, 8), ("a" * 12 + "b" * 6, 9), ("b" * 17, 21), ("abbbb" * 4, 16)]
 )
 def test_a_refusal_knows_how_many_must_leave(waiting: str, n: int) -> None:
-    queue = WaitingQueue(places=36)
+    queue = WaitingQueue(36, "ab")
     for id, client in enumerate(waiting):
         queue.add(sequence(id, client))
     with pytest.raises(NoRoom) as refusal:
         queue.check_room("a", n)
-    turns = queue.turns(lambda sequence: True)
-    for _ in range(refusal.value.departures):
+    turns = list(queue)
+    for departing in turns[: refusal.value.departures]:
         with pytest.raises(NoRoom):
             queue.check_room("a", n)
-        queue.take(next(turns))
+        queue.remove(departing)
     queue.check_room("a", n)
 
 
 def test_who_was_preempted_takes_no_place() -> None:
-    queue = WaitingQueue(places=1)
+    queue = WaitingQueue(1, "a")
     queue.add(sequence(0, "a", status=Status.PREEMPTED))
     queue.check_room("a", 1)
     queue.add(sequence(1, "a"))
@@ -175,10 +151,36 @@ def test_who_was_preempted_takes_no_place() -> None:
 
 
 def test_who_does_not_wait_cannot_leave() -> None:
-    queue = WaitingQueue(places=4)
+    queue = WaitingQueue(4, "ab")
     queue.add(sequence(1, "a"))
     with pytest.raises(ValueError, match="does not wait"):
-        queue.take(sequence(0, "a", status=Status.PREEMPTED))
+        queue.remove(sequence(0, "a", status=Status.PREEMPTED))
     for stranger in (sequence(1, "a"), sequence(1, "b"), sequence(2, "a")):
         with pytest.raises(ValueError, match="does not wait"):
             queue.remove(stranger)
+
+
+class CountedLine(list[LiveSequence]):
+    """A line that notes who is looked at."""
+
+    def __init__(self, sequences: list[LiveSequence], looks: list[LiveSequence]) -> None:
+        super().__init__(sequences)
+        self._looks = looks
+
+    def __iter__(self) -> Iterator[LiveSequence]:
+        for sequence in super().__iter__():
+            self._looks.append(sequence)
+            yield sequence
+
+
+def test_to_find_who_is_next_nobody_behind_is_looked_at() -> None:
+    queue = WaitingQueue(100, "a")
+    for id in range(49):
+        queue.add(sequence(id, "a"))
+    looks: list[LiveSequence] = []
+    queue._lines["a"] = CountedLine(queue._lines["a"], looks)
+    queue.check_room("a", 1)
+    assert len(queue) == 49
+    assert not looks
+    assert queue.next("a", lambda s: s.id >= 3) is looks[-1]
+    assert [s.id for s in looks] == [0, 1, 2, 3]

@@ -2,6 +2,7 @@
 
 import logging
 import select
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -24,7 +25,14 @@ STEP_SECONDS = 0.5
 QUICK_SECONDS = 0.05
 """Whose masks take longer than this shares a process with others like him, for SLOW_SECONDS."""
 
+QUICK_LIMIT_SECONDS = 0.2
+"""Of the processor, for one job of the quick process. One that takes longer ends it, and is done
+again by the slow one."""
+
 SLOW_SECONDS = 60.0
+
+ENDED_BY_OTHERS = -signal.SIGKILL
+"""The exit code that says nothing of a job. Limits end a process by other signals."""
 
 ALLOWED_SECONDS = 2.0
 ALLOWED_SECONDS_A_TOKEN = 0.02
@@ -37,7 +45,10 @@ MOST_STARTS = 3
 """In a row without an answer: then it is not the grammars that end the process."""
 
 TOO_COSTLY = "the grammar is too costly: what may follow here takes too long to find out"
-NO_PROCESS = "the process that reads grammars does not start"
+NOBODY_ANSWERS = Answer(
+    error="the process that reads grammars does not start, or is ended from outside",
+    is_refusal=False,
+)
 
 
 class Answers(Protocol):
@@ -80,7 +91,7 @@ class RemoteAnswers:
     """Two processes: a quick one, and a slow one for those who would keep others waiting.
 
     A matcher is a function of its grammar and its tokens. So one whose process has died is made
-    again in another, and nobody notices but the one whose job it was that ended the process.
+    again in another, and nobody notices but the one whose job has ended the slow process.
     """
 
     def __init__(
@@ -143,38 +154,40 @@ class RemoteAnswers:
 
     def _must_move(self, line: _Line) -> bool:
         """Nobody moves back: what has been slow may be so again."""
-        return line.lane is self._quick and self._lane_of(line.client, line.matcher) is self._slow
+        return line.lane is self._quick and self._is_slow(line.client)
 
-    def _lane_of(self, client: str, matcher: Matcher) -> Lane:
-        is_slow = self._slow_until.get(client, 0.0) > self._clock()
-        return self._slow if is_slow or matcher.trial_seconds > QUICK_SECONDS else self._quick
+    def _is_slow(self, client: str) -> bool:
+        return self._slow_until.get(client, 0.0) > self._clock()
 
     def _open(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         number = next(self._numbers)
-        lane = self._lane_of(client, matcher)
+        again = matcher.trial_seconds + matcher.seconds  # it is compiled, and told all
+        is_slow = again > QUICK_SECONDS or self._is_slow(client)
+        lane = self._slow if is_slow else self._quick
         line = _Line(client, matcher, lane, number, self._clock(), len(matcher.tokens))
         self._lines[sequence] = line
         self._by_number[number] = sequence
-        again = 2 * (matcher.trial_seconds + matcher.seconds)  # it is compiled, and told all
         grammar = {"kind": matcher.grammar.kind, "text": matcher.grammar.text}
-        self._post(line, "open", matcher.tokens, STEP_SECONDS + again, grammar)
+        self._post(line, "open", matcher.tokens, 2 * again, grammar)
 
     def _step(self, line: _Line) -> None:
         tokens = line.matcher.tokens[line.n_told :]
         line.n_told += len(tokens)
         line.asked = self._clock()
-        self._post(line, "step", tokens, STEP_SECONDS, {})
+        self._post(line, "step", tokens, 0.0, {})
 
     def _post(
-        self, line: _Line, do: str, tokens: list[int], seconds: float, more: dict[str, str]
+        self, line: _Line, do: str, tokens: list[int], more_seconds: float, more: dict[str, str]
     ) -> None:
         line.is_opening = do == "open"
+        limit = QUICK_LIMIT_SECONDS if line.lane is self._quick else STEP_SECONDS
+        seconds = limit + more_seconds
         job = {"do": do, "id": line.number, "client": line.client, "seconds": seconds}
         try:
             line.lane.post(request_frame({**job, "tokens": tokens, **more}))
         except LaneLost as loss:
             logger.error("a grammar process cannot be started: %s", loss)
-            line.matcher.answer = Answer(error=NO_PROCESS)
+            line.matcher.answer = NOBODY_ANSWERS
 
     def _drop(self, sequence: SequenceId) -> None:
         line = self._lines.pop(sequence)
@@ -202,9 +215,11 @@ class RemoteAnswers:
             case Report(Said.STOPPED, fields):
                 number, n_tokens, seconds = _numbers(fields)
                 answer = Answer(is_complete=True)
-            case Report(_, fields):
+            case Report(Said.FAILED, {"error": str(error)} as fields):
                 number, n_tokens, seconds = _numbers(fields)
-                answer = Answer(error=str(fields["error"]))
+                answer = Answer(error=error)
+            case _:
+                raise LaneLost("a report that is no answer")
         self._deaths = 0
         sequence = self._by_number.get(number)
         if sequence is None:
@@ -225,30 +240,42 @@ class RemoteAnswers:
 
     def _slow_down(self, client: str) -> None:
         """Others have waited for this client's mask. What else it has asked for moves."""
-        now = self._clock()
-        self._slow_until = {one: until for one, until in self._slow_until.items() if until > now}
-        self._slow_until[client] = now + SLOW_SECONDS
+        self._mark_slow(client)
         for sequence, line in tuple(self._lines.items()):
             if line.client == client and line.matcher.answer is None:
                 self.ask(sequence, client, line.matcher)
 
+    def _mark_slow(self, client: str) -> None:
+        now = self._clock()
+        self._slow_until = {one: until for one, until in self._slow_until.items() if until > now}
+        self._slow_until[client] = now + SLOW_SECONDS
+
     def _lose(self, lane: Lane, reason: str) -> None:
-        """The process is gone. Whose job it did has an answer; the others begin again."""
-        culprit = lane.running
-        logger.warning("a grammar process has ended: %s", reason)
-        lane.stop()
-        self._deaths += 1
-        is_hopeless = self._deaths >= MOST_STARTS and culprit is None
-        for sequence, line in tuple(self._lines.items()):
-            if line.lane is not lane:
-                continue
+        """The process is gone, and the job is known by which it has ended, if it has by one. All
+        that is unanswered begins again; that client's behind the others'.
+        """
+        number, code = lane.running, lane.stop()
+        logger.warning("a grammar process has ended: %s; exit code %s", reason, code)
+        culprit = None
+        if number in self._by_number and code != ENDED_BY_OTHERS:
+            culprit = self._lines[self._by_number[number]]
+            self._mark_slow(culprit.client)
+            if lane is self._slow:
+                culprit.matcher.answer = Answer(error=TOO_COSTLY)
+        self._deaths = 0 if culprit else self._deaths + 1
+        lost = [(one, line) for one, line in self._lines.items() if line.lane is lane]
+        for sequence, _ in lost:
             self._drop(sequence)
-            if line.number == culprit:
-                line.matcher.answer = Answer(error=TOO_COSTLY)
-            elif line.matcher.answer is None and is_hopeless:
-                line.matcher.answer = Answer(error=NO_PROCESS)
-            elif line.matcher.answer is None:
-                self._open(sequence, line.client, line.matcher)
+        last = culprit.client if culprit else None
+        for sequence, line in sorted(lost, key=lambda one: one[1].client == last):
+            if line.matcher.answer is None:
+                self._begin_again(sequence, line)
+
+    def _begin_again(self, sequence: SequenceId, line: _Line) -> None:
+        if self._deaths >= MOST_STARTS:
+            line.matcher.answer = NOBODY_ANSWERS
+        else:
+            self._open(sequence, line.client, line.matcher)
 
 
 def _numbers(fields: dict[str, object]) -> tuple[int, int, float]:

@@ -15,10 +15,11 @@ from engine.constraints.remote.wire import (
 )
 
 READ_BYTES = 1024**2
+"""At a time: who never ends what he says keeps nobody from what comes next."""
 
 
 class LaneLost(Exception):
-    """The process has died, or makes no sense."""
+    """The process has died, does not start, or makes no sense."""
 
 
 class Lane:
@@ -35,7 +36,6 @@ class Lane:
         self._process: GrammarProcess | None = None
         self._outbox = bytearray()
         self._frames = FrameBuffer()
-        self._is_over = False  # it has ended, and what it has said last is being read
         self.running: int | None = None
         self.since = 0.0
 
@@ -59,8 +59,6 @@ class Lane:
         """Return what the process has said, and send what it takes now. Raises LaneLost."""
         if self._process is None:
             return []
-        if self._is_over:
-            raise LaneLost("the process has ended")
         peer = self._process.connection
         try:
             heard = [one for body in self._received(peer) for one in self._heard(body)]
@@ -69,15 +67,14 @@ class Lane:
         self._send(peer)
         return heard
 
-    def stop(self) -> None:
-        """Kill the process. The next post starts another."""
-        if self._process is not None:
-            self._process.kill()
+    def stop(self) -> int | None:
+        """Kill the process; the exit code that it had, or has now. The next post starts another."""
+        code = None if self._process is None else self._process.kill()
         self._process = None
         self._outbox.clear()
         self._frames = FrameBuffer()
         self.running = None
-        self._is_over = False
+        return code
 
     def _start(self) -> None:
         try:
@@ -93,24 +90,25 @@ class Lane:
         except BlockingIOError:
             return
         except OSError:
-            self._is_over = True  # what it has said before is read first
+            self._outbox.clear()  # it has ended, as is found out when all that it said is read
 
     def _received(self, peer: socket.socket) -> list[bytes]:
-        bodies: list[bytes] = []
+        """Raises LaneLost at the end, and ProtocolError."""
         try:
-            while data := peer.recv(READ_BYTES):
-                bodies += self._frames.add(data)
+            data = peer.recv(READ_BYTES)
         except BlockingIOError:
-            return bodies
-        except OSError:
-            pass
-        self._is_over = True
-        return bodies
+            return []
+        except OSError as error:
+            raise LaneLost(str(error)) from error
+        if not data:
+            raise LaneLost("the process has ended")
+        return self._frames.add(data)
 
     def _heard(self, body: bytes) -> list[Mask | Report]:
-        report = read_report(body)
-        if isinstance(report, Report) and report.said is Said.BEGUN:
-            self.running, self.since = report.fields["id"], self._clock()
-            return []
-        self.running = None
-        return [report]
+        match read_report(body):
+            case Report(Said.BEGUN, {"id": int(number)}):
+                self.running, self.since = number, self._clock()
+                return []
+            case report:
+                self.running = None
+                return [report]

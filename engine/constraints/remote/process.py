@@ -50,8 +50,12 @@ class GrammarProcess:
             return self._process.wait(_LAST_WORDS_SECONDS)
         return self.kill()
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> int:
-        """End it, whatever it does. Returns at once."""
+        """End it, whatever it does; its exit code, as of `end`. Returns at once."""
         with suppress(OSError):
             self.connection.close()
         self._process.kill()
@@ -59,11 +63,16 @@ class GrammarProcess:
 
 
 class GrammarProcesses:
-    """Starts grammar processes, which share what they read of the vocabulary. From any thread."""
+    """Starts grammar processes, which share what they read of the vocabulary. From any thread.
+
+    To read a large vocabulary takes over a second. So one process more has always begun to: who
+    ends a process delays nobody by that.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._file: BinaryIO | None = None  # who never asks for a grammar pays nothing
+        self._spare: GrammarProcess | None = None
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -73,11 +82,24 @@ class GrammarProcesses:
             if self._is_closed:
                 raise OSError("the engine has stopped")
             self._file = self._file or self._vocabulary.file()
-            return GrammarProcess(self._file)
+            started = self._taken_spare() or GrammarProcess(self._file)
+            with suppress(OSError):  # perhaps the next time
+                self._spare = GrammarProcess(self._file)
+            return started
+
+    def _taken_spare(self) -> GrammarProcess | None:
+        """None where there is none, or it has ended."""
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.is_running:
+            spare.end()
+            return None
+        return spare
 
     def close(self) -> None:
         """Start no more. Those that run are their users' to end."""
         with self._lock:
             self._is_closed = True
+            if self._spare is not None:
+                self._spare.kill()
             if self._file is not None:
                 self._file.close()

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-from engine.api import EngineStopped
+from engine.api import EngineStopped, NoGrammars
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.turns import ClientTurns, Closed
 from engine.constraints.remote.wire import (
@@ -77,7 +77,7 @@ class Trials:
         self._threads: list[threading.Thread] = []
 
     async def of(self, client: str, grammars: Collection[Grammar]) -> dict[Grammar, Verdict]:
-        """The verdict on each. Raises EngineStopped."""
+        """The verdict on each. Raises EngineStopped or NoGrammars."""
         return {grammar: await self._verdict(client, grammar) for grammar in grammars}
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Trials:
             verdict = self._known(trial.grammar) or booth.verdict(trial.grammar)
         except Exception as error:
             logger.exception("a grammar could not be tried")
-            trial.verdict.set_exception(error)
+            trial.verdict.set_exception(NoGrammars(f"no grammar can be read: {error}"))
             return
         self._keep(trial.grammar, verdict)
         trial.verdict.set_result(verdict)
@@ -157,7 +157,7 @@ class _Booth:
         try:
             process.connection.settimeout(STUCK_SECONDS)
             process.connection.sendall(_trial(grammar))
-            report = self._report(process)
+            return self._verdict(process)
         except (OSError, EOFError) as error:
             if self.end() in _ENDED_BY_OTHERS:
                 raise OSError("a grammar process was killed") from error
@@ -165,7 +165,6 @@ class _Booth:
         except ProtocolError:
             self.end()
             raise
-        return Verdict(report.fields["error"], report.fields["seconds"])
 
     def end(self) -> int | None:
         """Its exit code, where there was one."""
@@ -174,19 +173,21 @@ class _Booth:
 
     def _ready(self) -> GrammarProcess:
         """A process that has compiled something already, so that what ends it is the grammar."""
+        if self._process is not None and not self._process.is_running:
+            self.end()  # it has been killed while it had nothing to do
         if self._process is None:
             self._process = process = self._start_process()
             self._frames = FrameBuffer()
             process.connection.settimeout(START_SECONDS)
             try:
                 process.connection.sendall(_trial(WARM_UP))
-                self._report(process)
+                self._verdict(process)
             except (OSError, EOFError, ProtocolError) as error:
                 self.end()
                 raise OSError(f"a grammar process does not start: {error!r}") from error
         return self._process
 
-    def _report(self, process: GrammarProcess) -> Report:
+    def _verdict(self, process: GrammarProcess) -> Verdict:
         """Raises OSError, EOFError or ProtocolError."""
         bodies: list[bytes] = []
         while not bodies:
@@ -194,10 +195,10 @@ class _Booth:
             if not data:
                 raise EOFError
             bodies = self._frames.add(data)
-        report = read_report(bodies[0])
-        if not isinstance(report, Report) or report.said is not Said.VERDICT:
-            raise ProtocolError("not a verdict")
-        return report
+        match read_report(bodies[0]):
+            case Report(Said.VERDICT, {"error": str() | None as error, "seconds": float(seconds)}):
+                return Verdict(error, seconds)
+        raise ProtocolError("not a verdict")
 
 
 def _trial(grammar: Grammar) -> bytes:

@@ -101,9 +101,12 @@ def read_report(body: bytes) -> Mask | Report:
         if said is Said.MASK:
             _, matcher, n_tokens, seconds = _MASK.unpack_from(body)
             return Mask(matcher, n_tokens, seconds, body[_MASK.size :])
-        return Report(said, json.loads(body[1:]))
-    except (IndexError, ValueError, struct.error) as error:
+        fields = json.loads(body[1:])
+    except (IndexError, ValueError, RecursionError, struct.error) as error:
         raise ProtocolError(f"not a frame of a grammar process: {error}") from error
+    if not isinstance(fields, dict):
+        raise ProtocolError("a report without fields")
+    return Report(said, fields)
 
 
 def _framed(body: bytes) -> bytes:

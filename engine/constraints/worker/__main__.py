@@ -11,6 +11,8 @@ from llguidance import LLTokenizer
 
 from engine.constraints.worker.service import Service
 
+FAILED = 1
+
 MEMORY_BYTES = 1024**3
 """A vocabulary of 150,000 takes a tenth of it."""
 
@@ -21,8 +23,12 @@ def main() -> None:
         signal.signal(ignored, signal.SIG_IGN)
     _bound_memory()
     connection, vocabulary = int(sys.argv[1]), int(sys.argv[2])
-    with socket.socket(fileno=connection) as peer:
+    peer = socket.socket(fileno=connection)
+    try:
         Service(peer, _tokenizer(vocabulary)).run()
+    except BaseException:  # what Rust raises is no Exception
+        os._exit(FAILED)  # at once: who sees the socket close asks why
+    peer.close()
 
 
 def _bound_memory() -> None:

@@ -38,7 +38,11 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, text: str) -> LLMatcher:
 
     Raises GrammarError.
     """
-    matcher = LLMatcher(tokenizer, _source(kind, text), log_level=0, limits=LIMITS)
+    try:
+        source = _source(kind, text)
+    except (ValueError, RecursionError) as error:  # half a character; nested too deeply
+        raise GrammarError(first_line(str(error))) from error
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise GrammarError(first_line(matcher.get_error()))
     return matcher
@@ -60,7 +64,7 @@ def probe(matcher: LLMatcher) -> None:
 
 
 def _source(kind: str, text: str) -> str:
-    """The grammar as llguidance takes it."""
+    """The grammar as llguidance takes it. Raises ValueError or RecursionError."""
     match kind:
         case "regex":
             return LLMatcher.grammar_from_regex(text)
@@ -72,17 +76,14 @@ def _source(kind: str, text: str) -> str:
 
 
 def _json_source(text: str) -> str:
-    try:
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps(faithful(text)),
-            overrides={
-                "whitespace_pattern": WHITESPACE,
-                "json_allowed_escapes": JSON_ESCAPES,
-                "lenient": False,
-            },
-        )
-    except ValueError as error:
-        raise GrammarError(first_line(str(error))) from error
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(faithful(text)),
+        overrides={
+            "whitespace_pattern": WHITESPACE,
+            "json_allowed_escapes": JSON_ESCAPES,
+            "lenient": False,
+        },
+    )
 
 
 def first_line(message: str) -> str:

@@ -40,6 +40,8 @@ export function Memory({ arena, groups, disk }) {
         ${parts.map(([kind, blocks]) => html`
           <li key=${kind}><span class="swatch ${kind}"></span>
             ${kind} <b>${whole(blocks)}</b> <span class="muted">${size(blocks)}</span></li>`)}
+        <li title="What there would be besides if each request had copies of its own">
+          saved by sharing <b>${bytes(arena.saved_bytes)}</b></li>
       </ul>
       ${groups.map((group) => html`<${Group} key=${group.kind + group.tokens} group=${group} />`)}
       ${disk && html`<${Disk} disk=${disk} />`}

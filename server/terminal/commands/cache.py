@@ -39,7 +39,7 @@ def stats(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
         counts = daemon.cache_stats()
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
-        heads = ("slots", "total", "free", "cached", "held", "evicted")
+        heads = ("slots", "total", "free", "cached", "held", "evicted", "tokens lost")
         rows = [
             (
                 group.name,
@@ -48,6 +48,7 @@ def stats(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
                 f"{group.cached:,}",
                 f"{group.held:,}",
                 f"{group.evictions:,}",
+                f"{group.unresumable_tokens:,}",
             )
             for group in counts.groups
         ]
@@ -151,9 +152,14 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
         ("free", f"{counts.blocks_free:,} blocks"),
         ("cached", f"{counts.blocks_cached:,} blocks, kept for later"),
         ("held", f"{counts.blocks_held:,} blocks, {counts.blocks_shared:,} by several requests"),
+        ("saved", f"{bytes_text(counts.saved_bytes)}, {counts.blocks_saved:,} blocks not copied"),
         ("hits", f"{counts.hit_tokens:,} of {counts.queried_tokens:,} tokens, {share:.1%}"),
+        ("tails", f"{counts.tail_hit_tokens:,} tokens found beyond whole blocks"),
         ("evictions", f"{counts.evictions:,} blocks"),
-        ("copies", f"{counts.cow_copies:,}, of blocks about to be written by one of several"),
+        (
+            "copies",
+            f"{counts.prefix_copies:,} blocks of prefixes, {counts.fork_copies:,} of forks",
+        ),
     ]
 
 

@@ -19,7 +19,7 @@ STATES = (("held", "█", "green"), ("cached", "▒", "cyan"), ("free", "░", "
 PREFIX_HEADS = ("prefix, by position", "tokens", "with all below", "holders", "idle", "evicted")
 REQUEST_HEADS = ("request", "state", "prompt", "cached", "computed", "output")
 LEAST_LINES = 24
-FIXED_LINES = 14  # all but the rows of both tables
+FIXED_LINES = 15  # all but the rows of both tables
 MOST_GUIDE = 24  # cells that the lines of the tree may take
 
 
@@ -66,6 +66,7 @@ def _facts(seen: Seen, url: str) -> list[tuple[str, str]]:
         ("tokens/s", _rates_text(seen.rates) if seen.rates else ""),
         ("hits", f"{hit_share:.1%} of {counts.prompt_tokens:,} prompt tokens since start"),
         ("first token", f"after {first_seconds:.2f} s on average" if counts.first_tokens else ""),
+        ("sharing", f"saves {bytes_text(picture.arena.saved_bytes)} of copies right now"),
         ("disk", _disk_text(picture.disk) if picture.disk else ""),
     ]
 

@@ -120,18 +120,21 @@ def test_cache_stats(url: str) -> None:
     }
     assert facts["arena"] == "4.00 MiB, 128 blocks"
     assert facts["held"] == "8 blocks, 4 by several requests"
+    assert facts["saved"] == "384.00 KiB, 12 blocks not copied"
     assert facts["hits"] == "20 of 120 tokens, 16.7%"
 
 
 def test_cache_stats_have_the_disk_cache_where_there_is_one(url: str) -> None:
     facts = [" ".join(words) for words in lines_of(run("cache", "stats", "--url", url))]
-    assert facts[-5:] == [
+    first = facts.index("on disk 5.00 MiB of 1.00 GiB")
+    assert facts[first : first + 5] == [
         "on disk 5.00 MiB of 1.00 GiB",
         "loaded 900 tokens of 3 prompts",
         "read 1.00 MiB",
         "written 4.00 MiB",
         "failures 1 checksum",
     ]
+    assert facts[-1] == "recurrent 16 9 4 3 5 11"
     with running(FakeEngine(disk=None), Settings(port=0)) as base_url:
         assert "on disk" not in run("cache", "stats", "--url", f"{base_url}/v1").stdout
 

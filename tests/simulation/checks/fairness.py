@@ -1,64 +1,186 @@
-"""A waiting queue that watches who is admitted from it."""
+"""Turns and an admission that watch who starts and who gives way."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Container, Iterable, Sequence
 
+from engine.admission import Admission
 from engine.policy import admission_key
-from engine.sequence import LiveSequence, Status
-from engine.waiting import WaitingQueue
+from engine.scheduler import Scheduler
+from engine.sequence import LiveSequence
+from engine.turns import Turns
+from tests.simulation.census import Census, Happening
 
 
-class FairQueue(WaitingQueue):
-    """A queue, and the assertion that clients take turns:
+def watch(scheduler: Scheduler, census: Census) -> None:
+    """Put watchful parts into a scheduler that has not begun."""
+    turns = FairTurns(scheduler)
+    admission = scheduler._admission
+    scheduler._turns = turns
+    scheduler._admission = FairAdmission(admission, scheduler, turns, census)
 
-    while a client has a sequence waiting that may start, no other client starts two, and each
-    client's own start in order.
 
-    A sequence may not start yet when it was last said to wait for what another computes, or for
-    its first sibling's first token. One that was preempted has started before.
+def rows(running: Iterable[LiveSequence]) -> Counter[str]:
+    return Counter(sequence.request.client for sequence in running)
+
+
+def held_tokens(running: Iterable[LiveSequence]) -> Counter[str]:
+    held = Counter[str]()
+    for sequence in running:
+        held[sequence.request.client] += len(sequence.tokens)
+    return held
+
+
+class FairTurns(Turns):
+    """A client that runs at least two fewer than another, and has a sequence that may start, has a
+    turn within as many steps as there are clients and two, unless blocks are short.
     """
 
-    def __init__(self, places: int) -> None:
-        super().__init__(places)
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._patience = Counter[str]()
+        self._preemptions = 0
+
+    def had(self, client: str) -> None:
+        super().had(client)
+        del self._patience[client]
+        self.admission.had_turn(client)
+
+    @property
+    def admission(self) -> "FairAdmission":
+        assert isinstance(self._scheduler._admission, FairAdmission)
+        return self._scheduler._admission
+
+    def begin_step(self) -> None:
+        super().begin_step()
+        scheduler, running = self._scheduler, rows(self._scheduler.running)
+        is_short = scheduler.counters.preemptions > self._preemptions
+        self._preemptions = scheduler.counters.preemptions
+        for client in self:
+            may_expect = running[client] + 2 <= max(running.values(), default=0)
+            if is_short or self.admission._refused or not may_expect:
+                del self._patience[client]
+            elif self.admission.ready(client):
+                self._patience[client] += 1
+                waited = self._patience[client]
+                assert waited <= len(self) + 2, f"{client} has waited {waited} steps for its turn"
+            else:
+                del self._patience[client]
+
+
+class FairAdmission(Admission):
+    """While a client has a sequence waiting that may start, and has no turn, another starts two
+    only where it has less; and each client's own start in order.
+
+    A sequence may not start yet when it was last said to wait for what another computes, or for
+    its first sibling's first token.
+
+    Nobody gives way to its own client's, or to one that then has more. Slots that are given up are
+    no more than admissions to them, but for those whom something else held up after all; no row
+    gives way twice for the same want of blocks.
+    """
+
+    def __init__(
+        self, admission: Admission, scheduler: Scheduler, turns: Turns, census: Census
+    ) -> None:
+        super().__init__(admission._store, scheduler._limits, turns, admission._recall)
+        self._scheduler = scheduler
+        self._census = census
         self._held_back: set[LiveSequence] = set()
         self._starts_of_others: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._open_slots = 0
+        self._gave: defaultdict[str, set[LiveSequence]] = defaultdict(set)
 
-    def turns(self, may_start: Callable[[LiveSequence], bool]) -> Iterator[LiveSequence]:
-        def noted(sequence: LiveSequence) -> bool:
-            answer = may_start(sequence)
-            (self._held_back.discard if answer else self._held_back.add)(sequence)
-            return answer
+    def ready(self, client: str) -> list[LiveSequence]:
+        """The client's that may start."""
+        line = self.waiting._lines.get(client, ())
+        return [s for s in line if not _waits_for_first(s) and s not in self._held_back]
 
-        return super().turns(noted)
+    def had_turn(self, client: str) -> None:
+        self._starts_of_others.pop(client, None)
 
-    def take(self, sequence: LiveSequence) -> None:
-        super().take(sequence)
-        if sequence.status is Status.WAITING:
-            self._check_start(sequence)
+    def admit(self, client: str, running: Sequence[LiveSequence]) -> LiveSequence | None:
+        has_more = self._with_more(client)
+        is_reserved = self._reserved_for == client
+        sequence = super().admit(client, running)
+        self._open_slots -= is_reserved
+        if client not in self._refused:
+            self._gave.pop(client, None)
+        if sequence is not None:
+            self._check_start(sequence, has_more)
+        return sequence
 
-    def remove(self, sequence: LiveSequence) -> None:
-        super().remove(sequence)
+    def giver(
+        self, running: Sequence[LiveSequence], prompts: Container[str]
+    ) -> LiveSequence | None:
+        reserved_before = self._reserved_for
+        giver = super().giver(running, prompts)
+        if giver is None:
+            return None
+        if self._reserved_for not in {None, reserved_before}:
+            assert reserved_before is None, "another slot is given up before the first is taken"
+            self._open_slots += 1
+            assert self._open_slots == 1, "slots are given up to nobody"
+            self._check_fair(giver, self._reserved_for, rows(running), 1, 1)
+            self._census[Happening.GAVE_SLOT] += 1
+        else:
+            held = held_tokens(running)
+            client = min((c for c in self._turns if c in self._refused), key=lambda c: held[c])
+            wanted = next(
+                s for s in self.ready(client) if s.id == self._refused[client].sequence_id
+            )
+            assert giver not in self._gave[client], "gives way twice for the same want"
+            self._gave[client].add(giver)
+            self._check_fair(giver, client, held, len(giver.tokens), len(wanted.tokens))
+            self._census[Happening.GAVE_BLOCKS] += 1
+        return giver
+
+    def withdraw(self, sequence: LiveSequence) -> None:
+        reserved = self._reserved_for
+        super().withdraw(sequence)
         self._held_back.discard(sequence)
         client = sequence.request.client
-        if not any(s.request.client == client for s in self._waiting()):
+        self._open_slots -= reserved is not None and self._reserved_for is None
+        if client not in self.waiting:
             self._starts_of_others.pop(client, None)
+        if client not in self._refused:
+            self._gave.pop(client, None)
 
-    def _check_start(self, started: LiveSequence) -> None:
+    def _may_start(self, sequence: LiveSequence) -> bool:
+        answer = super()._may_start(sequence)
+        (self._held_back.discard if answer else self._held_back.add)(sequence)
+        return answer
+
+    def _check_fair(
+        self, giver: LiveSequence, client: str, held: Counter[str], given: int, wanted: int
+    ) -> None:
+        own = giver.request.client
+        assert own != client, "gives way to its own client's"
+        assert held[own] - given >= held[client] + wanted, "gives way to whoever then has more"
+        others = [s for s in self._scheduler.running if s.request.client == own]
+        youngest = max((s for s in others if not s.is_aborted), key=admission_key)
+        assert giver is youngest, "another than the youngest gives way"
+
+    def _with_more(self, client: str) -> set[str]:
+        """Who has more than the client now."""
+        running = self._scheduler.running
+        counts, held = rows(running), held_tokens(running)
+        return {
+            other
+            for other in self._turns
+            if counts[other] > counts[client] or held[other] > held[client]
+        }
+
+    def _check_start(self, started: LiveSequence, has_more: set[str]) -> None:
         client = started.request.client
-        ready = [s for s in self._waiting() if self._may_start(s)]
-        for other in ready:
-            if other.request.client == client:
-                assert admission_key(started) < admission_key(other), "a client's own overtook"
-        for overtaken in {s.request.client for s in ready} - {client}:
+        for other in self.ready(client):
+            assert admission_key(started) < admission_key(other), "a client's own overtook"
+        for overtaken in {c for c in self._turns if self.ready(c)} - {client} - has_more:
             self._starts_of_others[overtaken][client] += 1
             starts = self._starts_of_others[overtaken][client]
             assert starts == 1, f"{client} started {starts} while {overtaken} waited for its turn"
-        self._starts_of_others.pop(client, None)
 
-    def _waiting(self) -> list[LiveSequence]:
-        return [s for s in super().turns(lambda _: True) if s.status is Status.WAITING]
 
-    def _may_start(self, sequence: LiveSequence) -> bool:
-        first = sequence.first
-        waits_for_first = first is not None and first.is_live and first.output_tokens == 0
-        return not waits_for_first and sequence not in self._held_back
+def _waits_for_first(sequence: LiveSequence) -> bool:
+    first = sequence.first
+    return first is not None and first.is_live and first.output_tokens == 0

@@ -11,6 +11,8 @@ import pytest
 
 from engine.disk_cache.cache import NoDiskCache
 from engine.namespaces import namespace_id
+from engine.stats import loop_stats
+from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
 from engine.types import DiskCacheStats
 from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Glimpses, Live, Moment
@@ -47,7 +49,10 @@ class Watcher:
     def __init__(self, harness: Harness) -> None:
         self.now = 0.0
         timing = Timing(lambda: self.now, SilentTelemetry())
-        self.glimpses = Glimpses(harness.scheduler, timing)
+        sizes = StorageBytes(1024, slots=(0,) * len(harness.store.groups), arenas=0)
+        self.glimpses = Glimpses(
+            harness.scheduler, timing, lambda: loop_stats(harness.scheduler, sizes)
+        )
         self.painter = Painter(BLOCK, 1024, harness.scheduler.disk)
 
     def look(self) -> bool:
@@ -68,6 +73,7 @@ def test_a_shared_prompt_is_one_node_with_its_users_behind_it() -> None:
     harness.step()
     harness.step()
     picture = watcher.picture()
+    assert picture.arena.saved_bytes == 2 * 3 * 1024, "three hold three blocks of the prompt"
     (top,) = [node for node in picture.nodes if node.parent is None]
     assert (top.start, top.tokens, top.blocks, top.holders) == (0, 12, 3, 3)
     users = [request for request in picture.requests if request.state == "running"]
@@ -177,7 +183,7 @@ def test_nodes_are_those_that_will_be_evicted() -> None:
 
 
 def made_glimpse(changes: Sequence[Change], live: tuple[Live, ...] = ()) -> Glimpse:
-    moment = Moment(live, 0, (1, 1, 0, 0), (), (), {}, (), (0, 0, 0, 0, 0, 0.0))
+    moment = Moment(live, 0, (1, 1, 0, 0), 10**13, (), (), {}, (), (0, 0, 0, 0, 0, 0.0))
     return Glimpse(1e9, changes, True, moment)
 
 

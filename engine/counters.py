@@ -1,0 +1,21 @@
+"""What the scheduler and its door count. All are counted since start; they only grow."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    computed_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0  # for lack of blocks
+    gave_way: int = 0  # for another client's
+    steps: int = 0
+    rows_sat_out: int = 0  # a step each
+
+
+@dataclass(slots=True)
+class AdmissionCounters:
+    """A sequence counts when it is first admitted."""
+
+    queried_prompt_tokens: int = 0  # of those that may adopt
+    cached_prompt_tokens: int = 0

@@ -1,0 +1,106 @@
+"""A grammar process that a test speaks for, over a real pair of sockets."""
+
+import signal
+import socket
+import threading
+from contextlib import suppress
+
+from engine.constraints.remote.process import GrammarProcess
+from engine.constraints.remote.wire import (
+    FrameBuffer,
+    Mask,
+    Message,
+    Said,
+    mask_frame,
+    read_request,
+    report_frame,
+)
+
+LIMIT = -signal.SIGPROF
+OUTSIDE = -signal.SIGKILL
+SECONDS = 60.0
+
+
+class ScriptedProcess(GrammarProcess):
+    """`peer` is its end. `exit_code` is what it ends with when nobody kills it."""
+
+    def __init__(self, exit_code: int = LIMIT) -> None:
+        self.connection, self.peer = socket.socketpair()
+        self.peer.settimeout(SECONDS)
+        self._frames = FrameBuffer()
+        self._exit_code = exit_code
+        self.is_over = False
+
+    @property
+    def is_running(self) -> bool:
+        return not self.is_over
+
+    def end(self) -> int:
+        return self.kill()
+
+    def kill(self) -> int:
+        self.connection.close()
+        self.peer.close()
+        code, self.is_over = self._exit_code if self.is_over else OUTSIDE, True
+        return code
+
+    def die(self) -> None:
+        """What it has said can still be read."""
+        self.is_over = True
+        self.peer.close()
+
+    def asked(self) -> list[Message]:
+        """What it has been told since the last time."""
+        self.peer.setblocking(False)
+        bodies: list[bytes] = []
+        with suppress(BlockingIOError):
+            while data := self.peer.recv(1 << 20):
+                bodies += self._frames.add(data)
+        return [read_request(body) for body in bodies]
+
+    def heard(self) -> Message:
+        """The next that it is told; waits for it."""
+        bodies: list[bytes] = []
+        while not bodies:
+            bodies = self._frames.add(self.peer.recv(1 << 20))
+        return read_request(bodies[0])
+
+    def begin(self, number: int) -> None:
+        self.peer.sendall(report_frame(Said.BEGUN, {"id": number}))
+
+    def mask(self, number: int, n_tokens: int, bits: bytes, seconds: float = 0.001) -> None:
+        self.peer.sendall(mask_frame(Mask(number, n_tokens, seconds, bits)))
+
+    def report(self, said: Said, **fields: object) -> None:
+        self.peer.sendall(report_frame(said, fields))
+
+
+class Starts:
+    """Starts scripted processes, which all end with one exit code, as long as it may."""
+
+    def __init__(self, exit_code: int = LIMIT) -> None:
+        self.started: list[ScriptedProcess] = []
+        self.is_possible = True
+        self._exit_code = exit_code
+        self._changed = threading.Condition()
+
+    def __call__(self) -> GrammarProcess:
+        if not self.is_possible:
+            raise OSError("no more processes")
+        with self._changed:
+            self.started.append(ScriptedProcess(self._exit_code))
+            self._changed.notify_all()
+        return self.started[-1]
+
+    def wait_for(self, number: int) -> ScriptedProcess:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.started) > number, SECONDS)
+        return self.started[number]
+
+    @property
+    def last(self) -> ScriptedProcess:
+        return self.started[-1]
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()

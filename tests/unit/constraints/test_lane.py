@@ -1,0 +1,117 @@
+"""One process as the engine thread talks to it."""
+
+import select
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from engine.constraints.remote.lane import READ_BYTES, Lane, LaneLost
+from engine.constraints.remote.wire import Mask, Message, Report, Said, request_frame
+from tests.unit.constraints.scripted import LIMIT, OUTSIDE, Starts
+
+
+@pytest.fixture
+def starts() -> Iterator[Starts]:
+    made = Starts()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lane(starts: Starts) -> Lane:
+    return Lane(starts, lambda: 7.0)
+
+
+def begun(lane: Lane) -> None:
+    lane.post(request_frame({"do": "open", "id": 1}))
+    lane.exchange()
+
+
+def test_it_starts_with_the_first_post(lane: Lane, starts: Starts) -> None:
+    assert lane.exchange() == []
+    assert lane.connection is None
+    begun(lane)
+    assert starts.last.asked() == [{"do": "open", "id": 1}]
+
+
+def test_what_it_says_comes_in_order(lane: Lane, starts: Starts) -> None:
+    begun(lane)
+    starts.last.begin(1)
+    assert lane.exchange() == []
+    assert (lane.running, lane.since) == (1, 7.0)
+    starts.last.mask(1, 0, b"1234")
+    starts.last.report(Said.STOPPED, id=1)
+    assert lane.exchange() == [Mask(1, 0, 0.001, b"1234"), Report(Said.STOPPED, {"id": 1})]
+    assert lane.running is None
+
+
+def test_more_than_a_socket_takes_leaves_as_it_is_read(lane: Lane, starts: Starts) -> None:
+    long = {"do": "open", "text": "x" * 4_000_000}
+    lane.post(request_frame(long))
+    lane.exchange()
+    assert lane.interest & select.POLLOUT
+    heard: list[Message] = []
+    while not heard:
+        heard = starts.last.asked()
+        lane.exchange()
+    assert heard == [long]
+    assert lane.interest == select.POLLIN
+
+
+def test_what_it_said_last_is_read_when_it_has_ended(lane: Lane, starts: Starts) -> None:
+    begun(lane)
+    starts.last.mask(1, 0, b"1234")
+    starts.last.begin(2)
+    starts.last.die()
+    lane.post(request_frame({"do": "close", "id": 1}))
+    assert lane.exchange() == [Mask(1, 0, 0.001, b"1234")]
+    with pytest.raises(LaneLost):
+        lane.exchange()
+    assert lane.running == 2
+    assert lane.stop() == LIMIT
+    assert lane.running is None
+
+
+def test_who_says_much_is_heard_a_bit_at_a_time(lane: Lane, starts: Starts) -> None:
+    """Else one that never stops would have the engine thread for good."""
+    begun(lane)
+    starts.last.peer.setblocking(False)
+    n_bytes = 0
+    for _ in range(5):
+        lane.exchange()
+        while True:
+            try:
+                n_bytes += starts.last.peer.send(struct.pack("<I", 60 << 20) + bytes(100_000))
+            except BlockingIOError:
+                break
+            if n_bytes > 3 * READ_BYTES:
+                return
+
+
+@pytest.mark.parametrize(
+    "body", [b"", bytes([Said.BEGUN]) + b"{}", bytes([Said.BEGUN]) + b'{"id": []}', b"\x09{}"]
+)
+def test_what_makes_no_sense_loses_it_or_is_no_answer(
+    lane: Lane, starts: Starts, body: bytes
+) -> None:
+    begun(lane)
+    starts.last.peer.sendall(struct.pack("<I", len(body)) + body)
+    with suppress(LaneLost):
+        assert all(isinstance(one, Report) for one in lane.exchange())
+    assert lane.running is None
+
+
+def test_stopped_it_starts_again_with_the_next_post(lane: Lane, starts: Starts) -> None:
+    begun(lane)
+    assert lane.stop() == OUTSIDE
+    assert lane.stop() is None
+    begun(lane)
+    assert len(starts.started) == 2
+
+
+def test_who_cannot_be_started_is_lost(lane: Lane, starts: Starts) -> None:
+    starts.is_possible = False
+    with pytest.raises(LaneLost, match="no more processes"):
+        lane.post(b"")

@@ -1,0 +1,99 @@
+"""Grammar processes themselves: started, limited, ended, and none left behind."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from engine.constraints.remote.process import GrammarProcess, GrammarProcesses
+from engine.constraints.remote.wire import FrameBuffer, Report, read_report, request_frame
+from engine.constraints.vocabulary import Vocabulary
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from tests.grammars import DEMO_VOCAB_SIZE
+
+ENDLESS = r"[\w\s]*[^\d]?" * 2000
+
+
+@pytest.fixture
+def processes() -> Iterator[GrammarProcesses]:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(DEFAULT_CHECKPOINT / "tokenizer.json"))
+    made = GrammarProcesses(Vocabulary(tokenizer, DEMO_VOCAB_SIZE, frozenset({2})))
+    yield made
+    made.close()
+
+
+def children() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children()
+        if "engine.constraints.worker" in " ".join(child.cmdline())
+    ]
+
+
+def trial(process: GrammarProcess, text: str, seconds: float = 60.0) -> Report:
+    """Raises EOFError where it ends."""
+    job = {"do": "try", "client": "", "kind": "regex", "text": text, "seconds": seconds}
+    process.connection.settimeout(120)
+    process.connection.sendall(request_frame(job))
+    frames = FrameBuffer()
+    while data := process.connection.recv(1 << 16):
+        for body in frames.add(data):
+            said = read_report(body)
+            assert isinstance(said, Report)
+            return said
+    raise EOFError
+
+
+def test_one_more_than_is_asked_for_has_begun_and_none_is_left(
+    processes: GrammarProcesses,
+) -> None:
+    first = processes.start()
+    assert len(children()) == 2
+    (spare,) = {child.pid for child in children()} - {first._process.pid}
+    second = processes.start()
+    assert second._process.pid == spare
+    assert trial(second, "a").fields["error"] is None
+    for process in (first, second):
+        assert process.end() == 0
+    processes.close()
+    assert children() == []
+    with pytest.raises(OSError, match="has stopped"):
+        processes.start()
+
+
+def test_a_spare_that_was_killed_is_not_handed_out(processes: GrammarProcesses) -> None:
+    first = processes.start()
+    (spare,) = {child.pid for child in children()} - {first._process.pid}
+    os.kill(spare, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(spare)], timeout=60)
+    second = processes.start()
+    assert trial(second, "a").fields["error"] is None
+    first.kill()
+    second.kill()
+
+
+def test_processor_time_ends_it(processes: GrammarProcesses) -> None:
+    process = processes.start()
+    with pytest.raises(EOFError):
+        trial(process, ENDLESS, seconds=0.2)
+    assert process.kill() == -signal.SIGPROF
+
+
+def test_what_raises_in_it_is_no_kill_from_outside(processes: GrammarProcesses) -> None:
+    process = processes.start()
+    process.connection.sendall(request_frame({"do": "nothing", "client": "", "seconds": 1.0}))
+    process.connection.settimeout(120)
+    assert process.connection.recv(10) == b""
+    assert process.kill() == 1
+
+
+def test_none_takes_descriptors_that_are_not_its_own(processes: GrammarProcesses) -> None:
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(5):
+        processes.start().kill()
+    with suppress(FileNotFoundError):
+        assert len(os.listdir("/proc/self/fd")) <= before + 2  # the vocabulary's, and a spare's

@@ -1,0 +1,153 @@
+"""What a grammar process does, within the test's own process."""
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from engine.constraints.remote.wire import (
+    FrameBuffer,
+    Mask,
+    Message,
+    Report,
+    Said,
+    read_report,
+    request_frame,
+)
+from engine.constraints.worker.service import Service, Turns
+from tests.grammars import demo_tokenizer
+
+END = 2
+
+
+class Client:
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._frames = FrameBuffer()
+        self._heard: list[Mask | Report] = []
+
+    def post(self, *jobs: Message) -> None:
+        self._peer.sendall(b"".join(map(request_frame, jobs)))
+
+    def heard(self) -> Mask | Report:
+        while not self._heard:
+            bodies = self._frames.add(self._peer.recv(1 << 16))
+            self._heard += map(read_report, bodies)
+        return self._heard.pop(0)
+
+    def answer(self) -> Mask | Report:
+        begun = self.heard()
+        assert isinstance(begun, Report)
+        assert begun.said is Said.BEGUN
+        return self.heard()
+
+
+def opening(number: int, text: str, client: str = "a", tokens: tuple[int, ...] = ()) -> Message:
+    job = {"do": "open", "id": number, "client": client, "seconds": 60.0, "tokens": list(tokens)}
+    return {**job, "kind": "regex", "text": text}
+
+
+def stepping(number: int, *tokens: int) -> Message:
+    job = {"do": "step", "id": number, "client": "a", "seconds": 60.0}
+    return {**job, "tokens": list(tokens)}
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(60)
+    service = Service(theirs, demo_tokenizer(END))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "setitimer", lambda which, seconds: None)  # it would end the tests
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        yield Client(ours)
+        ours.close()
+        thread.join(60)
+        assert not thread.is_alive()  # it ends with the daemon's end of the socket
+    theirs.close()
+
+
+def allowed(mask: Mask | Report) -> set[int]:
+    assert isinstance(mask, Mask)
+    bits = int.from_bytes(mask.bits, "little")
+    return {token for token in range(8 * len(mask.bits)) if bits >> token & 1}
+
+
+def test_a_matcher_is_opened_told_and_complete(client: Client) -> None:
+    tokenizer = demo_tokenizer(END)
+    (a,) = tokenizer.tokenize_str("a")
+    client.post(opening(1, "a[bc]"))
+    assert a in allowed(client.answer())
+    b, c = tokenizer.tokenize_str("b") + tokenizer.tokenize_str("c")
+    client.post(stepping(1, a))
+    assert allowed(client.answer()) == {b, c}
+    client.post(stepping(1, b))
+    last = client.answer()
+    assert isinstance(last, Report)
+    assert (last.said, last.fields["n_tokens"]) == (Said.STOPPED, 2)
+
+
+def test_what_is_opened_with_tokens_is_what_was_told_them(client: Client) -> None:
+    (a,) = demo_tokenizer(END).tokenize_str("a")
+    client.post(opening(1, "(ab)*"), stepping(1, a), opening(2, "(ab)*", tokens=(a,)))
+    client.answer()
+    told, opened = client.answer(), client.answer()
+    assert allowed(told) == allowed(opened)
+
+
+def test_a_token_that_the_grammar_forbids_is_an_error(client: Client) -> None:
+    (b,) = demo_tokenizer(END).tokenize_str("b")
+    client.post(opening(1, "a"), stepping(1, b))
+    client.answer()
+    failed = client.answer()
+    assert isinstance(failed, Report)
+    assert failed.said is Said.FAILED
+
+
+def test_a_trial_says_what_is_wrong(client: Client) -> None:
+    job = {"do": "try", "client": "", "seconds": 60.0, "kind": "regex"}
+    client.post({**job, "text": "("}, {**job, "text": "\ud800"}, {**job, "text": "a"})
+    for is_good in (False, False, True):
+        verdict = client.heard()
+        assert isinstance(verdict, Report)
+        assert verdict.said is Said.VERDICT
+        assert (verdict.fields["error"] is None) == is_good
+
+
+def test_clients_take_turns() -> None:
+    turns = Turns()
+    for number in range(3):
+        turns.add(opening(number, "a", "many"))
+    turns.add(opening(10, "a", "one"))
+    assert [turns.take()["id"] for _ in range(4)] == [0, 10, 1, 2]
+    assert not turns
+
+
+def test_what_is_closed_has_no_job_left() -> None:
+    turns = Turns()
+    for number in (1, 2, 1):
+        turns.add(opening(number, "a"))
+    turns.add(opening(1, "a", "b"))
+    turns.drop(1)
+    assert turns.take()["id"] == 2
+    assert not turns
+
+
+def test_a_matcher_that_is_closed_is_let_go() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        service = Service(theirs, demo_tokenizer(END))
+        for number in range(1000):
+            service._take(opening(number, "a"))
+            service._take({"do": "close", "id": number})
+        assert not service._turns
+        service._take(opening(1, "a"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(signal, "setitimer", lambda which, seconds: None)
+            service._do(service._turns.take())
+        assert len(service._open) == 1
+        service._take({"do": "close", "id": 1})
+        assert not service._open

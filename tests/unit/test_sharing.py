@@ -1,0 +1,95 @@
+"""Nobody stops another: how slots, blocks and prompts are shared between clients, in steps."""
+
+from collections import Counter
+from unittest.mock import Mock
+
+import pytest
+
+from engine.waiting import WaitingQueue
+from tests.unit.engine_harness import Harness, prompt
+
+
+def steps_until_first_token(harness: Harness, request: str) -> int:
+    for steps in range(1, 1000):
+        harness.step()
+        if harness.output(request):
+            return steps
+    raise AssertionError("no token in 1000 steps")
+
+
+def test_one_client_s_many_rows_make_room_for_another_s() -> None:
+    harness = Harness(n_blocks=900, max_running=32, step_tokens=64)
+    many = harness.add(prompt(1, 5), max_tokens=90, n=32, client="many")
+    while harness.scheduler.n_running < 32:
+        harness.step()
+    one = harness.add(prompt(2, 5), max_tokens=1, client="one")
+    assert steps_until_first_token(harness, one) == 1
+    assert harness.scheduler.counters.gave_way == 1
+    harness.finish()
+    alone = Harness(n_blocks=900, max_running=32, step_tokens=64)
+    again = alone.add(prompt(1, 5), max_tokens=90, n=32, client="many")
+    alone.finish()
+    for index in range(32):
+        assert harness.output(many, index) == alone.output(again, index)
+
+
+def test_one_client_s_many_prompts_do_not_come_before_another_s() -> None:
+    harness = Harness(n_blocks=900, max_running=32, max_waiting=300)
+    for i in range(120):
+        harness.add(prompt(i, 150), max_tokens=9, client="many")
+    for _ in range(3):
+        harness.step()
+    one = harness.add(prompt(200, 20), max_tokens=1, client="one")
+    assert steps_until_first_token(harness, one) == 1
+
+
+def test_a_client_s_slots_go_to_whoever_runs_less_and_never_back() -> None:
+    harness = Harness(n_blocks=900, max_running=8)
+    for client in ("a", "b", "c"):
+        harness.add(prompt(ord(client), 5), max_tokens=90, n=16, client=client)
+        for _ in range(20):
+            harness.step()
+    rows = Counter(s.request.client for s in harness.scheduler.running)
+    assert sorted(rows.values()) == [2, 3, 3]
+    assert harness.scheduler.counters.gave_way == 4 + 2
+    for _ in range(20):
+        harness.step()
+    assert harness.scheduler.counters.gave_way == 4 + 2
+    harness.finish()
+
+
+def test_blocks_that_one_client_holds_are_given_up_for_another() -> None:
+    harness = Harness(n_blocks=40, block_size=4, max_running=16)
+    many = [harness.add(prompt(i, 12), max_tokens=30, client="many") for i in range(10)]
+    while not harness.scheduler.counters.preemptions:
+        harness.step()
+    one = harness.add(prompt(20, 12), max_tokens=1, client="one")
+    assert steps_until_first_token(harness, one) <= 4
+    assert 0 < harness.scheduler.counters.gave_way <= 3
+    harness.finish()
+    assert {len(harness.output(request)) for request in many} == {30}
+
+
+def test_nobody_gives_way_to_whoever_would_hold_more() -> None:
+    harness = Harness(n_blocks=20, block_size=4)
+    short = [harness.add(prompt(i, 8), max_tokens=20, client="short") for i in range(2)]
+    harness.step()
+    long = harness.add(prompt(9, 70), max_tokens=2, client="long")
+    harness.finish()
+    assert list(harness.events) == [*short, long]
+    assert harness.scheduler.counters.gave_way == 0
+
+
+def test_while_no_slot_is_to_be_had_nobody_who_waits_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(n_blocks=900, max_running=4, max_waiting=300)
+    for i in range(120):
+        harness.add(prompt(i, 5), max_tokens=50, client="many")
+    for _ in range(4):
+        harness.step()
+    looks = Mock(wraps=harness.scheduler._admission.waiting.next)
+    monkeypatch.setattr(WaitingQueue, "next", looks)
+    for _ in range(20):
+        harness.step()
+    assert looks.call_count == 0
