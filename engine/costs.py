@@ -30,10 +30,15 @@ class StepWork:
 
 _PRIOR = (20e-3, 1e-3, 2e-6, 0.7e-3, 3e-7)
 """Seconds of one of each kind, in StepWork's order, before any was measured: about what 27 M
-parameters take on two cores. The first step corrects them all by one factor; their ratios are left.
+parameters take on two cores. The first step scales them all to what it took; their ratios are left.
+So what is learned of a model a thousand times as slow is the same in slow motion.
 """
 
 _TOKEN, _KEY = 3, 4  # of prompts
+
+_FIRST_STEPS = 3
+"""Where one of these is much shorter than those before it, those were no measure: first steps
+compile, and touch memory for the first time."""
 
 _COMMON_VARIANCE, _OWN_VARIANCE = 100.0, 4.0
 """Of the factors by which the prior is wrong: one that all costs share, and one of each."""
@@ -87,6 +92,7 @@ class StepCosts:
         for kind, row in enumerate(self._covariance):
             row[kind] += _OWN_VARIANCE
         self._spread = 0.1
+        self._n_observed = 0
 
     @property
     def spread(self) -> float:
@@ -119,6 +125,11 @@ class StepCosts:
     def observe(self, work: StepWork, seconds: float) -> None:
         """A step of at least one forward has taken so long."""
         parts = _parts(work)
+        factor = max(seconds, _LEAST_SECONDS) / max(_dot(parts, self._factors), _LEAST_SECONDS)
+        self._n_observed += 1
+        if self._n_observed == 1 or (self._n_observed <= _FIRST_STEPS and factor < 0.5):
+            self._scale(factor)
+            return
         predicted = _dot(parts, self._factors)
         self._forget(parts, predicted)
         size = max(predicted, seconds, _LEAST_SECONDS)
@@ -132,6 +143,11 @@ class StepCosts:
             for other, of_other in enumerate(informed):
                 row[other] -= gain * of_other / variance
         self._note_spread(abs(surprise) / size)
+
+    def _scale(self, factor: float) -> None:
+        """Take the prior for that of a machine so many times as slow."""
+        self._factors = [factor * own for own in self._factors]
+        self._covariance = [[factor * factor * each for each in row] for row in self._covariance]
 
     def _forget(self, parts: Vector, predicted: float) -> None:
         """Bring the costs of this work a little nearer to being unknown, and to being unrelated.
