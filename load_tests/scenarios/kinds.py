@@ -20,6 +20,7 @@ class _Common(BaseModel):
     description: str
     checkpoint: Shape = "qwen3"
     beside: tuple[str, ...] = ()  # flags of the Rootstock to compare with; none: other servers
+    others: tuple[Literal["mlx_lm", "vllm_mlx"], ...] = ("mlx_lm", "vllm_mlx")
     listen_queue: Count = 5  # connections that may wait for mlx_lm.server; 5 is its own number
 
 
@@ -122,9 +123,14 @@ def scenario_names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
+def small_scenario_names() -> list[str]:
+    """Of those that a session of work has time for: not at a real model's size."""
+    return [name for name in scenario_names() if load_scenario(name).checkpoint != "real"]
+
+
 def names_for_any_server() -> list[str]:
     """Of those that ask for no disk cache, and start no server."""
-    return [name for name in scenario_names() if not isinstance(load_scenario(name), _Disk)]
+    return [name for name in small_scenario_names() if not isinstance(load_scenario(name), _Disk)]
 
 
 def load_scenario(name: str) -> Playable | Restart:

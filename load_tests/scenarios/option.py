@@ -18,5 +18,9 @@ def _known(names: list[str] | None) -> list[str] | None:
 
 Scenarios = Annotated[
     list[str] | None,
-    typer.Option("--scenario", help="A name; may be repeated. All by default.", callback=_known),
+    typer.Option(
+        "--scenario",
+        help="A name; may be repeated. By default all that do not begin with real-.",
+        callback=_known,
+    ),
 ]

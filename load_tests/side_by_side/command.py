@@ -18,6 +18,7 @@ from load_tests.scenarios.kinds import (
     Restart,
     load_scenario,
     scenario_names,
+    small_scenario_names,
 )
 from load_tests.scenarios.option import Scenarios
 from load_tests.side_by_side import record as records
@@ -62,7 +63,7 @@ def compare(
     logger.setLevel(logging.INFO)
     folder = into or (QUICK_RESULTS if is_quick else RESULTS)
     kept = []
-    for name in scenario or scenario_names():
+    for name in scenario or small_scenario_names():
         called, played = _chosen(name, shape, tuple(flag or ()), peer_listen_queue)
         logger.info("%s: %s", called, played.description)
         if is_quick:
@@ -118,7 +119,8 @@ def _peers(scenario: Playable | Restart) -> tuple[Peer, ...]:
         return (rootstock(*scenario.flags),)
     if scenario.beside:
         return rootstock(), rootstock(*scenario.beside)
-    return rootstock(), mlx_lm(listen_queue=scenario.listen_queue), vllm_mlx()
+    others = {"mlx_lm": mlx_lm(listen_queue=scenario.listen_queue), "vllm_mlx": vllm_mlx()}
+    return rootstock(), *(others[name] for name in scenario.others)
 
 
 def _draw(folder: Path) -> None:
