@@ -193,9 +193,11 @@ class ThreadedEngine:
         return verdicts
 
     def stats(self) -> EngineStats:
-        """What is on disk is told as of now: it changes while no step is computed."""
+        """What is on disk, and what is recent, is told as of now: both change without a step."""
         loop = self._loop.stats
-        cache = replace(loop.cache, disk=self._loop.scheduler.disk.stats())
+        disk = self._loop.scheduler.disk.stats()
+        recent_hits = tuple(loop.hits.recent(self._loop.timing.now()))
+        cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
         return EngineStats(self._ledger.counts(), replace(loop, cache=cache))
 
     async def clear_cache(

@@ -9,6 +9,7 @@ from typing import Annotated, Protocol
 
 from annotated_types import Ge, Le
 
+from engine.recent import HitRecord, RecentHits
 from kvstore.groups.group import GroupStats
 from kvstore.tier.types import Fault
 
@@ -249,6 +250,7 @@ class CacheStats:
     prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
     fork_copies: int  # and because outputs of one prompt do
     groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
+    recent_hits: tuple[RecentHits, ...] = ()
     disk: DiskCacheStats | None = None  # None without a disk cache
 
 
@@ -281,6 +283,7 @@ class LoopStats:
     preemptions: int
     rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
+    hits: HitRecord
     cache: CacheStats
 
 

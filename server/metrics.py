@@ -272,6 +272,15 @@ def cache_families(cache: CacheStats) -> Iterator[Metric]:
         "Prompt tokens found, counted once per admission.",
         cache.hit_tokens,
     )
+    recent = GaugeMetricFamily(
+        "rootstock_prefix_hit_ratio",
+        "Of the prompt tokens looked up in the last minutes those found; none where none were.",
+        labels=["window"],
+    )
+    for hits in cache.recent_hits:
+        if hits.share is not None:
+            recent.add_metric([f"{hits.seconds // 60}m"], hits.share)
+    yield recent
     yield CounterMetricFamily(
         "rootstock_kv_evicted_blocks", "Blocks taken back from the tree.", cache.evictions
     )

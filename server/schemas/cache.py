@@ -29,6 +29,16 @@ class GroupSlots(BaseModel):
     unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
 
 
+class RecentHits(BaseModel):
+    """Prompt tokens looked up in the last so many seconds, and those found."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    seconds: int
+    queried_tokens: int
+    hit_tokens: int
+
+
 class DiskCache(BaseModel):
     """What is on disk now; from `read_bytes` on, what was read and written since the start."""
 
@@ -64,6 +74,7 @@ class CacheStatsResponse(BaseModel):
     nodes: int
     queried_tokens: int
     hit_tokens: int
+    recent_hits: list[RecentHits]  # of the last 1, 5 and 15 minutes
     evictions: int
     tail_hit_tokens: int  # adopted beyond whole blocks
     prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted

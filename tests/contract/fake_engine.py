@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
 from engine.ledger import Ledger
+from engine.recent import HitRecord, RecentHits
 from engine.types import (
     ALL_TIERS,
     NO_REPLAYS,
@@ -63,6 +64,7 @@ CARD = ModelCard(
     blas="",
 )
 
+RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 120, 20))
 STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
 
 DISK = DiskCacheStats(
@@ -128,6 +130,7 @@ PICTURE = CachePicture(
     namespaces=(PictureNamespace("0", "default", 3, 136),),
     requests=(PictureRequest("r", 1, "0", "running", 70, 64, 70, 2),),
     hidden_requests=HiddenRequests(0, 3),
+    recent_hits=RECENT_HITS,
     counters=PictureCounters(200, 120, 30, 6, 9, 8, 1.5),
 )
 
@@ -255,6 +258,7 @@ class FakeEngine:
             preemptions=1,
             rows_sat_out=2,
             steps=40,
+            hits=HitRecord(),
             cache=CacheStats(
                 block_size=32,
                 blocks_total=128,
@@ -273,6 +277,7 @@ class FakeEngine:
                 prefix_copies=7,
                 fork_copies=3,
                 groups=(STATES,),
+                recent_hits=RECENT_HITS,
                 disk=self.disk,
             ),
         )

@@ -18,7 +18,7 @@ from server.terminal.flags import settings_or_exit
 from server.terminal.options import ApiKey, DaemonUrl
 from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
-from server.terminal.text import bytes_text
+from server.terminal.text import bytes_text, recent_text
 
 DIRECTORY = "What --disk-cache names."
 
@@ -154,6 +154,7 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
         ("held", f"{counts.blocks_held:,} blocks, {counts.blocks_shared:,} by several requests"),
         ("saved", f"{bytes_text(counts.saved_bytes)}, {counts.blocks_saved:,} blocks not copied"),
         ("hits", f"{counts.hit_tokens:,} of {counts.queried_tokens:,} tokens, {share:.1%}"),
+        ("lately", recent_text(counts.recent_hits)),
         ("tails", f"{counts.tail_hit_tokens:,} tokens found beyond whole blocks"),
         ("evictions", f"{counts.evictions:,} blocks"),
         (
