@@ -18,6 +18,7 @@ from engine.constraints.remote.trials import Trials
 from engine.inbox import Inbox
 from engine.ledger import Ledger
 from engine.loop import Deliver, EngineLoop
+from engine.memory import MemoryStats
 from engine.namespaces import find_namespace
 from engine.stats import request_infos
 from engine.submission import Submission, prepare
@@ -63,6 +64,7 @@ class EngineParts:
     limits: Limits
     guides: GuideMaker
     trials: Trials
+    memory: Callable[[], MemoryStats]  # on any thread
     release_thread: Callable[[], None]  # called last of all on that thread
 
 
@@ -198,7 +200,7 @@ class ThreadedEngine:
         disk = self._loop.scheduler.disk.stats()
         recent_hits = tuple(loop.hits.recent(self._loop.timing.now()))
         cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
-        return EngineStats(self._ledger.counts(), replace(loop, cache=cache))
+        return EngineStats(self._ledger.counts(), replace(loop, cache=cache), self._parts.memory())
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS

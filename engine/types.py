@@ -9,6 +9,7 @@ from typing import Annotated, Protocol
 
 from annotated_types import Ge, Le
 
+from engine.memory import MemoryStats
 from engine.recent import HitRecord, RecentHits
 from kvstore.groups.group import GroupStats
 from kvstore.tier.types import Fault
@@ -293,6 +294,7 @@ class EngineStats:
 
     sequences: SequenceCounts
     loop: LoopStats
+    memory: MemoryStats
 
 
 class CacheTier(StrEnum):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.memory import MemoryStats
 from engine.runner import ModelRunner
 from engine.storage_sizes import StorageBytes, StorageSizes
 from engine.types import ModelCard, Tokenizer
@@ -23,4 +24,5 @@ class Backend:
     software: str  # whose numbers these bytes are
     part_bytes: tuple[int, ...]  # of a block, of each window's block, of a state
     max_step_seconds: float  # beside decodes; infinite where nothing but step_tokens limits
+    memory: Callable[[], MemoryStats]  # on any thread
     release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act

@@ -1,6 +1,10 @@
 """The `/admin/cache` routes but for pictures of the tree."""
 
+from typing import Self
+
 from pydantic import BaseModel, ConfigDict
+
+from engine.types import EngineStats
 
 
 class ProbeResponse(BaseModel):
@@ -57,6 +61,28 @@ class DiskCache(BaseModel):
     ended_threads: list[str]  # that should run and do not; `/health` says degraded then
 
 
+class PromisedMemory(BaseModel):
+    """What was reckoned with when the model was found to fit. Bytes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    weights: int
+    storage: int  # KV, windows and as many recurrent states as there may be
+    workspace: int  # of a step
+
+
+class MemoryUse(BaseModel):
+    """The first three are of MLX's allocator. Bytes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    active: int
+    cached: int  # buffers that nobody uses, for the next step
+    peak: int  # of `active`, since the model was loaded
+    resident: int  # of the whole process
+    promise: PromisedMemory
+
+
 class CacheStatsResponse(BaseModel):
     """A block is free, cached (only the tree holds it) or held (in at least one table)."""
 
@@ -81,3 +107,10 @@ class CacheStatsResponse(BaseModel):
     fork_copies: int  # and because outputs of one prompt do
     groups: list[GroupSlots]
     disk: DiskCache | None  # null without a disk cache
+    memory: MemoryUse
+
+    @classmethod
+    def of(cls, stats: EngineStats) -> Self:
+        cache = stats.loop.cache
+        told = {name: getattr(cache, name) for name in cache.__slots__}
+        return cls.model_validate({**told, "memory": stats.memory})

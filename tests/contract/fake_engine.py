@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
 from engine.ledger import Ledger
+from engine.memory import MemoryPromise, MemoryStats
 from engine.recent import HitRecord, RecentHits
 from engine.types import (
     ALL_TIERS,
@@ -65,6 +66,8 @@ CARD = ModelCard(
 )
 
 RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 120, 20))
+PROMISE = MemoryPromise(weights=50 << 20, storage=4 << 20, workspace=40 << 20)
+MEMORY = MemoryStats(60 << 20, 1 << 20, 90 << 20, 300 << 20, PROMISE)
 STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
 
 DISK = DiskCacheStats(
@@ -281,7 +284,7 @@ class FakeEngine:
                 disk=self.disk,
             ),
         )
-        return EngineStats(self._ledger.counts(), loop)
+        return EngineStats(self._ledger.counts(), loop, MEMORY)
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS

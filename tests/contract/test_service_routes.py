@@ -210,6 +210,7 @@ def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
         "fork_copies",
         "groups",
         "disk",
+        "memory",
     }
     total = stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_held"]
     assert total == stats["blocks_total"]
@@ -233,6 +234,17 @@ def test_the_last_minutes_hits_are_told_where_anything_was_asked(http: httpx.Cli
         {"seconds": 300, "queried_tokens": 40, "hit_tokens": 10},
         {"seconds": 900, "queried_tokens": 120, "hit_tokens": 20},
     ]
+
+
+def test_memory_is_told_beside_what_was_promised(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    memory = http.get("/admin/cache/stats").json()["memory"]
+    for kind in ("active", "cached", "peak"):
+        assert value(text, "rootstock_mlx_memory_bytes", kind=kind) == memory[kind] > 0
+    assert value(text, "rootstock_resident_memory_bytes") == memory["resident"] > 0
+    for part in ("weights", "storage", "workspace"):
+        told = value(text, "rootstock_promised_memory_bytes", part=part)
+        assert told == memory["promise"][part] > 0
 
 
 def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from server.schemas.cache import CacheStatsResponse, DiskCache
+from server.schemas.cache import CacheStatsResponse, DiskCache, MemoryUse
 from server.terminal import disk_folder
 from server.terminal.chat.screen import replace_bad_text
 from server.terminal.client.admin import Admin, administered
@@ -148,6 +148,7 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
     share = counts.hit_tokens / max(counts.queried_tokens, 1)
     return [
         ("arena", f"{bytes_text(counts.arena_bytes)}, {counts.blocks_total:,} blocks"),
+        ("memory", _memory_text(counts.memory)),
         ("block", f"{counts.block_size} tokens"),
         ("free", f"{counts.blocks_free:,} blocks"),
         ("cached", f"{counts.blocks_cached:,} blocks, kept for later"),
@@ -162,6 +163,15 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
             f"{counts.prefix_copies:,} blocks of prefixes, {counts.fork_copies:,} of forks",
         ),
     ]
+
+
+def _memory_text(memory: MemoryUse) -> str:
+    promise = memory.promise
+    most = bytes_text(promise.weights + promise.storage + promise.workspace)
+    return (
+        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, "
+        f"of {most} promised; {bytes_text(memory.resident)} resident"
+    )
 
 
 def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:
