@@ -108,6 +108,7 @@ def assemble(
         limits=limits,
         guides=GuideMaker(card.eos_token_ids),
         trials=Trials(processes.start),
+        memory=backend.memory,
         release_thread=partial(_release, processes, backend),
     )
 

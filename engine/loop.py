@@ -9,10 +9,11 @@ from engine.constraints.remote.answers import Answers
 from engine.inbox import Inbox
 from engine.namespaces import find_namespace, find_root
 from engine.pipeline import Pipeline
+from engine.recent import HitRecord
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
-from engine.stats import clear, loop_stats
+from engine.stats import clear, hit_count, loop_stats
 from engine.storage_sizes import StorageBytes
 from engine.submission import Submission
 from engine.timing import Timing
@@ -53,6 +54,7 @@ class EngineLoop:
         self._inbox = inbox
         self._deliver = deliver
         self._sizes = sizes
+        self._hits = HitRecord()
         self._stopping = False
         self._is_waiting = False  # for the disk alone
         self._when_idle: list[Callable[[], None]] = []
@@ -175,7 +177,8 @@ class EngineLoop:
         self._deliver(events)
 
     def _publish(self) -> None:
-        self.stats = loop_stats(self.scheduler, self._sizes)
+        self._hits = self._hits.noted(hit_count(self.scheduler, self.timing.now()))
+        self.stats = loop_stats(self.scheduler, self._sizes, self._hits)
 
     def live(self) -> tuple[LiveSequence, ...]:
         return self.scheduler.running + self.scheduler.waiting

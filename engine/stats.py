@@ -3,6 +3,7 @@
 `loop_stats` runs twice a step: it copies counters, whatever the cache holds and however many wait.
 """
 
+from engine.recent import HitCount, HitRecord
 from engine.scheduler import Scheduler
 from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
@@ -31,7 +32,12 @@ def _slot_bytes(store: KVStore, sizes: StorageBytes) -> int:
     return sum((s.total - s.free) * size for s, size in zip(stats, sizes.slots, strict=True))
 
 
-def loop_stats(scheduler: Scheduler, sizes: StorageBytes) -> LoopStats:
+def hit_count(scheduler: Scheduler, seconds: float) -> HitCount:
+    counters = scheduler.admission_counters
+    return HitCount(seconds, counters.queried_prompt_tokens, counters.cached_prompt_tokens)
+
+
+def loop_stats(scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord) -> LoopStats:
     counters = scheduler.counters
     return LoopStats(
         running=scheduler.n_running,
@@ -43,6 +49,7 @@ def loop_stats(scheduler: Scheduler, sizes: StorageBytes) -> LoopStats:
         gave_way=counters.gave_way,
         rows_sat_out=counters.rows_sat_out,
         steps=counters.steps,
+        hits=hits,
         cache=cache_stats(scheduler, sizes),
     )
 

@@ -26,6 +26,10 @@ class StateCounts:
     running: int
     saved: int
 
+    @property
+    def total(self) -> int:
+        return self.running + self.saved
+
 
 @dataclass(frozen=True, slots=True)
 class StorageSizes:
@@ -38,12 +42,13 @@ class StorageSizes:
 
 @dataclass(frozen=True, slots=True)
 class StorageBytes:
-    """Bytes of one block in the layers of full attention, of one slot of each group, and of the
-    blocks of all arenas."""
+    """Bytes of one block in the layers of full attention, of one slot of each group, of the blocks
+    of all arenas, and of all states, which are allocated when they are needed."""
 
     block: int
     slots: tuple[int, ...]
     arenas: int
+    states: int = 0
 
 
 def build_groups(sizes: StorageSizes, block_size: int, step_tokens: int) -> tuple[Group, ...]:

@@ -18,6 +18,7 @@ from engine.constraints.remote.trials import Trials
 from engine.inbox import Inbox
 from engine.ledger import Ledger
 from engine.loop import Deliver, EngineLoop
+from engine.memory import MemoryStats
 from engine.namespaces import find_namespace
 from engine.stats import request_infos
 from engine.submission import Submission, prepare
@@ -63,6 +64,7 @@ class EngineParts:
     limits: Limits
     guides: GuideMaker
     trials: Trials
+    memory: Callable[[], MemoryStats]  # on any thread
     release_thread: Callable[[], None]  # called last of all on that thread
 
 
@@ -193,10 +195,12 @@ class ThreadedEngine:
         return verdicts
 
     def stats(self) -> EngineStats:
-        """What is on disk is told as of now: it changes while no step is computed."""
+        """What is on disk, and what is recent, is told as of now: both change without a step."""
         loop = self._loop.stats
-        cache = replace(loop.cache, disk=self._loop.scheduler.disk.stats())
-        return EngineStats(self._ledger.counts(), replace(loop, cache=cache))
+        disk = self._loop.scheduler.disk.stats()
+        recent_hits = tuple(loop.hits.recent(self._loop.timing.now()))
+        cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
+        return EngineStats(self._ledger.counts(), replace(loop, cache=cache), self._parts.memory())
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS

@@ -9,6 +9,8 @@ from typing import Annotated, Protocol
 
 from annotated_types import Ge, Le
 
+from engine.memory import MemoryStats
+from engine.recent import HitRecord, RecentHits
 from kvstore.groups.group import GroupStats
 from kvstore.tier.types import Fault
 
@@ -249,6 +251,7 @@ class CacheStats:
     prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
     fork_copies: int  # and because outputs of one prompt do
     groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
+    recent_hits: tuple[RecentHits, ...] = ()
     disk: DiskCacheStats | None = None  # None without a disk cache
 
 
@@ -282,6 +285,7 @@ class LoopStats:
     gave_way: int  # for another client's
     rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
+    hits: HitRecord
     cache: CacheStats
 
 
@@ -291,6 +295,7 @@ class EngineStats:
 
     sequences: SequenceCounts
     loop: LoopStats
+    memory: MemoryStats
 
 
 class CacheTier(StrEnum):

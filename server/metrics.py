@@ -170,6 +170,7 @@ class Metrics:
         yield from loop_families(stats.loop)
         yield from cache_families(stats.loop.cache)
         yield from group_families(stats.loop.cache)
+        yield from memory_families(stats)
         if stats.loop.cache.disk is not None:
             yield from disk_families(stats.loop.cache.disk)
         for alias in self._aliases:
@@ -277,6 +278,15 @@ def cache_families(cache: CacheStats) -> Iterator[Metric]:
         "Prompt tokens found, counted once per admission.",
         cache.hit_tokens,
     )
+    recent = GaugeMetricFamily(
+        "rootstock_prefix_hit_ratio",
+        "Of the prompt tokens looked up in the last minutes those found; none where none were.",
+        labels=["window"],
+    )
+    for hits in cache.recent_hits:
+        if hits.share is not None:
+            recent.add_metric([f"{hits.seconds // 60}m"], hits.share)
+    yield recent
     yield CounterMetricFamily(
         "rootstock_kv_evicted_blocks", "Blocks taken back from the tree.", cache.evictions
     )
@@ -318,6 +328,33 @@ def group_families(cache: CacheStats) -> Iterator[Metric]:
         evicted.add_metric([group.name], group.evictions)
         unresumable.add_metric([group.name], group.unresumable_tokens)
     yield from (slots, evicted, unresumable)
+
+
+def memory_families(stats: EngineStats) -> Iterator[Metric]:
+    memory = stats.memory
+    allocated = GaugeMetricFamily(
+        "rootstock_mlx_memory_bytes",
+        "Of MLX's allocator: in use, kept for the next step, and the most there was in use.",
+        labels=["kind"],
+    )
+    allocated.add_metric(["active"], memory.active)
+    allocated.add_metric(["cached"], memory.cached)
+    allocated.add_metric(["peak"], memory.peak)
+    yield allocated
+    yield GaugeMetricFamily(
+        "rootstock_resident_memory_bytes",
+        "Of the whole process, as the system counts.",
+        memory.resident,
+    )
+    promised = GaugeMetricFamily(
+        "rootstock_promised_memory_bytes",
+        "What was reckoned with when the model was found to fit.",
+        labels=["part"],
+    )
+    promised.add_metric(["weights"], memory.promise.weights)
+    promised.add_metric(["storage"], memory.promise.storage)
+    promised.add_metric(["workspace"], memory.promise.workspace)
+    yield promised
 
 
 def _model_info(card: ModelCard, model: str) -> Metric:

@@ -1,12 +1,14 @@
 """Puts the backend's parts together for one configuration."""
 
 import math
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
 
+from engine.memory import MemoryPromise
 from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import (
     Attention,
@@ -17,6 +19,7 @@ from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.allocator import allocator_limits, limit_allocator
 from engine.mlx_backend.host.blas import Blas
+from engine.mlx_backend.host.memory_meter import MemoryMeter, MeteredRunner
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
@@ -58,17 +61,22 @@ def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
     context_tokens = loaded.max_context_tokens
     model = CachedModel(loaded.model, loaded.layout, storage, execution, most_keys, context_tokens)
     sampling = _sampling(config, checkpoint, report)
+    stored = storage_bytes(_footprint(loaded.layout, config.block_size), sizes)
+    promise = MemoryPromise(loaded.weight_bytes, stored.arenas + stored.states, working)
+    meter = MemoryMeter(promise, used_bytes, time.monotonic)
+    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch())
     card = _card(config, loaded, sizes, host, blas, sampling)
     return Backend(
-        runner=MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch()),
+        runner=MeteredRunner(runner, meter),
         card=card,
         tokenizer=CheckpointTokenizer(loaded.tokenizer, card.max_sequence_tokens),
         hf_tokenizer=loaded.tokenizer._tokenizer,
         sizes=sizes,
-        bytes=storage_bytes(_footprint(loaded.layout, config.block_size), sizes),
+        bytes=stored,
         kv_format=storage.kv_format,
         software=f"mlx={metadata.version('mlx')} mlx-lm={metadata.version('mlx-lm')}",
         part_bytes=storage.part_bytes,
+        memory=meter.stats,
         release_thread=release_thread,
     )
 

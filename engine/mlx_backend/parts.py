@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.memory import MemoryStats
 from engine.runner import ModelRunner
 from engine.storage_sizes import StorageBytes, StorageSizes
 from engine.types import ModelCard, Tokenizer
@@ -22,4 +23,5 @@ class Backend:
     kv_format: str  # how the bytes lie that a step reads, of each part `part_bytes`
     software: str  # whose numbers these bytes are
     part_bytes: tuple[int, ...]  # of a block, of each window's block, of a state
+    memory: Callable[[], MemoryStats]  # on any thread
     release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from engine.recent import RecentHits
 from engine.scheduler import Scheduler
 from engine.sequence import LiveSequence
 from engine.timing import Timing
@@ -52,6 +53,7 @@ class Moment:
     windows: tuple[frozenset[BlockId], ...]  # of each, the blocks that carry theirs
     states: Mapping[BlockId, tuple[int, ...]]  # of each block, the tokens at which it has one
     next_evicted: tuple[int, ...]
+    recent_hits: tuple[RecentHits, ...]
     counters: tuple[int, int, int, int, int, float]  # as PictureCounters has them, but `requests`
 
 
@@ -104,6 +106,7 @@ class Glimpses:
             windows=tuple(g.slots.blocks() for g in groups if isinstance(g, WindowGroup)),
             states=_states(groups),
             next_evicted=tuple(node.serial for node in self._index.next_evicted(NEXT_EVICTED)),
+            recent_hits=tuple(published.hits.recent(self._timing.now())),
             counters=self._counters(),
         )
 

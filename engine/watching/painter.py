@@ -90,6 +90,7 @@ class Painter:
             ),
             requests=tuple(_request(live, self._mirror) for live in moment.live[:SHOWN_REQUESTS]),
             hidden_requests=_hidden_requests(moment),
+            recent_hits=moment.recent_hits,
             counters=_counters(moment, requests),
         )
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from engine.recent import RecentHits
+
 
 @dataclass(frozen=True, slots=True)
 class ArenaBlocks:
@@ -133,6 +135,7 @@ class CachePicture:
     namespaces: tuple[PictureNamespace, ...]
     requests: tuple[PictureRequest, ...]
     hidden_requests: HiddenRequests
+    recent_hits: tuple[RecentHits, ...]
     counters: PictureCounters
 
 

@@ -22,6 +22,7 @@ from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import RecallRules
 from engine.output import OutputFactory
+from engine.recent import HitRecord
 from engine.scheduler import Scheduler
 from engine.stats import loop_stats
 from engine.storage_sizes import StorageBytes
@@ -97,7 +98,7 @@ class Watch:
         self._glimpses = Glimpses(
             scheduler,
             Timing(time.monotonic, EngineTelemetry()),
-            lambda: loop_stats(scheduler, sizes),
+            lambda: loop_stats(scheduler, sizes, HitRecord()),
         )
         self._painter = Painter(BLOCK_TOKENS, 0, branches.disk)
 

@@ -53,7 +53,7 @@ async def clear_cache(
 @router.get("/stats", responses=errors(503))
 async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
     """As of the running step; of an engine that has stopped, as it was then."""
-    return CacheStatsResponse.model_validate(service.engine.stats().loop.cache)
+    return CacheStatsResponse.of(service.engine.stats())
 
 
 @router.post(

@@ -1,6 +1,10 @@
 """The `/admin/cache` routes but for pictures of the tree."""
 
+from typing import Self
+
 from pydantic import BaseModel, ConfigDict
+
+from engine.types import EngineStats
 
 
 class ProbeResponse(BaseModel):
@@ -29,6 +33,16 @@ class GroupSlots(BaseModel):
     unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
 
 
+class RecentHits(BaseModel):
+    """Prompt tokens looked up in the last so many seconds, and those found."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    seconds: int
+    queried_tokens: int
+    hit_tokens: int
+
+
 class DiskCache(BaseModel):
     """What is on disk now; from `read_bytes` on, what was read and written since the start."""
 
@@ -45,6 +59,28 @@ class DiskCache(BaseModel):
     load_seconds: float
     failures: dict[str, int]  # of reading and writing, by fault
     ended_threads: list[str]  # that should run and do not; `/health` says degraded then
+
+
+class PromisedMemory(BaseModel):
+    """What was reckoned with when the model was found to fit. Bytes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    weights: int
+    storage: int  # KV, windows and as many recurrent states as there may be
+    workspace: int  # of a step
+
+
+class MemoryUse(BaseModel):
+    """The first three are of MLX's allocator. Bytes."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    active: int
+    cached: int  # buffers that nobody uses, for the next step
+    peak: int  # of `active`, since the model was loaded
+    resident: int  # of the whole process
+    promise: PromisedMemory
 
 
 class CacheStatsResponse(BaseModel):
@@ -64,9 +100,17 @@ class CacheStatsResponse(BaseModel):
     nodes: int
     queried_tokens: int
     hit_tokens: int
+    recent_hits: list[RecentHits]  # of the last 1, 5 and 15 minutes
     evictions: int
     tail_hit_tokens: int  # adopted beyond whole blocks
     prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
     fork_copies: int  # and because outputs of one prompt do
     groups: list[GroupSlots]
     disk: DiskCache | None  # null without a disk cache
+    memory: MemoryUse
+
+    @classmethod
+    def of(cls, stats: EngineStats) -> Self:
+        cache = stats.loop.cache
+        told = {name: getattr(cache, name) for name in cache.__slots__}
+        return cls.model_validate({**told, "memory": stats.memory})

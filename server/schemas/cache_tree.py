@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.api import CachePicture
+from server.schemas.cache import RecentHits
 
 
 class _Seen(BaseModel):
@@ -142,6 +143,7 @@ class CacheTree(_Seen):
     namespaces: list[TreeNamespace]
     requests: list[TreeRequest]
     hidden_requests: HiddenRequests
+    recent_hits: list[RecentHits] = Field(description="Of the last 1, 5 and 15 minutes.")
     counters: TreeCounters
 
     @classmethod

@@ -1,5 +1,9 @@
 """Text from outside (a model, a server, a file's name) as a terminal may show it."""
 
+from collections.abc import Sequence
+
+from server.schemas.cache import RecentHits
+
 # C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
 CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
@@ -16,3 +20,12 @@ def bytes_text(n_bytes: int) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:.2f} {unit}"
     return f"{n_bytes} bytes"
+
+
+def recent_text(recent: Sequence[RecentHits]) -> str:
+    """Such as `75.0% in 5 min, 60.1% in 15 min`, of the windows in which anything was asked."""
+    return ", ".join(
+        f"{hits.hit_tokens / hits.queried_tokens:.1%} in {hits.seconds // 60} min"
+        for hits in recent
+        if hits.queried_tokens
+    )

@@ -12,6 +12,8 @@ from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
 from engine.ledger import Ledger
+from engine.memory import MemoryPromise, MemoryStats
+from engine.recent import HitRecord, RecentHits
 from engine.types import (
     ALL_TIERS,
     NO_REPLAYS,
@@ -63,6 +65,9 @@ CARD = ModelCard(
     blas="",
 )
 
+RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 120, 20))
+PROMISE = MemoryPromise(weights=50 << 20, storage=4 << 20, workspace=40 << 20)
+MEMORY = MemoryStats(60 << 20, 1 << 20, 90 << 20, 300 << 20, PROMISE)
 STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
 
 DISK = DiskCacheStats(
@@ -128,6 +133,7 @@ PICTURE = CachePicture(
     namespaces=(PictureNamespace("0", "default", 3, 136),),
     requests=(PictureRequest("r", 1, "0", "running", 70, 64, 70, 2),),
     hidden_requests=HiddenRequests(0, 3),
+    recent_hits=RECENT_HITS,
     counters=PictureCounters(200, 120, 30, 6, 9, 8, 1.5),
 )
 
@@ -256,6 +262,7 @@ class FakeEngine:
             gave_way=2,
             rows_sat_out=3,
             steps=40,
+            hits=HitRecord(),
             cache=CacheStats(
                 block_size=32,
                 blocks_total=128,
@@ -274,10 +281,11 @@ class FakeEngine:
                 prefix_copies=7,
                 fork_copies=3,
                 groups=(STATES,),
+                recent_hits=RECENT_HITS,
                 disk=self.disk,
             ),
         )
-        return EngineStats(self._ledger.counts(), loop)
+        return EngineStats(self._ledger.counts(), loop, MEMORY)
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS

@@ -256,3 +256,14 @@ def test_a_schema_that_is_refused_harms_nobody(
         said = [chunk.choices[0].delta.content or "" for chunk in chunks]
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
     assert begun + "".join(said) == alone
+
+
+def test_memory_stays_within_what_was_promised_at_load(
+    real_client: OpenAI, admin: httpx.Client
+) -> None:
+    real_client.completions.create(model="tiny", prompt="the cat sat " * 40, max_tokens=4)
+    memory = admin.get("/admin/cache/stats").json()["memory"]
+    promise = memory["promise"]
+    kept = promise["weights"] + promise["storage"]
+    assert kept <= memory["active"] <= memory["peak"] <= kept + promise["workspace"]
+    assert memory["active"] < memory["resident"]

@@ -203,12 +203,14 @@ def test_cache_stats_have_the_agreed_keys(http: httpx.Client) -> None:
         "nodes",
         "queried_tokens",
         "hit_tokens",
+        "recent_hits",
         "evictions",
         "tail_hit_tokens",
         "prefix_copies",
         "fork_copies",
         "groups",
         "disk",
+        "memory",
     }
     total = stats["blocks_free"] + stats["blocks_cached"] + stats["blocks_held"]
     assert total == stats["blocks_total"]
@@ -222,6 +224,27 @@ def test_copies_are_told_by_cause_and_what_sharing_saves(http: httpx.Client) -> 
     assert told["rootstock_prefix_tail_hit_tokens"] == 9
     assert told["rootstock_kv_saved_blocks"] == 12
     assert told["rootstock_kv_saved_bytes"] == 393_216
+
+
+def test_the_last_minutes_hits_are_told_where_anything_was_asked(http: httpx.Client) -> None:
+    ratios = metric_families(http.get("/metrics").text)["rootstock_prefix_hit_ratio"].samples
+    assert {s.labels["window"]: s.value for s in ratios} == {"5m": 0.25, "15m": 20 / 120}
+    assert http.get("/admin/cache/stats").json()["recent_hits"] == [
+        {"seconds": 60, "queried_tokens": 0, "hit_tokens": 0},
+        {"seconds": 300, "queried_tokens": 40, "hit_tokens": 10},
+        {"seconds": 900, "queried_tokens": 120, "hit_tokens": 20},
+    ]
+
+
+def test_memory_is_told_beside_what_was_promised(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    memory = http.get("/admin/cache/stats").json()["memory"]
+    for kind in ("active", "cached", "peak"):
+        assert value(text, "rootstock_mlx_memory_bytes", kind=kind) == memory[kind] > 0
+    assert value(text, "rootstock_resident_memory_bytes") == memory["resident"] > 0
+    for part in ("weights", "storage", "workspace"):
+        told = value(text, "rootstock_promised_memory_bytes", part=part)
+        assert told == memory["promise"][part] > 0
 
 
 def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:

@@ -435,3 +435,21 @@ def test_a_step_that_raises_leaves_the_loop_turning() -> None:
     while harness.scheduler.has_work:
         loop.turn()
     assert events[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_hits_of_the_last_minutes_are_told_as_of_now() -> None:
+    setup = Setup()
+    setup.runner.open()
+    setup.now = 2000.0
+    await setup.collect(request("cold"))
+    setup.now = 2100.0
+    await setup.collect(request("warm"))
+
+    def told() -> list[tuple[int, int]]:
+        recent = setup.engine.stats().loop.cache.recent_hits
+        return [(hits.queried_tokens, hits.hit_tokens) for hits in recent]
+
+    assert told() == [(10, 9), (20, 9), (20, 9)]
+    setup.now = 2400.5
+    assert told() == [(0, 0), (0, 0), (20, 9)]
+    await setup.engine.drain(1.0)

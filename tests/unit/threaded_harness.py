@@ -10,6 +10,7 @@ from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.trials import Trials
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
+from engine.memory import MemoryPromise, MemoryStats
 from engine.step import StepMasks, StepPlan, StepResult
 from engine.storage_sizes import StorageBytes
 from engine.threaded import EngineParts, ThreadedEngine
@@ -110,6 +111,7 @@ class Setup:
             limits=self.harness.limits,
             guides=GuideMaker(frozenset()),
             trials=Trials(no_process),
+            memory=lambda: MemoryStats(0, 0, 0, 0, MemoryPromise(0, 0, 0)),
             release_thread=lambda: None,
         )
 

@@ -114,6 +114,7 @@ def storage_bytes(footprint: Footprint, sizes: StorageSizes) -> StorageBytes:
         block=footprint.block_bytes,
         slots=windows if sizes.states is None else (*windows, footprint.state_bytes),
         arenas=sizes.n_blocks * footprint.block_bytes + windows_bytes,
+        states=0 if sizes.states is None else sizes.states.total * footprint.state_bytes,
     )
 
 

@@ -20,8 +20,15 @@ export function Numbers({ snapshot, history }) {
       <${Number_} name="Waiting" value=${whole(waiting)}
                   note=${loading ? `${whole(loading)} of them loading from disk` : "in the queue"} />
       <${Number_} name="Found in the cache" value=${share === null ? "–" : percent(share)}
-                  note="of ${short(counters.prompt_tokens)} prompt tokens" />
+                  note="of ${short(counters.prompt_tokens)} prompt tokens${lately(snapshot)}" />
     </dl>`;
+}
+
+/** The share of the shortest recent time in which anything was asked. */
+function lately({ recent_hits }) {
+  const hits = recent_hits.find(({ queried_tokens }) => queried_tokens);
+  return hits
+    ? `; ${percent(hits.hit_tokens / hits.queried_tokens)} in ${hits.seconds / 60} min` : "";
 }
 
 function Number_({ name, value, note }) {

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from server.schemas.cache import CacheStatsResponse, DiskCache
+from server.schemas.cache import CacheStatsResponse, DiskCache, MemoryUse
 from server.terminal import disk_folder
 from server.terminal.chat.screen import replace_bad_text
 from server.terminal.client.admin import Admin, administered
@@ -18,7 +18,7 @@ from server.terminal.flags import settings_or_exit
 from server.terminal.options import ApiKey, DaemonUrl
 from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
-from server.terminal.text import bytes_text
+from server.terminal.text import bytes_text, recent_text
 
 DIRECTORY = "What --disk-cache names."
 
@@ -148,12 +148,14 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
     share = counts.hit_tokens / max(counts.queried_tokens, 1)
     return [
         ("arena", f"{bytes_text(counts.arena_bytes)}, {counts.blocks_total:,} blocks"),
+        ("memory", _memory_text(counts.memory)),
         ("block", f"{counts.block_size} tokens"),
         ("free", f"{counts.blocks_free:,} blocks"),
         ("cached", f"{counts.blocks_cached:,} blocks, kept for later"),
         ("held", f"{counts.blocks_held:,} blocks, {counts.blocks_shared:,} by several requests"),
         ("saved", f"{bytes_text(counts.saved_bytes)}, {counts.blocks_saved:,} blocks not copied"),
         ("hits", f"{counts.hit_tokens:,} of {counts.queried_tokens:,} tokens, {share:.1%}"),
+        ("lately", recent_text(counts.recent_hits)),
         ("tails", f"{counts.tail_hit_tokens:,} tokens found beyond whole blocks"),
         ("evictions", f"{counts.evictions:,} blocks"),
         (
@@ -161,6 +163,15 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
             f"{counts.prefix_copies:,} blocks of prefixes, {counts.fork_copies:,} of forks",
         ),
     ]
+
+
+def _memory_text(memory: MemoryUse) -> str:
+    promise = memory.promise
+    most = bytes_text(promise.weights + promise.storage + promise.workspace)
+    return (
+        f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, "
+        f"of {most} promised; {bytes_text(memory.resident)} resident"
+    )
 
 
 def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from server.schemas.cache_tree import CacheTree, TreeArena, TreeDisk, TreeRequest
 from server.terminal.tables import facts, listing
-from server.terminal.text import bytes_text
+from server.terminal.text import bytes_text, recent_text
 from server.terminal.top.prefixes import heaviest
 from server.terminal.top.watch import Rates, Seen
 
@@ -19,7 +19,7 @@ STATES = (("held", "█", "green"), ("cached", "▒", "cyan"), ("free", "░", "
 PREFIX_HEADS = ("prefix, by position", "tokens", "with all below", "holders", "idle", "evicted")
 REQUEST_HEADS = ("request", "state", "prompt", "cached", "computed", "output")
 LEAST_LINES = 24
-FIXED_LINES = 15  # all but the rows of both tables
+FIXED_LINES = 16  # all but the rows of both tables
 MOST_GUIDE = 24  # cells that the lines of the tree may take
 
 
@@ -65,6 +65,7 @@ def _facts(seen: Seen, url: str) -> list[tuple[str, str]]:
         ("requests", f"{running:,} running, {waiting:,} waiting"),
         ("tokens/s", _rates_text(seen.rates) if seen.rates else ""),
         ("hits", f"{hit_share:.1%} of {counts.prompt_tokens:,} prompt tokens since start"),
+        ("lately", recent_text(picture.recent_hits)),
         ("first token", f"after {first_seconds:.2f} s on average" if counts.first_tokens else ""),
         ("sharing", f"saves {bytes_text(picture.arena.saved_bytes)} of copies right now"),
         ("disk", _disk_text(picture.disk) if picture.disk else ""),

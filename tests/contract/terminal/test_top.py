@@ -36,6 +36,7 @@ def picture(**fields: object) -> CacheTree:
             **{"blocks": 4096, "free": 1024, "cached": 2048, "held": 1024},
             **{"saved_bytes": 3 << 20, "block_bytes": 65536},
         },
+        "recent_hits": [{"seconds": 300, "queried_tokens": 1000, "hit_tokens": 750}],
         "hidden": {"nodes": 2, "tokens": 7, "blocks": 2},
         "namespaces": [
             {"id": "0", "name": "default", "nodes": 4, "tokens": 1820},
@@ -80,26 +81,27 @@ def test_without_a_terminal_there_is_one_picture(server: CannedServer) -> None:
     result = run("--url", server.url, "--api-key", "sesame")
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [line.rstrip() for line in result.stdout.splitlines()]
-    assert lines[:7] == [
+    assert lines[:8] == [
         f"daemon       tiny at {server.url}",
         "requests     1 running, 1 waiting",
         "hits         75.0% of 4,000 prompt tokens since start",
+        "lately       75.0% in 5 min",
         "first token  after 0.25 s on average",
         "sharing      saves 3.00 MiB of copies right now",
         "█" * 25 + "▒" * 50 + "░" * 25,
         "█ held 1,024   ▒ cached 2,048   ░ free 1,024   of 4,096 blocks, 256.00 MiB",
     ]
-    assert [line.split("  ")[0] for line in lines[9:14]] == [
+    assert [line.split("  ")[0] for line in lines[10:15]] == [
         *("0 to 1,000", "├ 1,000 to 1,500", "├ 1,000 to 1,300", "└ 1,000 to 1,020", "0 to 64")
     ]
-    assert [line.split()[-5:] for line in lines[9:11]] == [
+    assert [line.split()[-5:] for line in lines[10:12]] == [
         ["default", "1,000", "1,820", "1", "-"],
         ["1,500", "500", "500", "1", "-"],
     ]
-    assert lines[11].split()[-4:] == ["300", "-", "2", "min"]
-    assert lines[12].split()[-4:] == ["4", "s", "next", "1"]
-    assert lines[14] == "and 2 more nodes of 7 tokens"
-    assert [line.split() for line in lines[17:]] == [
+    assert lines[12].split()[-4:] == ["300", "-", "2", "min"]
+    assert lines[13].split()[-4:] == ["4", "s", "next", "1"]
+    assert lines[15] == "and 2 more nodes of 7 tokens"
+    assert [line.split() for line in lines[18:]] == [
         ["chatcmpl-1", "running", "1,500", "1,000", "1,500", "12"],
         ["chatcmpl-2", "waiting", "1,500", "1,000", "0", "0"],
     ]
@@ -115,7 +117,7 @@ def test_a_disk_cache_has_a_line(server: CannedServer) -> None:
     server.pages[TREE] = encoded(tiered)
     lines = [line.rstrip() for line in run("--url", server.url).stdout.splitlines()]
     assert lines[1] == "requests     0 running, 1 waiting"
-    assert lines[5] == (
+    assert lines[6] == (
         "disk         5.00 MiB of 1.00 GiB; 1,900 tokens loaded for 3 prompts since start"
     )
     assert lines[-1].split()[:2] == ["chatcmpl-3", "loading"]

@@ -11,6 +11,7 @@ import pytest
 
 from engine.disk_cache.cache import NoDiskCache
 from engine.namespaces import namespace_id
+from engine.recent import HitRecord, RecentHits
 from engine.stats import loop_stats
 from engine.storage_sizes import StorageBytes
 from engine.timing import Timing
@@ -51,7 +52,7 @@ class Watcher:
         timing = Timing(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(1024, slots=(0,) * len(harness.store.groups), arenas=0)
         self.glimpses = Glimpses(
-            harness.scheduler, timing, lambda: loop_stats(harness.scheduler, sizes)
+            harness.scheduler, timing, lambda: loop_stats(harness.scheduler, sizes, HitRecord())
         )
         self.painter = Painter(BLOCK, 1024, harness.scheduler.disk)
 
@@ -183,7 +184,8 @@ def test_nodes_are_those_that_will_be_evicted() -> None:
 
 
 def made_glimpse(changes: Sequence[Change], live: tuple[Live, ...] = ()) -> Glimpse:
-    moment = Moment(live, 0, (1, 1, 0, 0), 10**13, (), (), {}, (), (0, 0, 0, 0, 0, 0.0))
+    hits = tuple(RecentHits(900, 10**12, 10**12) for _ in range(3))
+    moment = Moment(live, 0, (1, 1, 0, 0), 10**13, (), (), {}, (), hits, (0, 0, 0, 0, 0, 0.0))
     return Glimpse(1e9, changes, True, moment)
 
 

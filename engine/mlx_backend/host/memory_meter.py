@@ -1,0 +1,77 @@
+"""What MLX's allocator has given out, and whether a step took more than it was promised."""
+
+import logging
+from collections.abc import Callable
+
+import mlx.core as mx
+import psutil
+
+from engine.memory import MemoryPromise, MemoryStats
+from engine.runner import ModelRunner
+from engine.step import StepMasks, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 600.0
+"""Between one warning and the next."""
+
+
+class MemoryMeter:
+    """Begins when the model has been loaded. `stats` may be asked by any thread."""
+
+    def __init__(self, promise: MemoryPromise, used_bytes: int, clock: Callable[[], float]) -> None:
+        """`used_bytes`: what MLX had given out before the model."""
+        self._promise = promise
+        self._kept_bytes = used_bytes + promise.kept
+        self._clock = clock
+        self._peak = 0
+        self._warned: float | None = None  # when, by the clock
+        mx.reset_peak_memory()
+
+    def stats(self) -> MemoryStats:
+        return MemoryStats(
+            active=mx.get_active_memory(),
+            cached=mx.get_cache_memory(),
+            peak=max(self._peak, mx.get_peak_memory()),
+            resident=psutil.Process().memory_info().rss,
+            promise=self._promise,
+        )
+
+    def stepped(self) -> None:
+        """A step has been computed."""
+        peak = mx.get_peak_memory()
+        mx.reset_peak_memory()
+        self._peak = max(self._peak, peak)
+        if (taken := peak - self._kept_bytes) > self._promise.workspace:
+            self._warn(taken)
+
+    def _warn(self, taken: int) -> None:
+        now = self._clock()
+        if self._warned is not None and now < self._warned + QUIET_SECONDS:
+            return
+        self._warned = now
+        logger.warning(
+            "a step took %.0f MiB beside weights and KV cache; %.0f MiB were promised",
+            taken / 2**20,
+            self._promise.workspace / 2**20,
+        )
+
+
+class MeteredRunner:
+    """A runner whose steps' memory is measured."""
+
+    def __init__(self, runner: ModelRunner, meter: MemoryMeter) -> None:
+        self._runner = runner
+        self._meter = meter
+
+    def submit(self, plan: StepPlan) -> None:
+        self._runner.submit(plan)
+
+    def sample(self, masks: Callable[[], StepMasks]) -> None:
+        self._runner.sample(masks)
+
+    def collect(self) -> StepResult:
+        try:
+            return self._runner.collect()
+        finally:
+            self._meter.stepped()

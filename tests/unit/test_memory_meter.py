@@ -1,0 +1,87 @@
+"""What MLX has given out, measured around steps that take memory."""
+
+import logging
+
+import mlx.core as mx
+import pytest
+
+from engine.memory import MemoryPromise
+from engine.mlx_backend.host.memory_meter import QUIET_SECONDS, MemoryMeter, MeteredRunner
+from engine.step import StepResult
+
+MIB = 1 << 20
+
+
+def take(mebibytes: int) -> None:
+    array = mx.zeros((mebibytes, MIB // 4))
+    mx.eval(array)
+
+
+class Meter:
+    """A meter, and a clock that is set by hand."""
+
+    def __init__(self, workspace: int) -> None:
+        self.now = 0.0
+        used = mx.get_active_memory()
+        self.meter = MemoryMeter(MemoryPromise(0, 0, workspace), used, lambda: self.now)
+
+    def step(self, mebibytes: int) -> None:
+        take(mebibytes)
+        self.meter.stepped()
+
+
+def test_a_step_within_its_promise_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    meter = Meter(64 * MIB)
+    meter.step(16)
+    assert not caplog.records
+
+
+def test_a_step_that_took_more_is_warned_of_with_both_figures_and_not_at_once_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    meter = Meter(8 * MIB)
+    for now in (0.0, 1.0, QUIET_SECONDS - 1, QUIET_SECONDS):
+        meter.now = now
+        meter.step(32)
+    said = [record.getMessage() for record in caplog.records]
+    line = "a step took 32 MiB beside weights and KV cache; 8 MiB were promised"
+    assert said == [line, line]
+
+
+def test_the_peak_is_of_all_steps_since_the_model_was_loaded() -> None:
+    take(64)
+    meter = Meter(1 << 40)
+    before = mx.get_active_memory()
+    meter.step(32)
+    meter.step(16)
+    stats = meter.meter.stats()
+    assert 32 * MIB <= stats.peak - before < 40 * MIB
+    assert stats.active == mx.get_active_memory()
+    assert stats.resident > 0
+
+
+class Hungry:
+    """A runner that takes memory and then fails, or not."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def collect(self) -> StepResult:
+        take(32)
+        if self._error is not None:
+            raise self._error
+        return StepResult({}, {})
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("out of memory")])
+def test_a_step_that_fails_is_measured_as_well(
+    error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = MeteredRunner(Hungry(error), Meter(8 * MIB).meter)  # type: ignore[arg-type]
+    if error is None:
+        runner.collect()
+    else:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runner.collect()
+    assert len(caplog.records) == 1
