@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from engine.disk_cache.recalls import Wish
 from engine.sequence import LiveSequence
 from engine.step import SequenceId
 from engine.validation import Limits
@@ -12,8 +13,10 @@ from kvstore.announcements import Prospect
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 
-Recall: TypeAlias = Callable[[LiveSequence], object]
-"""Has what is worth it of a prompt loaded from disk; what is coming then is announced."""
+Recall: TypeAlias = Callable[[LiveSequence, Wish], bool]
+"""Has what is worth it of a prompt loaded from disk; what is coming then is announced. False: it
+would be worth it, and is to wait for others' loads.
+"""
 
 
 @dataclass(slots=True)
@@ -30,7 +33,7 @@ class Admission:
     def __init__(self, store: KVStore, limits: Limits, recall: Recall) -> None:
         self._store = store
         self._recall = recall
-        self._recalled: set[LiveSequence] = set()  # of those that wait
+        self._wishes: dict[LiveSequence, Wish] = {}  # of those that wait
         self._max_running = limits.max_running
         self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
         self._refused: tuple[SequenceId, int] | None = None  # who was, after how many drops
@@ -48,6 +51,8 @@ class Admission:
 
         Nobody overtakes a sequence that is refused, or a long prompt might starve.
         """
+        if n_running == self._max_running:  # nor is anything loaded for who cannot run
+            return
         turns = self.waiting.turns(self._may_start)
         for n_others, sequence in enumerate(turns, start=n_running):
             if n_others == self._max_running or self._is_refused(sequence):
@@ -84,11 +89,8 @@ class Admission:
         prospect = self._prospect(sequence)
         if self._store.announcements.must_wait(prospect):
             return False
-        if sequence in self._recalled:
-            return True
-        self._recalled.add(sequence)
-        self._recall(sequence)
-        return not self._store.announcements.must_wait(prospect)
+        may_start = self._recall(sequence, self._wishes.setdefault(sequence, Wish()))
+        return may_start and not self._store.announcements.must_wait(prospect)
 
     def _is_refused(self, sequence: LiveSequence) -> bool:
         """Whether it was refused, and nobody has let go of anything since."""
@@ -102,7 +104,7 @@ class Admission:
         return prospect
 
     def _forget(self, sequence: LiveSequence) -> None:
-        self._recalled.discard(sequence)
+        self._wishes.pop(sequence, None)
         prospect = self._prospects.pop(sequence, None)
         if prospect is not None:
             self._store.announcements.forget(prospect)

@@ -8,16 +8,16 @@ long prompt is computed in chunks beside the others' decodes.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import count
 
 from engine import events, policy
 from engine.admission import Admission, AdmissionCounters
 from engine.api import InvalidRequest
 from engine.costs import StepCosts
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
-from engine.disk_cache.recalls import Prompt
+from engine.disk_cache.recalls import Prompt, Recalled, Wish
 from engine.draft import Draft
 from engine.output import OutputFactory
 from engine.sequence import LiveSequence, Status, lease_of
@@ -166,22 +166,27 @@ class Scheduler:
         time = StepBudget(self._costs, self._limits.step_seconds)
         draft = Draft(self._limits.step_tokens, time, next(self._numbers))
         preemptions = self.counters.preemptions
-        if fills := self._disk.fills(draft.number):
-            draft.before += [*self._store.take_orders(), *fills]
         self._schedule_running(draft)
         if self.counters.preemptions == preemptions:  # else who gave way would be back at once
             self._schedule_waiting(draft)
-        draft.reads += self._disk.reads(draft.number)  # last: none is written behind its reading
+        # Last: none is written behind its reading.
+        draft.reads += self._disk.reads(draft.number, time.moving_seconds)
         if draft.is_empty:
             return StepPlan()
         draft.before += self._store.take_orders()
         leaving, self._leaving = self._leaving, []
         return draft.plan(leaving)
 
-    def took(self, plan: StepPlan, seconds: float) -> None:
-        """The step has taken so long: the next ones are planned accordingly."""
+    def took(self, plan: StepPlan, filled: Collection[int], seconds: float) -> None:
+        """The step has taken so long, and `filled` were filled in meanwhile, by their numbers: the
+        next ones are planned accordingly.
+        """
         is_scoring = any(chunk.prompt_logprobs is not None for chunk in plan.chunks)
-        if plan.work.forwards and not (is_scoring or plan.is_moving_bytes):
+        if filled or plan.reads:
+            if not plan.chunks:  # they are predicted less well than bytes could tell
+                extra_seconds = seconds - self._costs.seconds(plan.work)
+                self._disk.took(filled, plan.number, max(extra_seconds, 0.0))
+        elif plan.work.forwards and not is_scoring:
             self._costs.observe(plan.work, seconds)
 
     def settle(self) -> list[OutputEvent]:
@@ -257,13 +262,24 @@ class Scheduler:
             if sequence.keeps_logits:
                 draft.keep(sequence)
                 self.counters.rows_sat_out += 1
-        for sequence, n_tokens in chain(decodes, prompts):  # Limits leave each decode a token
+        self._schedule_rows(decodes, draft)  # Limits leave each a token
+        self._fill_in(draft)
+        self._schedule_rows(prompts, draft)
+
+    def _schedule_rows(self, lacking: Iterable[tuple[LiveSequence, int]], draft: Draft) -> None:
+        for sequence, n_tokens in lacking:
             if draft.budget_tokens == 0:
                 return
             if sequence.status is Status.RUNNING:  # not preempted by one before it
                 n_allowed = draft.allow(sequence, n_tokens)
                 if n_allowed:
                     self._schedule(sequence, n_allowed, draft)
+
+    def _fill_in(self, draft: Draft) -> None:
+        """What has come from disk, as much as there is time for beside the decodes."""
+        if fills := self._disk.fills(draft.number, draft.time.moving_seconds):
+            draft.before += [*self._store.take_orders(), *fills]
+            draft.time.move(self._disk.fill_seconds(draft.number))
 
     def _schedule_waiting(self, draft: Draft) -> None:
         admitted = self._admission.admit(len(self._running))
@@ -291,9 +307,10 @@ class Scheduler:
                 return
         draft.add(sequence, start, n_tokens, room)
 
-    def _recall(self, sequence: LiveSequence) -> None:
+    def _recall(self, sequence: LiveSequence, wish: Wish) -> bool:
         prompt = Prompt(sequence.namespace, sequence.tokens, sequence.names)
-        self._disk.recall(prompt, len(self._running), self._costs.prompt_seconds)
+        found = self._disk.recall(prompt, wish, len(self._running), self._costs.prompt_seconds)
+        return found is not Recalled.PUT_OFF
 
     def _preempt(self, sequence: LiveSequence) -> None:
         """Its blocks go to the cache, where it will find most of them when it comes back."""

@@ -86,10 +86,10 @@ class StepPlan:
         return bool(self.chunks or self.decodes or self.kept or orders or self.reads)
 
     @property
-    def is_moving_bytes(self) -> bool:
-        """Whether it fills in what was on disk, or reads what goes there."""
+    def is_filling(self) -> bool:
+        """Whether it fills in what was on disk."""
         fills = FillBlock | FillWindow | FillState
-        return bool(self.reads) or any(isinstance(order, fills) for order in self.before)
+        return any(isinstance(order, fills) for order in self.before)
 
     def rows(self) -> Iterator[tuple[SequenceId, int]]:
         """Who computes, and how many tokens."""

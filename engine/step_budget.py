@@ -11,6 +11,10 @@ _LEAST_SHARE = 0.25
 """What the tokens of a step's first chunk may take, of what all else in the step takes."""
 
 
+_MOVED_SHARE = 1.0
+"""What moving bytes from and to the disk may take, of what decodes do."""
+
+
 class StepBudget:
     """The time of one step, while it is planned: first its decodes, then chunks of prompts.
 
@@ -32,6 +36,20 @@ class StepBudget:
         self._decode_keys = 0
         self._prompt_tokens = 0
         self._prompt_keys = 0
+        self._moved_seconds = 0.0
+
+    @property
+    def moving_seconds(self) -> float:
+        """How long bytes may be moved beside what has been planned; infinite without decodes."""
+        if self._decode_rows == 0:
+            return math.inf
+        spent_seconds = self._spent_seconds
+        left_seconds = max(self._aim_seconds - spent_seconds, 0.0)
+        return min(left_seconds, _MOVED_SHARE * spent_seconds)
+
+    @property
+    def _spent_seconds(self) -> float:
+        return self._costs.seconds(self.work) + self._moved_seconds
 
     @property
     def work(self) -> StepWork:
@@ -55,6 +73,10 @@ class StepBudget:
         self._prompt_tokens += n_tokens
         self._prompt_keys += chunk_keys(start, n_tokens)
 
+    def move(self, seconds: float) -> None:
+        """Bytes are filled in that are predicted to take so long."""
+        self._moved_seconds += seconds
+
     def allow(self, start: int, wanted: int) -> int:
         """How many of `wanted` tokens, at least one, from position `start` of a prompt may join.
 
@@ -63,7 +85,7 @@ class StepBudget:
         if self._decode_rows == 0 or math.isinf(self._aim_seconds):
             return wanted
         begin_seconds = self._costs.seconds(StepWork(forwards=1, prompt_keys=chunk_keys(start, 0)))
-        spent_seconds = self._costs.seconds(self.work)
+        spent_seconds = self._spent_seconds
         left_seconds = self._aim_seconds - spent_seconds - begin_seconds
         if self._n_chunks == 0:
             with_forward = spent_seconds + self._costs.seconds(StepWork(forwards=1))

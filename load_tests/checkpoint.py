@@ -2,7 +2,8 @@
 
 `qwen3`, 27 M parameters, has full attention in every layer; of the eight layers of `hybrid`, 28 M
 and Granite-shaped, six are Mamba2 and two attention. `agent` is a `qwen3` of two layers, 3.5 M,
-with a context of 65,536 tokens and a template that knows tools. A single thing about their weights
+with a context of 65,536 tokens and a template that knows tools; `wide` has the KV of a model of 8 G
+parameters, 128 KiB a token, and hardly anything else. A single thing about their weights
 is not random: the output layer has a row of zeros for every token that is no word of the lexicon.
 Such a token's logit is 0, which is never the greatest of thousands of random ones, so greedy
 decoding writes words alone: no answer ends early, and none changes when a client sends it back as
@@ -23,7 +24,7 @@ from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from load_tests.random_checkpoint import CHATML, write_checkpoint
 from load_tests.tokenizer import build_tokenizer, word_ids
 
-Shape = Literal["qwen3", "hybrid", "agent"]
+Shape = Literal["qwen3", "hybrid", "agent", "wide"]
 
 _COMMON: Mapping[str, object] = {
     "hidden_size": 512,
@@ -57,6 +58,15 @@ CONFIGS: Mapping[Shape, Mapping[str, object]] = {
         "num_key_value_heads": 2,
         "max_position_embeddings": 65_536,
     },
+    "wide": {
+        **_QWEN3,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+    },
     "hybrid": {
         **_COMMON,
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -84,6 +94,7 @@ TEMPLATES: Mapping[Shape, str] = {
     "agent": json.loads((DEFAULT_CHECKPOINT / "tokenizer_config.json").read_text())[
         "chat_template"
     ],
+    "wide": CHATML,
     "hybrid": CHATML,
 }
 

@@ -17,6 +17,7 @@ class FakeTicket:
     done: int = 0
     is_over: bool = False
     ahead_bytes: int = 0
+    most_ahead_bytes: int = 1 << 62
 
     def cancel(self) -> None:
         self.is_over = True
@@ -24,6 +25,9 @@ class FakeTicket:
     def consumed(self, n_bytes: int) -> None:
         self.ahead_bytes -= n_bytes
         assert self.ahead_bytes >= 0, "more was consumed than was delivered"
+
+    def keep_ahead(self, n_bytes: int) -> None:
+        self.most_ahead_bytes = n_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What is loaded, when, how much at once, and what is left when it goes wrong."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_what_is_filled_in_is_published_with_its_step_and_not_before(
 
 
 def test_a_step_fills_in_a_bounded_number_of_bytes(shelf: Shelf) -> None:
-    desk = Desk(shelf, recalls=replace(RECALLS, step_bytes=3 * BLOCK_BYTES))
+    desk = Desk(shelf, step_bytes=3 * BLOCK_BYTES)
     desk.recall([*PROMPT, 0])
     shelf.hand_over(10)
     assert [len(desk.step()[0]) for _ in range(5)] == [3, 3, 3, 1, 0]
@@ -80,7 +81,7 @@ def test_a_step_fills_in_a_bounded_number_of_bytes(shelf: Shelf) -> None:
 
 
 def test_an_entry_larger_than_that_is_filled_in_alone(shelf: Shelf) -> None:
-    desk = Desk(shelf, recalls=replace(RECALLS, step_bytes=1))
+    desk = Desk(shelf, step_bytes=1)
     desk.recall([*PROMPT, 0])
     shelf.hand_over(10)
     assert [len(desk.step()[0]) for _ in range(11)] == [1] * 10 + [0]
@@ -225,21 +226,20 @@ def test_what_was_delivered_behind_wrong_parts_is_not_taken(desk: Desk, shelf: S
     shelf.hand_over(1)
     desk.handle()
     shelf.hand_over(1)  # posted before the reading is cancelled, and handled after
-    assert not desk.disk.fills(number + 1)
+    assert not desk.disk.fills(number + 1, inf)
     desk.handle()
-    assert not desk.disk.fills(number + 2)
+    assert not desk.disk.fills(number + 2, inf)
     desk.disk.commit(number, ())
     assert not desk.disk.is_loading
     assert desk.cached(PROMPT) == BLOCK
 
 
-def test_a_load_that_takes_too_long_is_given_up(desk: Desk, shelf: Shelf) -> None:
+def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf) -> None:
     desk.recall([*PROMPT, 0])
     waiting = prospect(desk.store)
     shelf.hand_over(4)
     desk.step()
-    seconds = RECALLS.timeout_seconds + RECALLS.timeout_token_seconds * len(PROMPT)
-    desk.wait(seconds - 0.001)
+    desk.wait(RECALLS.timeout_seconds - 0.001)
     desk.step()
     assert desk.disk.is_loading
     assert desk.disk.wait_seconds() == pytest.approx(0.001)
