@@ -155,6 +155,7 @@ class Recalls:
         self._fills: dict[int, list[_Fill]] = {}  # by the step's number
         self._budget = LoadBudget(rules.limits)
         self._pace = BytePace()
+        self._step_bytes = 0.0  # that the last step had time for
         self.counters = RecallCounters()
 
     @property
@@ -200,7 +201,7 @@ class Recalls:
         """
         self._budget.begin_round()
         self._expire()
-        allowed = self._pace.bytes_in(seconds, self._tier.read_rate)
+        self._step_bytes = allowed = self._pace.bytes_in(seconds, self._tier.read_rate)
         orders, planned = list[Order](), 0
         for load in tuple(self._loads):
             n_entries = n_bytes = 0
@@ -218,7 +219,7 @@ class Recalls:
             self._settle(load)
         if not orders:
             self._skip(number)
-        self._read_on(allowed)
+        self._read_on()
         return orders
 
     def filled_bytes(self, number: int) -> int:
@@ -336,6 +337,7 @@ class Recalls:
         self._loads.append(load)
         self._budget.began(load.n_bytes)
         load.ticket = self._tier.read(load.names, partial(self._deliver, load))
+        self._read_on()
         return True
 
     def _deliver(self, load: _Load, found: Found) -> None:
@@ -424,9 +426,9 @@ class Recalls:
             elif now >= load.deadline:
                 self._end(load)
 
-    def _read_on(self, step_bytes: float) -> None:
+    def _read_on(self) -> None:
         """Readers go ahead as far as the next steps fill in, the first load's first."""
-        for load, n_bytes in zip(self._loads, self._budget.ahead(step_bytes), strict=False):
+        for load, n_bytes in zip(self._loads, self._budget.ahead(self._step_bytes), strict=False):
             load.ahead_bytes = n_bytes
             if load.ticket is not None:
                 load.ticket.keep_ahead(n_bytes)

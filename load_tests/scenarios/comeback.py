@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -15,7 +15,7 @@ from typing import Literal
 import psutil
 
 from kvstore.tier.maintenance import verify
-from load_tests.client import Asker, Listener, Target, TargetError, connected, limited, message
+from load_tests.client import Asker, Listener, TargetError, connected, limited, message
 from load_tests.peers.catalogue import Server
 from load_tests.scenarios.arrival import STREAM_TOKENS, UNDER_WAY, gaps_until
 from load_tests.scenarios.kinds import Comeback
@@ -33,9 +33,7 @@ Start = Callable[[Path], AbstractContextManager[Server]]
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """One prompt that came back. Seconds to first tokens; `cold_seconds` of another one of its
-    length, that nobody had asked, under the same conditions.
-    """
+    """One prompt that came back. Seconds to first tokens, cold with nobody else there."""
 
     ending: Ending
     streams: int  # beside it
@@ -85,11 +83,10 @@ class CameBack:
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """For each length a prompt that is asked alone, one beside streams, and another of those."""
+    """For each length a prompt that comes back alone, and one that does beside streams."""
 
     alone: tuple[str, ...]
     beside: tuple[str, ...]
-    fresh: tuple[str, ...]
     crowd: tuple[str, ...]
     streams: tuple[str, ...]
 
@@ -125,15 +122,14 @@ def play_comeback(scenario: Comeback, seed: int, start: Start) -> CameBack:
         texts = _texts(scenario, rng)
         with TemporaryDirectory(prefix="home-") as home:
             with start(Path(home)) as server:
-                cold = asyncio.run(_live(scenario, server, texts, texts.fresh))
-                asyncio.run(_ask_all(server.target, texts.beside, scenario.output_tokens))
+                cold = asyncio.run(_live(scenario, server, replace(texts, streams=())))
                 _end(server, ending, scenario.idle_seconds)
             begun = time.perf_counter()
             found = list(verify(Path(home) / "kv"))
             seconds += time.perf_counter() - begun
             n_bytes += sum(one.n_bytes for one in found)
             with start(Path(home)) as server:
-                again = asyncio.run(_live(scenario, server, texts, texts.beside))
+                again = asyncio.run(_live(scenario, server, texts))
         backs += _backs(ending, cold, again, scenario.streams)
         crowds.append(Crowd(ending, cold.crowd, again.crowd, again.before_bytes, again.most_bytes))
     return CameBack(scenario.token_bytes, n_bytes / seconds, tuple(backs), tuple(crowds))
@@ -146,7 +142,6 @@ def _texts(scenario: Comeback, rng: random.Random) -> _Texts:
     return _Texts(
         alone=of_all_lengths(),
         beside=of_all_lengths(),
-        fresh=of_all_lengths(),
         crowd=tuple(text(rng, scenario.crowd_words) for _ in range(scenario.crowd)),
         streams=tuple(text(rng, scenario.stream_words) for _ in range(scenario.streams)),
     )
@@ -169,14 +164,14 @@ def _backs(ending: Ending, cold: _Life, again: _Life, streams: int) -> Iterator[
         )
 
 
-async def _live(scenario: Comeback, server: Server, texts: _Texts, beside: Sequence[str]) -> _Life:
+async def _live(scenario: Comeback, server: Server, texts: _Texts) -> _Life:
     """Ask all of it of one daemon."""
     memory = psutil.Process(server.process.pid).memory_info
     async with limited(server.target), connected(server.target) as asker:
         one = _One(asker, scenario.output_tokens)
         alone = [_Asked(await one.ask(words)) for words in texts.alone]
         async with one.streaming(texts.streams) as streams:
-            found = [await one.beside(streams, words) for words in beside]
+            found = [await one.beside(streams, words) for words in texts.beside]
         before_bytes = most_bytes = memory().rss
         crowd = asyncio.gather(*map(one.ask, texts.crowd))
         while not crowd.done():
@@ -184,12 +179,6 @@ async def _live(scenario: Comeback, server: Server, texts: _Texts, beside: Seque
             await asyncio.sleep(POLL_SECONDS)
         seconds = sorted(_Asked(listener).seconds for listener in await crowd)
     return _Life(tuple(alone), tuple(found), tuple(seconds), before_bytes, most_bytes)
-
-
-async def _ask_all(target: Target, prompts: Sequence[str], output_tokens: int) -> None:
-    async with limited(target), connected(target) as asker:
-        for words in prompts:
-            await _One(asker, output_tokens).ask(words)
 
 
 def _end(server: Server, ending: Ending, idle_seconds: float) -> None:
@@ -214,6 +203,8 @@ class _One:
         return listener
 
     async def beside(self, streams: Sequence[Listener], prompt: str) -> _Asked:
+        if not streams:
+            return _Asked(await self.ask(prompt))
         begun = time.perf_counter()
         await asyncio.sleep(CALM_SECONDS)
         calm = gaps_until(begun, time.perf_counter(), [one.heard for one in streams])

@@ -115,7 +115,7 @@ class Comeback(_Disk):
     kind: Literal["comeback"]
     prompt_words: tuple[Count, ...]
     token_bytes: Count  # of the checkpoint's KV
-    streams: Count  # answers under way
+    streams: Annotated[int, Field(ge=0)]  # answers under way
     stream_words: Count  # of their prompts
     crowd: Count  # prompts at once
     crowd_words: Count

@@ -102,7 +102,9 @@ class FakeTier:
 
     def hand_over(self, n_entries: int) -> None:
         """So many entries of the first reading that is not over."""
-        ticket = next(ticket for ticket in self.tickets if not ticket.is_over)
+        self.hand_over_to(next(ticket for ticket in self.tickets if not ticket.is_over), n_entries)
+
+    def hand_over_to(self, ticket: FakeTicket, n_entries: int) -> None:
         names = ticket.names[ticket.done : ticket.done + n_entries]
         run = ReadRun(ticket.done, tuple(self.records[name].entry for name in names))
         ticket.done += len(names)

@@ -646,3 +646,14 @@ def test_a_tail_that_memory_serves_is_used_on_disk_too() -> None:
     whole = desk.disk.names(NS, prompt)[-1]
     [tail] = (name for name, stored in desk.shelf.records.items() if stored.parent == whole)
     assert desk.shelf.touched == [whole, tail]
+
+
+def test_a_step_reads_what_it_has_time_for_by_what_the_ones_before_took() -> None:
+    desk = Desk(step_bytes=2 * BLOCK_BYTES)
+    serve(desk.store, PROMPT)
+    desk.wait()
+    number, _, reads = desk.plan()
+    assert len(reads) == 2
+    desk.disk.took([], number, BLOCK_BYTES)  # half of what was thought
+    desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
+    assert len(desk.step()[1]) == 4
