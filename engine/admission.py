@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import TypeAlias
 
 from engine.counters import AdmissionCounters
+from engine.disk_cache.recalls import Wish
 from engine.policy import Holdings, slots, tokens
 from engine.sequence import LiveSequence
 from engine.step import SequenceId
@@ -16,8 +17,10 @@ from kvstore.announcements import Prospect
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 
-Recall: TypeAlias = Callable[[LiveSequence], object]
-"""Has what is worth it of a prompt loaded from disk; what is coming then is announced."""
+Recall: TypeAlias = Callable[[LiveSequence, Wish], bool]
+"""Has what is worth it of a prompt loaded from disk; what is coming then is announced. False: it
+would be worth it, and is to wait for others' loads.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Admission:
     def __init__(self, store: KVStore, limits: Limits, turns: Turns, recall: Recall) -> None:
         self._store = store
         self._recall = recall
-        self._recalled: set[LiveSequence] = set()  # of those that wait
+        self._wishes: dict[LiveSequence, Wish] = {}  # of those that wait
         self._max_running = limits.max_running
         self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
         self._refused: dict[str, Refused] = {}  # by client
@@ -117,11 +120,8 @@ class Admission:
         prospect = self._prospect(sequence)
         if self._store.announcements.must_wait(prospect):
             return False
-        if sequence in self._recalled:
-            return True
-        self._recalled.add(sequence)
-        self._recall(sequence)
-        return not self._store.announcements.must_wait(prospect)
+        may_start = self._recall(sequence, self._wishes.setdefault(sequence, Wish()))
+        return may_start and not self._store.announcements.must_wait(prospect)
 
     def _next(self, client: str) -> LiveSequence | None:
         """Of the client's, who may start."""
@@ -177,7 +177,7 @@ class Admission:
         return prospect
 
     def _forget(self, sequence: LiveSequence) -> None:
-        self._recalled.discard(sequence)
+        self._wishes.pop(sequence, None)
         prospect = self._prospects.pop(sequence, None)
         if prospect is not None:
             self._store.announcements.forget(prospect)

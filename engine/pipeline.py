@@ -55,6 +55,7 @@ class Pipeline:
         self._scheduler = scheduler
         self._timing = timing
         self._began = 0.0  # of the clock: when the device was free for the step in flight
+        self._filled: list[int] = []  # the numbers of the steps that have been filled in since then
         self._step_seconds = 0.0  # of the last step
         self._runner = runner
         self._answers = answers
@@ -75,6 +76,10 @@ class Pipeline:
         self._ask()
         before, self._in_flight = self._in_flight, NO_STEP
         began, self._began = self._began, self._timing.now()
+        if not before.is_due:
+            self._filled = []
+        if plan.is_filling:  # at its submission, while the step before has the device
+            self._filled.append(plan.number)
         news = []
         if (failure := self._submit(plan)) is not None:
             # Now, for a sequence that ends with the step before must not count on this one.
@@ -104,7 +109,8 @@ class Pipeline:
         self._began = self._timing.now()
         self._step_seconds = self._began - began
         self._timing.stepped(self._step_seconds)
-        self._scheduler.took(plan, self._step_seconds)
+        filled, self._filled = self._filled, []
+        self._scheduler.took(plan, filled, self._step_seconds)
         news = self._scheduler.commit(plan, result)
         self._ask()
         return news + self._settle([s for s in self._scheduler.unanswered if s.unread], EARLY_SHARE)

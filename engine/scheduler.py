@@ -9,7 +9,7 @@ beside the others' decodes. The rest of a step goes by the clients' turns (docs/
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import count
 
 from engine import events, policy
@@ -18,7 +18,7 @@ from engine.api import InvalidRequest
 from engine.costs import StepCosts
 from engine.counters import AdmissionCounters, SchedulerCounters
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
-from engine.disk_cache.recalls import Prompt
+from engine.disk_cache.recalls import Prompt, Recalled, Wish
 from engine.draft import Draft
 from engine.live import LiveSequences
 from engine.output import OutputFactory
@@ -149,19 +149,21 @@ class Scheduler:
         batch_rows = min(self.n_running + self.n_waiting, self._limits.max_running)
         time = StepBudget(self._costs, self._limits.step_stretch, batch_rows)
         draft = Draft(self._limits.step_tokens, time, next(self._numbers))
-        if fills := self._disk.fills(draft.number):
-            draft.before += [*self._store.take_orders(), *fills]
         self._schedule_rows(draft)
-        draft.reads += self._disk.reads(draft.number)  # last: none is written behind its reading
+        draft.reads += self._disk.reads(draft.number, time.moving_seconds)  # behind all writing
         if draft.is_empty:
             return StepPlan()
         draft.before += self._store.take_orders()
         leaving, self._leaving = self._leaving, []
         return draft.plan(leaving)
 
-    def took(self, plan: StepPlan, seconds: float) -> None:
-        """The step has taken so long: the next ones are planned accordingly."""
-        if plan.work.forwards and not (plan.is_scoring or plan.is_moving_bytes):
+    def took(self, plan: StepPlan, filled: Collection[int], seconds: float) -> None:
+        """It has taken so long, and steps with these numbers have filled in meanwhile."""
+        if filled or plan.reads:
+            if not plan.chunks:  # they are predicted less well than bytes could tell
+                extra_seconds = seconds - self._costs.seconds(plan.work)
+                self._disk.took(filled, plan.number, max(extra_seconds, 0.0))
+        elif plan.work.forwards and not plan.is_scoring:
             self._costs.observe(plan.work, seconds)
 
     def settle(self) -> list[OutputEvent]:
@@ -214,9 +216,16 @@ class Scheduler:
         for sequence in decodes:
             if sequence.status is Status.RUNNING:  # has not given way
                 self._schedule(sequence, 1, draft)
+        self._fill_in(draft)
         self._schedule_prompts(prompts, draft)
         for sequence in draft.preempted:  # not before: what is in flight is not its next lease's
             self._admission.add(sequence)
+
+    def _fill_in(self, draft: Draft) -> None:
+        """What has come from disk, as much as there is time for beside the decodes."""
+        if fills := self._disk.fills(draft.number, draft.time.moving_seconds):
+            draft.before += [*self._store.take_orders(), *fills]
+            draft.time.move(self._disk.fill_seconds(draft.number))
 
     def _schedule_prompts(self, prompts: dict[str, deque[LiveSequence]], draft: Draft) -> None:
         """A chunk of each client in turn, and again, for as long as there is budget."""
@@ -272,9 +281,10 @@ class Scheduler:
                 return
         draft.add(sequence, start, n_tokens, room)
 
-    def _recall(self, sequence: LiveSequence) -> None:
+    def _recall(self, sequence: LiveSequence, wish: Wish) -> bool:
         prompt = Prompt(sequence.namespace, sequence.tokens, sequence.names)
-        self._disk.recall(prompt, len(self._running), self._costs.prompt_seconds)
+        found = self._disk.recall(prompt, wish, len(self._running), self._costs.prompt_seconds)
+        return found is not Recalled.PUT_OFF
 
     def _preempt(self, sequence: LiveSequence, draft: Draft) -> None:
         """Its blocks go to the cache, where it will find most of them when it comes back."""

@@ -91,10 +91,10 @@ class StepPlan:
         return any(chunk.prompt_logprobs is not None for chunk in self.chunks)
 
     @property
-    def is_moving_bytes(self) -> bool:
-        """Whether it fills in what was on disk, or reads what goes there."""
+    def is_filling(self) -> bool:
+        """Whether it fills in what was on disk."""
         fills = FillBlock | FillWindow | FillState
-        return bool(self.reads) or any(isinstance(order, fills) for order in self.before)
+        return any(isinstance(order, fills) for order in self.before)
 
     def rows(self) -> Iterator[tuple[SequenceId, int]]:
         """Who computes, and how many tokens."""

@@ -11,6 +11,10 @@ _LEAST_SHARE = 0.25
 """What the tokens of a step's first chunk may take, of what all else in the step takes."""
 
 
+_MOVED_SHARE = 1.0
+"""What moving bytes from and to the disk may take, of what decodes do."""
+
+
 class StepBudget:
     """The time of one step, while it is planned: first its decodes, then chunks of prompts.
 
@@ -37,6 +41,20 @@ class StepBudget:
         self._decode_keys = 0
         self._prompt_tokens = 0
         self._prompt_keys = 0
+        self._moved_seconds = 0.0
+
+    @property
+    def moving_seconds(self) -> float:
+        """How long bytes may be moved beside what has been planned; infinite without decodes."""
+        if self._decode_rows == 0:
+            return math.inf
+        spent_seconds = self._spent_seconds
+        left_seconds = max(self._aim_seconds - spent_seconds, 0.0)
+        return min(left_seconds, _MOVED_SHARE * spent_seconds)
+
+    @property
+    def _spent_seconds(self) -> float:
+        return self._costs.seconds(self.work) + self._moved_seconds
 
     @property
     def work(self) -> StepWork:
@@ -60,6 +78,10 @@ class StepBudget:
         self._prompt_tokens += n_tokens
         self._prompt_keys += chunk_keys(start, n_tokens)
 
+    def move(self, seconds: float) -> None:
+        """Bytes are filled in that are predicted to take so long."""
+        self._moved_seconds += seconds
+
     def allow(self, start: int, wanted: int) -> int:
         """How many of `wanted` tokens, at least one, from position `start` of a prompt may join.
 
@@ -68,8 +90,8 @@ class StepBudget:
         if self._decode_rows == 0 or math.isinf(self._stretch):
             return wanted
         begin_seconds = self._costs.seconds(StepWork(forwards=1, prompt_keys=chunk_keys(start, 0)))
-        spent_seconds = self._costs.seconds(self.work)
-        left_seconds = self._aim_seconds() - spent_seconds - begin_seconds
+        spent_seconds = self._spent_seconds
+        left_seconds = self._aim_seconds - spent_seconds - begin_seconds
         if self._n_chunks == 0:
             with_forward = spent_seconds + self._costs.seconds(StepWork(forwards=1))
             seconds = max(left_seconds, _LEAST_SHARE * with_forward)
@@ -77,7 +99,10 @@ class StepBudget:
         allowed = _usual(self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted), wanted)
         return allowed if allowed == wanted or left_seconds >= begin_seconds else 0
 
+    @property
     def _aim_seconds(self) -> float:
+        if math.isinf(self._stretch):
+            return math.inf
         rows = max(self._decode_rows, self._batch_rows)
         decodes = StepWork(forwards=1, decode_rows=rows, decode_keys=self._decode_keys)
         limit_seconds = self._stretch * self._costs.seconds(decodes)

@@ -15,7 +15,7 @@ from load_tests.client import TargetError, discover
 from load_tests.conditions import Conditions, observe
 from load_tests.grafana.command import grafana
 from load_tests.replicas.command import router
-from load_tests.scenarios.kinds import Playable, Restart, load_scenario, names_for_any_server
+from load_tests.scenarios.kinds import Playable, Restarting, load_scenario, names_for_any_server
 from load_tests.scenarios.load import Summary, run_table
 from load_tests.scenarios.option import Scenarios
 from load_tests.scenarios.perform import Outcome, perform
@@ -83,7 +83,7 @@ async def _run(
 
 def _playable(name: str) -> Playable:
     scenario = load_scenario(name)
-    if isinstance(scenario, Restart):
+    if isinstance(scenario, Restarting):
         raise TargetError(f"{name} starts servers of its own: `compare` plays it")
     return scenario
 

@@ -2,8 +2,9 @@
 
 `qwen3`, 27 M parameters, has full attention in every layer; of the eight layers of `hybrid`, 28 M
 and Granite-shaped, six are Mamba2 and two attention. `agent` is a `qwen3` of two layers, 3.5 M,
-with a context of 65,536 tokens and a template that knows tools. `real` is of a real model's shape:
-28 layers, 1,024 wide, 16 heads of 128 over 8, 151,936 tokens, 596 M parameters in 2.4 GB.
+with a context of 65,536 tokens and a template that knows tools; `wide` has the KV of a model of 8 G
+parameters, 128 KiB a token, and hardly anything else. `real` is of a real model's shape: 28 layers,
+1,024 wide, 16 heads of 128 over 8, 151,936 tokens, 596 M parameters in 2.4 GB.
 
 A single thing about their weights is not random: the output layer has a row of zeros for every
 token that is no word of the lexicon. Such a token's logit is 0, which is never the greatest of
@@ -25,7 +26,7 @@ from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from load_tests.random_checkpoint import CHATML, write_checkpoint
 from load_tests.tokenizer import build_tokenizer, word_ids
 
-Shape = Literal["qwen3", "hybrid", "agent", "real"]
+Shape = Literal["qwen3", "hybrid", "agent", "wide", "real"]
 
 _COMMON: Mapping[str, Any] = {
     "hidden_size": 512,
@@ -71,6 +72,15 @@ CONFIGS: Mapping[Shape, Mapping[str, Any]] = {
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": True,
     },
+    "wide": {
+        **_QWEN3,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+    },
     "hybrid": {
         **_COMMON,
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -98,6 +108,7 @@ TEMPLATES: Mapping[Shape, str] = {
     "agent": json.loads((DEFAULT_CHECKPOINT / "tokenizer_config.json").read_text())[
         "chat_template"
     ],
+    "wide": CHATML,
     "hybrid": CHATML,
     "real": CHATML,
 }

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.names import BlockNames
 from engine.disk_cache.tier import Tier
@@ -37,7 +38,6 @@ class ArchiveRules:
     salted: bool = False
     least_tokens: int = 256
     idle_seconds: float = 1.0
-    step_bytes: int = 4 << 20
 
 
 @dataclass(slots=True)
@@ -74,6 +74,7 @@ class Archive:
         self._later: dict[Node, float] = {}  # in the order of the times at which they are due
         self._due: dict[Node, None] = {}
         self._reads: dict[int, list[_Read]] = {}  # by the step's number
+        self._pace = BytePace()
         self._unwritten = Unwritten(tier, names, entries)
         self._retry_at = -math.inf
         self._is_ending = False
@@ -161,14 +162,16 @@ class Archive:
 
     # What the steps do.
 
-    def plan(self, number: int) -> list[ReadBlock]:
-        """What the step of that number reads, behind all that it writes."""
+    def plan(self, number: int, seconds: float) -> list[ReadBlock]:
+        """What the step of that number reads, behind all that it writes, in so much time: an entry
+        at least.
+        """
         now = self._clock()
         if now < self._retry_at:
             return []
         self._ripen(now)
         is_tier_idle = self._tier.is_idle
-        found = self._find()
+        found = self._find(self._pace.bytes_in(seconds, self._tier.read_rate))
         if found:
             self._reads[number] = found
             self._bytes_left -= sum(read.n_bytes for read in found)
@@ -177,6 +180,14 @@ class Archive:
         elif self._due:
             self._retry_at = now + RETRY_SECONDS
         return [candidate.read for each in found for candidate in each.candidates]
+
+    def read_bytes(self, number: int) -> int:
+        """How much the step reads."""
+        return sum(read.n_bytes for read in self._reads.get(number, ()))
+
+    def took(self, n_bytes: int, seconds: float) -> None:
+        """A step was held up for so long by so many bytes that it read."""
+        self._pace.observe(n_bytes, seconds)
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
         """The step has read this."""
@@ -248,13 +259,13 @@ class Archive:
             del self._later[node]
             self._due[node] = None
 
-    def _find(self) -> list[_Read]:
+    def _find(self, step_bytes: float) -> list[_Read]:
         """What is due, as much as a step may read and the tier would take."""
         found = list[_Read]()
         room = min(self._tier.room - self._bytes_on_their_way(), self._bytes_left)
         if room <= 0:
             return found
-        budget = min(self._rules.step_bytes, room)
+        budget = min(step_bytes, room)
         for node in list(self._due):
             if budget <= 0 and found:
                 break
@@ -292,9 +303,7 @@ class Archive:
 
     def _squeeze(self, node: Node, candidate: Candidate, found: list[_Read]) -> int:
         """One that is larger than what a step may read is read alone, if the tier takes it."""
-        room = self._tier.room
-        is_alone = not found and not self._unwritten.is_reading
-        if is_alone and self._rules.step_bytes < candidate.n_bytes <= room:
+        if not found and candidate.n_bytes <= self._tier.room - self._bytes_on_their_way():
             self._unwritten.read(candidate)
             self._take(node, [candidate], found)
         return -1

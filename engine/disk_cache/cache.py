@@ -3,13 +3,21 @@
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from engine.disk_cache.archive import Archive, ArchiveRules
 from engine.disk_cache.entries import Entries
 from engine.disk_cache.names import BlockNames
-from engine.disk_cache.recalls import ComputeSeconds, Post, Prompt, RecallRules, Recalls
+from engine.disk_cache.recalls import (
+    ComputeSeconds,
+    Post,
+    Prompt,
+    Recalled,
+    RecallRules,
+    Recalls,
+    Wish,
+)
 from engine.disk_cache.tier import Tier
 from engine.types import DiskCacheStats
 from kvstore.actions import Order, Parts, ReadBlock
@@ -45,16 +53,26 @@ class DiskCache(Protocol):
         """Those of a prompt's blocks that could be recalled. On any thread."""
         ...
 
-    def recall(self, prompt: Prompt, spare_blocks: int, compute_seconds: ComputeSeconds) -> bool:
+    def recall(
+        self, prompt: Prompt, wish: Wish, spare_blocks: int, compute_seconds: ComputeSeconds
+    ) -> Recalled:
         """Whether more of the prompt comes from now on."""
         ...
 
-    def fills(self, number: int) -> Sequence[Order]:
-        """What a step is to fill in, before anything else is planned of it."""
+    def fills(self, number: int, seconds: float) -> Sequence[Order]:
+        """What a step is to fill in, in so much time."""
         ...
 
-    def reads(self, number: int) -> Sequence[ReadBlock]:
-        """What a step is to read, when all else has been planned of it."""
+    def fill_seconds(self, number: int) -> float:
+        """How long that is predicted to take."""
+        ...
+
+    def reads(self, number: int, seconds: float) -> Sequence[ReadBlock]:
+        """What a step is to read in so much time, when all else has been planned of it."""
+        ...
+
+    def took(self, filled: Collection[int], read: int, seconds: float) -> None:
+        """What these steps have filled in, and that one has read, has held others up so long."""
         ...
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
@@ -127,14 +145,22 @@ class NoDiskCache:
     def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
         return ()
 
-    def recall(self, prompt: Prompt, spare_blocks: int, compute_seconds: ComputeSeconds) -> bool:
-        return False
+    def recall(
+        self, prompt: Prompt, wish: Wish, spare_blocks: int, compute_seconds: ComputeSeconds
+    ) -> Recalled:
+        return Recalled.NOTHING
 
-    def fills(self, number: int) -> Sequence[Order]:
+    def fills(self, number: int, seconds: float) -> Sequence[Order]:
         return ()
 
-    def reads(self, number: int) -> Sequence[ReadBlock]:
+    def fill_seconds(self, number: int) -> float:
+        return 0.0
+
+    def reads(self, number: int, seconds: float) -> Sequence[ReadBlock]:
         return ()
+
+    def took(self, filled: Collection[int], read: int, seconds: float) -> None:
+        """Nothing was moved."""
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
         """Nothing was read."""
@@ -227,17 +253,32 @@ class TieredCache:
     def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
         return block_digests(namespace, prompt[:-1], self._store.block_size)
 
-    def recall(self, prompt: Prompt, spare_blocks: int, compute_seconds: ComputeSeconds) -> bool:
-        return self._recalls.begin(prompt, spare_blocks, compute_seconds)
+    def recall(
+        self, prompt: Prompt, wish: Wish, spare_blocks: int, compute_seconds: ComputeSeconds
+    ) -> Recalled:
+        return self._recalls.begin(prompt, wish, spare_blocks, compute_seconds)
 
-    def fills(self, number: int) -> Sequence[Order]:
-        return self._recalls.plan(number)
+    def fills(self, number: int, seconds: float) -> Sequence[Order]:
+        return self._recalls.plan(number, seconds)
 
-    def reads(self, number: int) -> Sequence[ReadBlock]:
+    def fill_seconds(self, number: int) -> float:
+        return self._recalls.fill_seconds(number)
+
+    def reads(self, number: int, seconds: float) -> Sequence[ReadBlock]:
         pool = self._store.pool
         if pool.n_free * FREE_SHARE < pool.n_blocks:
             self._archive.save_evictable(EVICTED_NODES)
-        return self._archive.plan(number)
+        return self._archive.plan(number, seconds)
+
+    def took(self, filled: Collection[int], read: int, seconds: float) -> None:
+        """Where there was both, a byte of either has taken as long."""
+        filled_bytes = sum(map(self._recalls.filled_bytes, filled))
+        read_bytes = self._archive.read_bytes(read)
+        byte_seconds = seconds / max(filled_bytes + read_bytes, 1)
+        if filled_bytes:
+            self._recalls.took(filled_bytes, filled_bytes * byte_seconds)
+        if read_bytes:
+            self._archive.took(read_bytes, read_bytes * byte_seconds)
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
         self._recalls.commit(number)

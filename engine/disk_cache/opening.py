@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.recalls import RecallRules
 from engine.inbox import Inbox
 from engine.mlx_backend.parts import Backend
@@ -16,6 +17,14 @@ from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, TierError, TierLimits
 
 BUFFER_BYTES = 64 * MIB
+
+HELD_PART, AHEAD_PART = 4, 64
+"""Of the arena: what loads pin together, unless one alone is larger, and what is read for them and
+not filled in yet.
+"""
+
+LEAST_AHEAD_BYTES = 16 * MIB
+"""Two runs for each of two readers."""
 
 
 def open_disk_cache(
@@ -44,7 +53,9 @@ def open_disk_cache(
         config.max_bytes,
         inbox.post,
         rules,
-        RecallRules(salted=config.salted),
+        RecallRules(
+            salted=config.salted, limits=load_limits(store.pool.n_blocks, backend.part_bytes)
+        ),
         config.shutdown_seconds,
     )
 
@@ -56,6 +67,13 @@ def tier_limits(config: DiskCacheConfig, part_bytes: Sequence[int]) -> TierLimit
         buffer_bytes=max(BUFFER_BYTES, sum(part_bytes)),
         daily_bytes=math.inf if config.daily_bytes is None else config.daily_bytes,
     )
+
+
+def load_limits(n_blocks: int, part_bytes: Sequence[int]) -> LoadLimits:
+    """A crowd that comes back leaves most of the blocks to others."""
+    *block, state = part_bytes
+    arena_bytes = n_blocks * sum(block) + state
+    return LoadLimits(arena_bytes // HELD_PART, max(arena_bytes // AHEAD_PART, LEAST_AHEAD_BYTES))
 
 
 def kept_tokens(max_bytes: int, part_bytes: Sequence[int], block_size: int) -> float:

@@ -1,18 +1,22 @@
 """What is loaded from disk: leases that are filled in place of being computed.
 
 A prompt that could be admitted is looked up first. Where the tier has much more of it than memory,
-and reading is predicted to take less time than computing, a *load* begins: a lease, announced like
-any other, so that the prompt and its twins wait for it. Readers deliver entries root to leaf; each
-step fills in a bounded number of bytes; what has been filled is published. However a load ends,
-what was published stays, and those who have waited compute the rest.
+and reading and filling are predicted to take less time than computing, a *load* begins: a lease,
+announced like any other, so that the prompt and its twins wait for it. Loads have a budget of
+bytes; who does not fit into it waits for others' to end. Readers deliver entries root to leaf; each
+step fills in what it has time for; what has been filled is published. However a load ends, what was
+published stays, and those who have waited ask for the rest, or compute it.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 
+from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.entries import Entries
+from engine.disk_cache.load_budget import UNLIMITED, LoadBudget, LoadLimits
 from engine.disk_cache.tier import Found, Ticket, Tier
 from kvstore.actions import Order
 from kvstore.digest import Digest, digest_behind, root_digest
@@ -33,18 +37,36 @@ Post = Callable[[Callable[[], None]], object]
 class RecallRules:
     """When a load pays, and how it is bounded.
 
-    `worth`: the most that reading may take, as a share of what computing would. The time-out is
-    `timeout_seconds` and `timeout_token_seconds` for each token.
+    `worth`: the most that loading may take, as a share of what computing would. A load that waits
+    for the disk for `timeout_seconds`, and nothing comes, is given up.
     """
 
     least_tokens: int = 256
     worth: float = 0.7
     first_rate: float = 500e6  # bytes a second, before any was observed
-    step_bytes: int = 4 << 20
     looked_back_blocks: int = 64
     timeout_seconds: float = 2.0
-    timeout_token_seconds: float = 0.1 / 1024
     salted: bool = False
+    limits: LoadLimits = UNLIMITED
+
+
+class Recalled(Enum):
+    """What came of asking for a prompt."""
+
+    NOTHING = auto()  # nothing is worth it, nor will be while the prompt waits
+    COMING = auto()
+    PUT_OFF = auto()  # until others' loads have ended
+    NO_BLOCKS = auto()  # until somebody lets go of some
+
+
+@dataclass(slots=True)
+class Wish:
+    """What has come of asking for a prompt so far: kept with it while it waits."""
+
+    is_settled: bool = False
+    n_bytes: int = 0  # for which there was no budget
+    n_drops: int = -1  # of blocks, when there were too few
+    had_tokens: int = -1  # that memory had of it when it was last loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +102,30 @@ class _Load:
     names: tuple[Digest, ...]
     first: int
     new_from: int  # the first entry of the table that is to be filled with a block, too
+    n_bytes: int
     began: float
-    deadline: float
+    deadline: float  # by which something must come, where the disk is what it waits for
+    ahead_bytes: int = 0
     ticket: Ticket | None = None
     arrived: deque[_Arrived] = field(default_factory=deque)
     n_filled: int = 0  # entries that steps have been planned to fill
     n_committed: int = 0
     is_cut: bool = False  # no more will arrive
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """And for nothing else."""
+        return self.ahead_bytes > 0 and not self.arrived and self.n_filled == self.n_committed
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What of a prompt is worth loading."""
+
+    names: Sequence[Digest]
+    n_tokens: int
+    have_tokens: int
+    n_bytes: int
 
 
 _Fill = tuple[_Load, int, int]
@@ -114,6 +153,9 @@ class Recalls:
         self._block_size = store.block_size
         self._loads: list[_Load] = []
         self._fills: dict[int, list[_Fill]] = {}  # by the step's number
+        self._budget = LoadBudget(rules.limits)
+        self._pace = BytePace()
+        self._step_bytes = 0.0  # that the last step had time for
         self.counters = RecallCounters()
 
     @property
@@ -134,30 +176,36 @@ class Recalls:
         deadline = min((load.deadline for load in self._loads), default=None)
         return None if deadline is None else max(deadline - self._clock(), 0.0)
 
-    def begin(self, prompt: Prompt, spare_blocks: int, compute_seconds: ComputeSeconds) -> bool:
-        """Load what is worth it of a prompt; whether there is such a thing."""
-        if not prompt.names or (prompt.namespace.cache_salt and not self._rules.salted):
-            return False
-        have = self._store.probe(prompt.namespace, prompt.tokens)
-        if len(prompt.tokens) - 1 - have < self._rules.least_tokens:
-            return False
-        names, n_tokens = self._longest(prompt)
-        if n_tokens - have < self._rules.least_tokens:
-            return False
-        lacking = map(self._tier.entry, names[have // self._block_size :])
-        n_bytes = sum(info.n_bytes for info in lacking if info is not None)
-        reading = n_bytes / (self._tier.read_rate or self._rules.first_rate)
-        if reading >= self._rules.worth * compute_seconds(have, n_tokens - have):
-            return False
-        return self._begin(prompt, names, n_tokens, have, spare_blocks)
+    def begin(
+        self, prompt: Prompt, wish: Wish, spare_blocks: int, compute_seconds: ComputeSeconds
+    ) -> Recalled:
+        """Load what is worth it of a prompt, if there is such a thing and room for it."""
+        if (known := self._known(wish)) is not None:
+            return known
+        found = self._find(prompt, compute_seconds)
+        if found is None or found.have_tokens <= wish.had_tokens:
+            wish.is_settled = True
+            return Recalled.NOTHING
+        wish.n_bytes = found.n_bytes
+        if not self._budget.takes(found.n_bytes):
+            return Recalled.PUT_OFF
+        if not self._begin(prompt, found, spare_blocks):
+            wish.n_drops = self._store.pool.n_drops
+            return Recalled.NO_BLOCKS
+        wish.had_tokens = found.have_tokens
+        return Recalled.COMING
 
-    def plan(self, number: int) -> list[Order]:
-        """What the step of that number fills in."""
+    def plan(self, number: int, seconds: float) -> list[Order]:
+        """What the step of that number fills in, in so much time: an entry at least, where one has
+        arrived.
+        """
+        self._budget.begin_round()
         self._expire()
-        orders, left = list[Order](), self._rules.step_bytes
+        self._step_bytes = allowed = self._pace.bytes_in(seconds, self._tier.read_rate)
+        orders, planned = list[Order](), 0
         for load in tuple(self._loads):
             n_entries = n_bytes = 0
-            while load.arrived and (left > 0):
+            while load.arrived and (not planned or planned + load.arrived[0].n_bytes <= allowed):
                 each = load.arrived.popleft()
                 if not self._entries.fits(each.parts):
                     self._tier.forget(load.names[load.n_filled])
@@ -165,13 +213,26 @@ class Recalls:
                     break
                 orders += self._fill(load, each)
                 n_entries, n_bytes = n_entries + 1, n_bytes + each.n_bytes
-                left -= each.n_bytes
+                planned += each.n_bytes
             if n_entries:
                 self._fills.setdefault(number, []).append((load, n_entries, n_bytes))
             self._settle(load)
         if not orders:
             self._skip(number)
+        self._read_on()
         return orders
+
+    def filled_bytes(self, number: int) -> int:
+        """How much the step fills in."""
+        return sum(n_bytes for _, _, n_bytes in self._fills.get(number, ()))
+
+    def fill_seconds(self, number: int) -> float:
+        """How long that is predicted to take."""
+        return self._pace.seconds(self.filled_bytes(number), self._tier.read_rate)
+
+    def took(self, n_bytes: int, seconds: float) -> None:
+        """A step was held up for so long by so many bytes that it filled in."""
+        self._pace.observe(n_bytes, seconds)
 
     def commit(self, number: int) -> None:
         """The step has filled in what it was to."""
@@ -201,6 +262,34 @@ class Recalls:
         """Load nothing more."""
         for load in tuple(self._loads):
             self._end(load)
+
+    def _known(self, wish: Wish) -> Recalled | None:
+        """What can be said without another look."""
+        if wish.is_settled:
+            return Recalled.NOTHING
+        if wish.n_drops == self._store.pool.n_drops:
+            return Recalled.NO_BLOCKS
+        if wish.n_bytes and not self._budget.takes(wish.n_bytes):
+            return Recalled.PUT_OFF
+        return None
+
+    def _find(self, prompt: Prompt, compute_seconds: ComputeSeconds) -> _Found | None:
+        """What of it is worth loading."""
+        if not prompt.names or (prompt.namespace.cache_salt and not self._rules.salted):
+            return None
+        have = self._store.probe(prompt.namespace, prompt.tokens)
+        if len(prompt.tokens) - 1 - have < self._rules.least_tokens:
+            return None
+        names, n_tokens = self._longest(prompt)
+        if n_tokens - have < self._rules.least_tokens:
+            return None
+        lacking = map(self._tier.entry, names[have // self._block_size :])
+        n_bytes = sum(info.n_bytes for info in lacking if info is not None)
+        reading = n_bytes / (self._tier.read_rate or self._rules.first_rate)
+        loading = max(reading, self._pace.seconds(n_bytes))
+        if loading >= self._rules.worth * compute_seconds(have, n_tokens - have):
+            return None
+        return _Found(names, n_tokens, have, n_bytes)
 
     def _longest(self, prompt: Prompt) -> tuple[Sequence[Digest], int]:
         """The longest chain of entries behind which all groups could go on, and its tokens."""
@@ -233,26 +322,22 @@ class Recalls:
             parts[index] = info.part_bytes
         return self._entries.can_resume(parts, n_tokens)
 
-    def _begin(
-        self,
-        prompt: Prompt,
-        names: Sequence[Digest],
-        n_tokens: int,
-        have_tokens: int,
-        spare_blocks: int,
-    ) -> bool:
+    def _begin(self, prompt: Prompt, found: _Found, spare_blocks: int) -> bool:
+        names, n_tokens = found.names, found.n_tokens
         tokens = Tokens(prompt.tokens.ids(0, n_tokens))
-        lease = self._store.restore(prompt.namespace, tokens, have_tokens, spare_blocks)
+        lease = self._store.restore(prompt.namespace, tokens, found.have_tokens, spare_blocks)
         if isinstance(lease, Refusal):
             return False
         new_from = sum(map(self._store.pool.is_kept, lease.table))
         first = min(new_from, self._entries.needed(n_tokens).start, len(names) - 1)
         first = max(first, lease.written_tokens // self._block_size)
         now = self._clock()
-        timeout = self._rules.timeout_seconds + self._rules.timeout_token_seconds * n_tokens
-        load = _Load(lease, tuple(names[first:]), first, new_from, now, now + timeout)
+        deadline = now + self._rules.timeout_seconds
+        load = _Load(lease, tuple(names[first:]), first, new_from, found.n_bytes, now, deadline)
         self._loads.append(load)
+        self._budget.began(load.n_bytes)
         load.ticket = self._tier.read(load.names, partial(self._deliver, load))
+        self._read_on()
         return True
 
     def _deliver(self, load: _Load, found: Found) -> None:
@@ -327,15 +412,26 @@ class Recalls:
 
     def _stop(self, load: _Load) -> None:
         self._loads.remove(load)
+        self._budget.ended(load.n_bytes)
         load.arrived.clear()
         if load.ticket is not None:
             load.ticket.cancel()
 
     def _expire(self) -> None:
+        """Give up what the disk keeps from us. What waits for steps or for others has time."""
         now = self._clock()
         for load in tuple(self._loads):
-            if now >= load.deadline:
+            if not load.waits_for_disk:
+                load.deadline = now + self._rules.timeout_seconds
+            elif now >= load.deadline:
                 self._end(load)
+
+    def _read_on(self) -> None:
+        """Readers go ahead as far as the next steps fill in, the first load's first."""
+        for load, n_bytes in zip(self._loads, self._budget.ahead(self._step_bytes), strict=False):
+            load.ahead_bytes = n_bytes
+            if load.ticket is not None:
+                load.ticket.keep_ahead(n_bytes)
 
 
 def _as_bytes(parts: Sequence[Buffer | None]) -> tuple[bytes | None, ...]:

@@ -17,6 +17,8 @@ class Ticket(Protocol):
 
     def consumed(self, n_bytes: int) -> None: ...
 
+    def keep_ahead(self, n_bytes: int) -> None: ...
+
 
 class Tier(Protocol):
     """Names and bytes, below the arena."""

@@ -38,6 +38,7 @@ class Ticket:
         deliver: Deliver,
         resume: Callable[["Ticket"], None],
         now: float,
+        most_ahead_bytes: int,
     ) -> None:
         self.names = tuple(names)
         self.now = now
@@ -46,6 +47,7 @@ class Ticket:
         self._lock = threading.RLock()
         self._next = 0
         self._ahead_bytes = 0
+        self._most_ahead_bytes = most_ahead_bytes
         self._is_aside = False
         self._is_over = False
 
@@ -58,16 +60,20 @@ class Ticket:
         """So many bytes of what was delivered are not held any more: as many may be read."""
         with self._lock:
             self._ahead_bytes -= n_bytes
-            if self._is_aside:
-                self._is_aside = False
-                self._resume(self)
+            self._go_on()
 
-    def turn(self, read_ahead_bytes: int) -> int | None:
+    def keep_ahead(self, n_bytes: int) -> None:
+        """No more than so many bytes are read and not consumed, but for the last run; 0: none."""
+        with self._lock:
+            self._most_ahead_bytes = n_bytes
+            self._go_on()
+
+    def turn(self) -> int | None:
         """Where to read on; None when it is over or stands aside."""
         with self._lock:
             if self._is_over:
                 return None
-            if self._ahead_bytes >= read_ahead_bytes:
+            if self._ahead_bytes >= self._most_ahead_bytes:
                 self._is_aside = True
                 return None
             return self._next
@@ -92,6 +98,11 @@ class Ticket:
                 logger.exception("A reading of the disk cache was not taken, and is given up")
                 self._is_over = True
             return not self._is_over
+
+    def _go_on(self) -> None:
+        if self._is_aside and self._ahead_bytes < self._most_ahead_bytes:
+            self._is_aside = False
+            self._resume(self)
 
 
 class Readers:
@@ -121,7 +132,8 @@ class Readers:
             thread.start()
 
     def read(self, names: Sequence[Digest], deliver: Deliver, now: float) -> Ticket:
-        ticket = Ticket(names, deliver, self._tickets.put, now)
+        ahead_bytes = self._limits.read_ahead_bytes
+        ticket = Ticket(names, deliver, self._tickets.put, now, ahead_bytes)
         if len(self.ended) == len(self._threads):
             ticket.fail(Fault.INTERNAL)
         elif names:
@@ -150,7 +162,7 @@ class Readers:
                 ticket.fail(Fault.INTERNAL)
 
     def _take_turn(self, ticket: Ticket) -> None:
-        start = ticket.turn(self._limits.read_ahead_bytes)
+        start = ticket.turn()
         if start is not None and ticket.deliver(self._read(ticket, start)):
             self._tickets.put(ticket)
 

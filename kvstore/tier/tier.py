@@ -157,7 +157,8 @@ class DiskTier:
         """Read these entries, root to leaf, and deliver them in runs, in order, by a reader thread.
 
         It ends when as many entries have been delivered as there are names, or with a ReadFailure.
-        Tell the ticket what has been `consumed`: no more than `read_ahead_bytes` are read ahead.
+        Tell the ticket what has been `consumed`: no more than `read_ahead_bytes` are read ahead, or
+        what it is told to `keep_ahead`.
         """
         return self._readers.read(names, deliver, self._writer.clock())
 

@@ -144,7 +144,8 @@ class TierLimits:
 
     max_bytes: all files of the directory together, as `du` counts them.
     buffer_bytes: handed over and not yet written.
-    read_ahead_bytes: read for one ticket and not yet consumed; a run may exceed it by itself.
+    read_ahead_bytes: read for one ticket and not yet consumed, if it is not told another number; a
+    run may exceed it by itself.
     run_bytes: the most that is read, checked and delivered at once, unless one entry is larger.
     daily_bytes: the most that is written in a day of UTC.
     least_free: the part of the disk that is left free for others.

@@ -8,6 +8,7 @@ another thread. All are processor seconds of their thread, in milliseconds. What
 first is on disk as well.
 """
 
+import math
 import random
 import statistics
 import time
@@ -67,7 +68,7 @@ class Branches:
         )
         while self.store.index.n_nodes < nodes:
             self.serve()
-        while reads := self.disk.reads(0):
+        while reads := self.disk.reads(0, math.inf):
             self.disk.commit(0, [(b"b", None)] * len(reads))
 
     def serve(self) -> None:

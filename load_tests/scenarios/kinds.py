@@ -79,7 +79,6 @@ class _Disk(_Common):
     """Ours alone, with a disk cache."""
 
     flags: tuple[str, ...]
-    prompt_words: Count
     output_tokens: Count
 
 
@@ -87,6 +86,7 @@ class Loading(_Disk):
     """Beside streams a long prompt is loaded from disk, and another is written."""
 
     kind: Literal["loading"]
+    prompt_words: Count
     streams: Count  # answers under way
     stream_words: Count  # of their prompts
 
@@ -99,6 +99,7 @@ class Restart(_Disk):
     """What has been answered is asked again, by the same daemon and by the next one."""
 
     kind: Literal["restart"]
+    prompt_words: Count
     system_words: Count
     turns: Count  # of the conversation, which has `prompt_words` in all
     idle_seconds: Annotated[float, Field(ge=0)]  # before a kill
@@ -109,11 +110,35 @@ class Restart(_Disk):
         return self.model_copy(update=work)
 
 
+class Comeback(_Disk):
+    """Long prompts come back to the next daemon: alone, beside streams, and as a crowd."""
+
+    kind: Literal["comeback"]
+    prompt_words: tuple[Count, ...]
+    token_bytes: Count  # of the checkpoint's KV
+    streams: Annotated[int, Field(ge=0)]  # answers under way
+    stream_words: Count  # of their prompts
+    crowd: Count  # prompts at once
+    crowd_words: Count
+    idle_seconds: Annotated[float, Field(ge=0)]  # before a kill
+
+    def quick(self) -> Self:
+        """The same with shorter prompts, for trying it."""
+        work = {
+            "prompt_words": tuple(words // 8 for words in self.prompt_words),
+            "crowd_words": self.crowd_words // 4,
+        }
+        return self.model_copy(update=work)
+
+
 Playable = Load | Arrival | Shares | Loading
 """Needs no more than a server."""
 
-Scenario = Annotated[Playable | Restart, Field(discriminator="kind")]
-_SCENARIO: TypeAdapter[Playable | Restart] = TypeAdapter(Scenario)
+Restarting = Restart | Comeback
+"""Starts servers of its own."""
+
+Scenario = Annotated[Playable | Restarting, Field(discriminator="kind")]
+_SCENARIO: TypeAdapter[Playable | Restarting] = TypeAdapter(Scenario)
 _FILES = resources.files("load_tests.scenarios") / "yaml"
 
 
@@ -133,6 +158,6 @@ def names_for_any_server() -> list[str]:
     return [name for name in small_scenario_names() if not isinstance(load_scenario(name), _Disk)]
 
 
-def load_scenario(name: str) -> Playable | Restart:
+def load_scenario(name: str) -> Playable | Restarting:
     """Read `yaml/<name>.yaml`. Raises FileNotFoundError, pydantic.ValidationError."""
     return _SCENARIO.validate_python(yaml.safe_load((_FILES / f"{name}.yaml").read_text()))

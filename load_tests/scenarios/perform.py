@@ -2,6 +2,7 @@
 
 from load_tests.client import Target
 from load_tests.scenarios.arrival import Arrived, play_arrival
+from load_tests.scenarios.comeback import CameBack
 from load_tests.scenarios.kinds import Arrival, Load, Loading, Playable, Shares
 from load_tests.scenarios.load import Summary, play, summarize
 from load_tests.scenarios.loading import Loaded, play_loading
@@ -9,7 +10,7 @@ from load_tests.scenarios.restart import Restarted
 from load_tests.scenarios.shares import Probed, play_shares
 from load_tests.scenarios.workloads import build
 
-Outcome = Summary | Arrived | Probed | Loaded | Restarted
+Outcome = Summary | Arrived | Probed | Loaded | Restarted | CameBack
 """What a scenario came to, played once."""
 
 

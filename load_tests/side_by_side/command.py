@@ -15,7 +15,7 @@ from load_tests.peers.catalogue import Peer, foreign_versions, mlx_lm, rootstock
 from load_tests.scenarios.kinds import (
     Loading,
     Playable,
-    Restart,
+    Restarting,
     load_scenario,
     scenario_names,
     small_scenario_names,
@@ -91,7 +91,7 @@ def results(*, into: Folder = None, markdown: Markdown = False) -> None:
 
 def _chosen(
     name: str, shape: Shape | None, flags: tuple[str, ...], listen_queue: int | None
-) -> tuple[str, Playable | Restart]:
+) -> tuple[str, Playable | Restarting]:
     """The scenario, what the command line says in place of its own, and then under another name."""
     told = {"checkpoint": shape, "beside": flags, "listen_queue": listen_queue}
     changes = {key: value for key, value in told.items() if value}
@@ -103,7 +103,7 @@ def _chosen(
     return "-".join(called), load_scenario(name).model_copy(update=changes)
 
 
-def _record(name: str, scenario: Playable | Restart, seed: int, repeat: int) -> Record:
+def _record(name: str, scenario: Playable | Restarting, seed: int, repeat: int) -> Record:
     peers = _peers(scenario)
     model = checkpoint(scenario.checkpoint)
     commands = tuple(" ".join(("python", *peer.arguments)) for peer in peers)
@@ -113,9 +113,9 @@ def _record(name: str, scenario: Playable | Restart, seed: int, repeat: int) -> 
     return Record(name, scenario, conditions, tuple(peer.name for peer in peers), found)
 
 
-def _peers(scenario: Playable | Restart) -> tuple[Peer, ...]:
+def _peers(scenario: Playable | Restarting) -> tuple[Peer, ...]:
     """Ours first."""
-    if isinstance(scenario, Loading | Restart):
+    if isinstance(scenario, Loading | Restarting):
         return (rootstock(*scenario.flags),)
     if scenario.beside:
         return rootstock(), rootstock(*scenario.beside)

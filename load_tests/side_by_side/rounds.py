@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 from load_tests.bench.floor import Floor
 from load_tests.client import Target, TargetError
 from load_tests.peers.catalogue import Peer, Server, living, serving
-from load_tests.scenarios.kinds import Load, Playable, Restart
+from load_tests.scenarios.comeback import play_comeback
+from load_tests.scenarios.kinds import Comeback, Load, Playable, Restart, Restarting
 from load_tests.scenarios.load import play
 from load_tests.scenarios.perform import Outcome, perform
 from load_tests.scenarios.restart import play_restart
@@ -60,7 +61,7 @@ class Bench:
     model: Path
     logs: Path
 
-    def measure(self, peer: Peer, scenario: Playable | Restart, seed: int) -> Outcome | Failure:
+    def measure(self, peer: Peer, scenario: Playable | Restarting, seed: int) -> Outcome | Failure:
         """Start the peer, warm it up, play the scenario, stop it."""
         log = self.logs / (re.sub(r"[^\w.]+", "-", peer.name) + ".log")
         try:
@@ -71,9 +72,12 @@ class Bench:
         logger.info("  %s: %s", peer.name, outcome.headline)
         return outcome
 
-    def _play(self, peer: Peer, scenario: Playable | Restart, seed: int, log: Path) -> Outcome:
-        if isinstance(scenario, Restart):
-            return play_restart(scenario, seed, partial(self._live, peer, log))
+    def _play(self, peer: Peer, scenario: Playable | Restarting, seed: int, log: Path) -> Outcome:
+        match scenario:
+            case Restart():
+                return play_restart(scenario, seed, partial(self._live, peer, log))
+            case Comeback():
+                return play_comeback(scenario, seed, partial(self._live, peer, log))
         with serving(peer, self.model, log) as target:
             _warm_up(target)
             return asyncio.run(perform(scenario, seed, target))
@@ -101,7 +105,7 @@ class Bench:
 def play_rounds(
     bench: Bench,
     peers: Sequence[Peer],
-    scenario: Playable | Restart,
+    scenario: Playable | Restarting,
     seed: int,
     repeat: int,
 ) -> Rounds:
@@ -121,7 +125,7 @@ def play_rounds(
 
 
 def _round(
-    bench: Bench, peers: Sequence[Peer], scenario: Playable | Restart, seed: int
+    bench: Bench, peers: Sequence[Peer], scenario: Playable | Restarting, seed: int
 ) -> Iterator[tuple[str, Outcome | Floor | Failure]]:
     for peer in peers:
         yield peer.name, bench.measure(peer, scenario, seed)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from load_tests.bench.floor import Floor
 from load_tests.report import Table
 from load_tests.scenarios.arrival import Arrived
+from load_tests.scenarios.comeback import Back, CameBack, Crowd
 from load_tests.scenarios.load import Summary
 from load_tests.scenarios.loading import Loaded, Phase
 from load_tests.scenarios.restart import Restarted
@@ -42,7 +43,7 @@ def tables(records: Iterable[Record]) -> list[Table]:
     kept = list(records)
     made = (
         *(load_table(kept), floor_table(kept), arrival_table(kept), shares_table(kept)),
-        *(loading_table(kept), restart_table(kept)),
+        *(loading_table(kept), restart_table(kept), comeback_table(kept), crowd_table(kept)),
     )
     return [table for table in made if table.rows]
 
@@ -178,6 +179,67 @@ def restart_table(records: Iterable[Record]) -> Table:
         for place, one in enumerate(runs[0].resent)
     )
     return Table(columns, tuple(rows))
+
+
+def comeback_table(records: Iterable[Record]) -> Table:
+    """A row for each prompt and ending: medians over the rounds."""
+    columns = (
+        "scenario", "streams", "of a daemon after", "prompt tokens", "cached",
+        "cold s", "again s", "at the disk's rate s", "median gap alone ms", "worst gap ms",
+    )  # fmt: skip
+    rows = (
+        (record.name, str(one.streams), one.ending, *_back_cells(runs, place))
+        for record in records
+        for _, runs in runs_of(record, CameBack)
+        for place, one in enumerate(runs[0].backs)
+    )
+    return Table(columns, tuple(rows))
+
+
+def _back_cells(runs: Sequence[CameBack], place: int) -> tuple[str, ...]:
+    found = [(run, run.backs[place]) for run in runs]
+
+    def median(form: str, number: Callable[[Back], float]) -> str:
+        return format(statistics.median(number(back) for _, back in found), form)
+
+    limit = statistics.median(run.limit_seconds(back) for run, back in found)
+    return (
+        f"{found[0][1].prompt_tokens:,}",
+        median(".1%", lambda back: back.cached_share),
+        median(".2f", lambda back: back.cold_seconds),
+        median(".2f", lambda back: back.again_seconds),
+        f"{limit:.2f}",
+        median(".0f", lambda back: 1e3 * back.calm_gap),
+        median(".0f", lambda back: 1e3 * back.worst_gap),
+    )
+
+
+def crowd_table(records: Iterable[Record]) -> Table:
+    """A row for each crowd: medians over the rounds."""
+    columns = (
+        "scenario", "prompts at once", "of a daemon after", "first s, cold / again",
+        "last s, cold / again", "most that was held, MiB more",
+    )  # fmt: skip
+    rows = (
+        (record.name, *_crowd_cells([run.crowds[place] for run in runs]))
+        for record in records
+        for _, runs in runs_of(record, CameBack)
+        for place in range(len(runs[0].crowds))
+    )
+    return Table(columns, tuple(rows))
+
+
+def _crowd_cells(crowds: Sequence[Crowd]) -> tuple[str, ...]:
+    def median(number: Callable[[Crowd], float]) -> float:
+        return statistics.median(map(number, crowds))
+
+    def both(place: int) -> str:
+        cold = median(lambda crowd: crowd.cold_seconds[place])
+        return f"{cold:.2f} / {median(lambda crowd: crowd.again_seconds[place]):.2f}"
+
+    more = median(lambda crowd: crowd.most_bytes - crowd.before_bytes)
+    n_prompts, ending = len(crowds[0].cold_seconds), crowds[0].ending
+    return str(n_prompts), ending, both(0), both(-1), f"{more / 2**20:,.0f}"
 
 
 def _resent_cells(runs: Sequence[Restarted], place: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from engine.disk_cache.archive import Archive, ArchiveRules
 from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
+from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.recalls import RecallRules, Recalls, _Load
 from engine.inbox import Inbox
 from engine.loop import Deliver, EngineLoop
@@ -236,15 +237,14 @@ def draw_rules(random: Random) -> tuple[ArchiveRules, RecallRules]:
         salted=salted,
         least_tokens=least_tokens,
         idle_seconds=random.choice([0.0, 1.0, 4.0]),
-        step_bytes=random.choice([1, 200, 1000]),
     )
     recalls = RecallRules(
         least_tokens=least_tokens,
         worth=random.choice([inf, inf, 0.7]),
-        step_bytes=random.choice([1, 200, 1000]),
         looked_back_blocks=random.choice([0, 1, 64]),
         timeout_seconds=random.choice([3.0, 20.0]),
         salted=salted,
+        limits=LoadLimits(random.choice([1, 200, 1 << 30]), random.choice([10, 1000, 1 << 30])),
     )
     return archive, recalls
 

@@ -17,6 +17,7 @@ class FakeTicket:
     done: int = 0
     is_over: bool = False
     ahead_bytes: int = 0
+    most_ahead_bytes: int = 1 << 62
 
     def cancel(self) -> None:
         self.is_over = True
@@ -24,6 +25,9 @@ class FakeTicket:
     def consumed(self, n_bytes: int) -> None:
         self.ahead_bytes -= n_bytes
         assert self.ahead_bytes >= 0, "more was consumed than was delivered"
+
+    def keep_ahead(self, n_bytes: int) -> None:
+        self.most_ahead_bytes = n_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,9 @@ class FakeTier:
 
     def hand_over(self, n_entries: int) -> None:
         """So many entries of the first reading that is not over."""
-        ticket = next(ticket for ticket in self.tickets if not ticket.is_over)
+        self.hand_over_to(next(ticket for ticket in self.tickets if not ticket.is_over), n_entries)
+
+    def hand_over_to(self, ticket: FakeTicket, n_entries: int) -> None:
         names = ticket.names[ticket.done : ticket.done + n_entries]
         run = ReadRun(ticket.done, tuple(self.records[name].entry for name in names))
         ticket.done += len(names)

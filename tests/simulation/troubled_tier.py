@@ -263,7 +263,7 @@ class TroubledTier:
         """The next run, as long as it is not too far ahead of who consumes it."""
         if ticket.is_over:
             return
-        if ticket.ahead_bytes >= self.temper.read_ahead_bytes:
+        if ticket.ahead_bytes >= min(self.temper.read_ahead_bytes, ticket.most_ahead_bytes):
             self.census[Happening.READER_ASIDE] += 1
             return
         found = self._found(ticket.names[ticket.done : ticket.done + self.random.randint(1, 4)])

@@ -144,6 +144,31 @@ def test_chunks_that_are_cut_short_have_few_lengths() -> None:
     assert limit < 10, "what fits whole is not cut"
 
 
+def test_bytes_are_moved_beside_decodes_as_long_as_the_limit_leaves() -> None:
+    machine = Machine(CPU, LIMIT_SECONDS)
+    machine.decode(50)
+    budget = _beside_decodes(machine.learned)
+    decodes_seconds = machine.learned.seconds(budget.work)
+    assert 0 < budget.moving_seconds <= min(LIMIT_SECONDS - decodes_seconds, decodes_seconds)
+    tight = _beside_decodes(machine.learned, decodes_seconds)
+    assert tight.moving_seconds == 0
+
+
+def test_without_decodes_bytes_may_take_any_time() -> None:
+    budget = StepBudget(StepCosts(), LIMIT_SECONDS)
+    budget.chunk(0, 100)
+    assert budget.moving_seconds == math.inf
+
+
+def test_where_bytes_are_moved_less_of_a_prompt_joins() -> None:
+    machine = Machine(CPU, LIMIT_SECONDS)
+    machine.decode(50)
+    machine.prompt(5000)
+    alone, beside = _beside_decodes(machine.learned), _beside_decodes(machine.learned)
+    beside.move(0.1)
+    assert 0 < beside.allow(0, 512) < alone.allow(0, 512)
+
+
 def _beside_decodes(costs: StepCosts, limit_seconds: float = LIMIT_SECONDS) -> StepBudget:
     return beside(costs, limit_seconds, [100] * 4)
 

@@ -13,13 +13,23 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from kvstore.tier.disk.folder import LOCK
 from load_tests.__main__ import app
 from load_tests.bench.floor import least_work
 from load_tests.client import Listener, Target, TargetError
 from load_tests.peers.catalogue import Server
 from load_tests.processes import Process
 from load_tests.scenarios.arrival import Arrived, Gap, gaps_until, play_arrival
-from load_tests.scenarios.kinds import Arrival, Load, Loading, Restart, Shares, load_scenario
+from load_tests.scenarios.comeback import play_comeback
+from load_tests.scenarios.kinds import (
+    Arrival,
+    Comeback,
+    Load,
+    Loading,
+    Restart,
+    Shares,
+    load_scenario,
+)
 from load_tests.scenarios.loading import last_step
 from load_tests.scenarios.perform import perform
 from load_tests.scenarios.restart import ENDINGS, play_restart
@@ -171,6 +181,49 @@ async def test_a_daemon_is_asked_again_by_whom_it_was_and_after_each_of_its_ends
     ]
     assert {found.share(one) for one in found.resent} == {1.0}
     assert all(one.is_same_text for one in found.resent)
+
+
+COMEBACK = Comeback(
+    kind="comeback",
+    description="",
+    flags=(),
+    prompt_words=(12, 20),
+    token_bytes=1,
+    streams=0,
+    stream_words=5,
+    crowd=3,
+    crowd_words=7,
+    idle_seconds=0,
+    output_tokens=3,
+)
+
+
+async def test_prompts_come_back_to_the_next_daemon_alone_and_as_a_crowd() -> None:
+    lives = list[tuple[Path, Process]]()
+    async with served(honest) as (fake, target):
+
+        @contextmanager
+        def start(home: Path) -> Iterator[Server]:
+            (home / "kv").mkdir(exist_ok=True)
+            (home / "kv" / LOCK).touch()
+            with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as it:
+                lives.append((home, it))
+                yield Server(target, it)
+
+        found = await asyncio.to_thread(play_comeback, COMEBACK, 0, start)
+    homes = [home for home, _ in lives]
+    assert homes[0] == homes[1] != homes[2] == homes[3]
+    ends = [process.returncode for _, process in lives]
+    assert (ends[0], ends[2]) == (-signal.SIGTERM, -signal.SIGKILL)
+    asked = [body["messages"][0]["content"] for body in fake.bodies]
+    first, second, third, fourth = (asked[n : n + 7] for n in range(0, 28, 7))
+    assert (first[:4], third[:4]) == (second[:4], fourth[:4])
+    assert (set(first), set(third)) == (set(second), set(fourth))
+    assert [len(words.split()) for words in first] == [12, 20, 12, 20, 7, 7, 7]
+    assert [(back.ending, back.streams) for back in found.backs] == [
+        (ending, 0) for ending in ("SIGTERM", "SIGKILL") for _ in range(4)
+    ]
+    assert [len(crowd.again_seconds) for crowd in found.crowds] == [3, 3]
 
 
 async def test_a_server_without_a_disk_cache_loads_nothing() -> None:

@@ -11,6 +11,7 @@ from load_tests.bench.floor import Floor, Work
 from load_tests.conditions import observe
 from load_tests.report import Percentiles
 from load_tests.scenarios.arrival import Arrived, Gap
+from load_tests.scenarios.comeback import Back, CameBack, Crowd
 from load_tests.scenarios.kinds import Load, load_scenario
 from load_tests.scenarios.load import Summary
 from load_tests.scenarios.loading import Loaded, Phase
@@ -56,6 +57,12 @@ def restarted(seconds: float) -> Restarted:
     )
 
 
+def came_back(seconds: float) -> CameBack:
+    back = Back("SIGKILL", 4, 6000, 5984, 8 * seconds, seconds, 0.02, 0.03)
+    crowd = Crowd("SIGKILL", (seconds, 9 * seconds), (0.5 * seconds, 2 * seconds), 0, 2**20)
+    return CameBack(2**17, 2**30, (back,), (crowd,))
+
+
 def record(name: str, outcome: Callable[[float], Outcome]) -> Record:
     """Ours takes 1 s; the others 2 and 3 times as long, and twice that in the second round."""
     rounds = tuple(
@@ -77,6 +84,7 @@ RECORDS = [
     record("cached-share", probed),
     record("loading", loaded),
     record("restart", restarted),
+    record("restart-wide", came_back),
 ]
 
 
@@ -100,8 +108,8 @@ def test_a_ratio_above_one_says_that_we_are_faster() -> None:
 
 
 def test_every_kind_of_scenario_has_its_table() -> None:
-    loads, arrivals, shares, loadings, restarts = tables(RECORDS)
-    for table in (loads, arrivals, shares, loadings, restarts):
+    loads, arrivals, shares, loadings, restarts, backs, crowds = tables(RECORDS)
+    for table in (loads, arrivals, shares, loadings, restarts, backs, crowds):
         assert {len(row) for row in table.rows} == {len(table.columns)}
     assert [row[:3] for row in loads.rows] == [
         ("unique-1", "mlx_lm.server", "1.50 / 3.00"),
@@ -116,6 +124,13 @@ def test_every_kind_of_scenario_has_its_table() -> None:
     assert restarts.rows[2] == (
         *("restart", "system prompt", "SIGKILL", "1,001", "980", "98.0%"),
         *("12.00", "1.500", "8.0", "2 of 2"),
+    )
+    assert backs.rows[0] == (
+        *("restart-wide", "4", "SIGKILL", "6,000", "99.7%"),
+        *("12.00", "1.50", "1.40", "20", "30"),
+    )
+    assert crowds.rows[0] == (
+        *("restart-wide", "2", "SIGKILL", "1.50 / 0.75", "13.50 / 3.00", "1"),
     )
 
 

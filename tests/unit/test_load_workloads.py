@@ -110,6 +110,7 @@ def test_the_scenarios_are_those_of_the_documentation() -> None:
         "real-unique-8",
         "resend",
         "restart",
+        "restart-wide",
         "shared",
         "unique-1",
         "unique-32",

@@ -1,5 +1,6 @@
 """A store without a model, a disk cache over it, and a tier that does what a test says."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,7 @@ from itertools import count
 
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import Prompt, RecallRules
+from engine.disk_cache.recalls import Prompt, Recalled, RecallRules, Wish
 from kvstore import invariants
 from kvstore.actions import FillBlock, Order, Parts, ReadBlock
 from kvstore.block_pool import BlockPool
@@ -66,10 +67,14 @@ class Desk:
         n_blocks: int = 64,
         n_windows: int = 0,
         shutdown_seconds: float = 10.0,
+        step_bytes: float = math.inf,
     ) -> None:
         pool = BlockPool(n_blocks)
         self.now = 100.0
         self.shelf = shelf or Shelf()
+        self._step_seconds = step_bytes
+        if step_bytes < math.inf:
+            self.shelf.read_rate = 1.0  # so that a second is a byte, until steps tell otherwise
         self.store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK, groups)
         self.posted = deque[Callable[[], None]]()
         self.disk = TieredCache(
@@ -96,8 +101,8 @@ class Desk:
         """A step in flight: its number and what it fills in and reads."""
         self.handle()
         number = next(self._numbers)
-        fills = list(self.disk.fills(number))
-        return number, fills, list(self.disk.reads(number))
+        fills = list(self.disk.fills(number, self._step_seconds))
+        return number, fills, list(self.disk.reads(number, self._step_seconds))
 
     def handle(self) -> None:
         """What readers have posted."""
@@ -121,8 +126,19 @@ class Desk:
         spare_blocks: int = 0,
         compute_seconds: float = 1.0,
     ) -> bool:
+        found = self.ask(tokens, Wish(), namespace, spare_blocks, compute_seconds)
+        return found is Recalled.COMING
+
+    def ask(
+        self,
+        tokens: Sequence[int],
+        wish: Wish,
+        namespace: Namespace = NS,
+        spare_blocks: int = 0,
+        compute_seconds: float = 1.0,
+    ) -> Recalled:
         prompt = Prompt(namespace, Tokens(tokens), self.disk.names(namespace, tokens))
-        return self.disk.recall(prompt, spare_blocks, lambda start, n_tokens: compute_seconds)
+        return self.disk.recall(prompt, wish, spare_blocks, lambda start, n: compute_seconds)
 
     def has(self, tokens: Sequence[int], namespace: Namespace = NS) -> int:
         """How many of the tokens are on the shelf, as whole blocks."""

@@ -145,7 +145,7 @@ def test_exit_writes_nothing_before_the_end() -> None:
 
 
 def test_the_end_takes_what_was_used_last_first() -> None:
-    desk = Desk(archive=replace(EXIT, step_bytes=6 * BLOCK_BYTES))
+    desk = Desk(archive=EXIT, step_bytes=6 * BLOCK_BYTES)
     starts = [0, 100, 200]
     for start in starts:
         serve(desk.store, run_of(start, 6 * BLOCK))
@@ -156,7 +156,7 @@ def test_the_end_takes_what_was_used_last_first() -> None:
 
 
 def test_the_end_is_over_when_its_time_is() -> None:
-    desk = Desk(archive=replace(EXIT, step_bytes=BLOCK_BYTES), shutdown_seconds=5.0)
+    desk = Desk(archive=EXIT, step_bytes=BLOCK_BYTES, shutdown_seconds=5.0)
     serve(desk.store, PROMPT)
     desk.disk.end()
     desk.step()
@@ -232,7 +232,7 @@ def test_salted_prompts_are_written_only_if_a_rule_says_so() -> None:
 
 
 def test_a_step_reads_a_bounded_number_of_bytes_parents_first() -> None:
-    desk = Desk(archive=replace(ARCHIVE, step_bytes=2 * BLOCK_BYTES))
+    desk = Desk(step_bytes=2 * BLOCK_BYTES)
     serve(desk.store, PROMPT)
     path = path_of(desk, PROMPT)
     desk.wait()
@@ -265,7 +265,7 @@ def test_what_is_shared_is_written_once() -> None:
 
 
 def test_the_next_step_goes_on_behind_what_one_in_flight_reads() -> None:
-    desk = Desk(archive=replace(ARCHIVE, step_bytes=3 * BLOCK_BYTES))
+    desk = Desk(step_bytes=3 * BLOCK_BYTES)
     serve(desk.store, PROMPT)
     path = path_of(desk, PROMPT)
     desk.wait()
@@ -327,7 +327,7 @@ def test_to_ask_how_it_is_changes_nothing() -> None:
 
 
 def test_an_entry_larger_than_a_step_may_read_is_read_alone() -> None:
-    desk = Desk(archive=replace(ARCHIVE, step_bytes=BLOCK_BYTES - 1))
+    desk = Desk(step_bytes=BLOCK_BYTES - 1)
     serve(desk.store, PROMPT)
     desk.wait()
     for _ in PROMPT[::BLOCK]:
@@ -338,7 +338,7 @@ def test_an_entry_larger_than_a_step_may_read_is_read_alone() -> None:
 
 def test_what_is_refused_is_offered_again() -> None:
     """The tier has lost the parent between the plan and its commit."""
-    desk = Desk(archive=replace(ARCHIVE, step_bytes=3 * BLOCK_BYTES))
+    desk = Desk(step_bytes=3 * BLOCK_BYTES)
     serve(desk.store, PROMPT)
     desk.wait()
     desk.step()
@@ -646,3 +646,14 @@ def test_a_tail_that_memory_serves_is_used_on_disk_too() -> None:
     whole = desk.disk.names(NS, prompt)[-1]
     [tail] = (name for name, stored in desk.shelf.records.items() if stored.parent == whole)
     assert desk.shelf.touched == [whole, tail]
+
+
+def test_a_step_reads_what_it_has_time_for_by_what_the_ones_before_took() -> None:
+    desk = Desk(step_bytes=2 * BLOCK_BYTES)
+    serve(desk.store, PROMPT)
+    desk.wait()
+    number, _, reads = desk.plan()
+    assert len(reads) == 2
+    desk.disk.took([], number, BLOCK_BYTES)  # half of what was thought
+    desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
+    assert len(desk.step()[1]) == 4

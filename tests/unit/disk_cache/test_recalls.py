@@ -1,9 +1,11 @@
 """What is loaded, when, how much at once, and what is left when it goes wrong."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
+from engine.disk_cache.recalls import Recalled, Wish
 from kvstore.announcements import Prospect
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
@@ -71,7 +73,7 @@ def test_what_is_filled_in_is_published_with_its_step_and_not_before(
 
 
 def test_a_step_fills_in_a_bounded_number_of_bytes(shelf: Shelf) -> None:
-    desk = Desk(shelf, recalls=replace(RECALLS, step_bytes=3 * BLOCK_BYTES))
+    desk = Desk(shelf, step_bytes=3 * BLOCK_BYTES)
     desk.recall([*PROMPT, 0])
     shelf.hand_over(10)
     assert [len(desk.step()[0]) for _ in range(5)] == [3, 3, 3, 1, 0]
@@ -80,7 +82,7 @@ def test_a_step_fills_in_a_bounded_number_of_bytes(shelf: Shelf) -> None:
 
 
 def test_an_entry_larger_than_that_is_filled_in_alone(shelf: Shelf) -> None:
-    desk = Desk(shelf, recalls=replace(RECALLS, step_bytes=1))
+    desk = Desk(shelf, step_bytes=1)
     desk.recall([*PROMPT, 0])
     shelf.hand_over(10)
     assert [len(desk.step()[0]) for _ in range(11)] == [1] * 10 + [0]
@@ -225,21 +227,20 @@ def test_what_was_delivered_behind_wrong_parts_is_not_taken(desk: Desk, shelf: S
     shelf.hand_over(1)
     desk.handle()
     shelf.hand_over(1)  # posted before the reading is cancelled, and handled after
-    assert not desk.disk.fills(number + 1)
+    assert not desk.disk.fills(number + 1, inf)
     desk.handle()
-    assert not desk.disk.fills(number + 2)
+    assert not desk.disk.fills(number + 2, inf)
     desk.disk.commit(number, ())
     assert not desk.disk.is_loading
     assert desk.cached(PROMPT) == BLOCK
 
 
-def test_a_load_that_takes_too_long_is_given_up(desk: Desk, shelf: Shelf) -> None:
+def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf) -> None:
     desk.recall([*PROMPT, 0])
     waiting = prospect(desk.store)
     shelf.hand_over(4)
     desk.step()
-    seconds = RECALLS.timeout_seconds + RECALLS.timeout_token_seconds * len(PROMPT)
-    desk.wait(seconds - 0.001)
+    desk.wait(RECALLS.timeout_seconds - 0.001)
     desk.step()
     assert desk.disk.is_loading
     assert desk.disk.wait_seconds() == pytest.approx(0.001)
@@ -327,3 +328,70 @@ def test_with_nothing_on_the_shelf_there_is_no_load() -> None:
     desk = Desk(Shelf())
     assert not desk.recall([*PROMPT, 0])
     assert desk.store.pool.n_held == 0
+
+
+def test_a_load_has_as_long_as_it_takes_while_something_comes(desk: Desk, shelf: Shelf) -> None:
+    desk.recall([*PROMPT, 0])
+    for _ in range(10):
+        desk.wait(RECALLS.timeout_seconds - 0.001)
+        shelf.hand_over(1)
+        desk.step()
+    assert desk.cached(PROMPT) == len(PROMPT)
+
+
+def test_what_has_arrived_is_used_however_long_steps_take_to_fill_it_in(shelf: Shelf) -> None:
+    desk = Desk(shelf, step_bytes=BLOCK_BYTES)
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(10)
+    for _ in range(10):
+        desk.step()
+        desk.wait(10 * RECALLS.timeout_seconds)
+    desk.step()
+    assert desk.cached(PROMPT) == len(PROMPT)
+
+
+@pytest.mark.parametrize(("n_came", "again"), [(4, Recalled.COMING), (0, Recalled.NOTHING)])
+def test_one_that_was_given_up_is_asked_for_again_if_it_has_brought_something(
+    desk: Desk, shelf: Shelf, n_came: int, again: Recalled
+) -> None:
+    wish = Wish()
+    assert desk.ask([*PROMPT, 0], wish) is Recalled.COMING
+    if n_came:
+        shelf.hand_over(n_came)
+    for _ in range(2):
+        desk.step()
+        desk.wait(RECALLS.timeout_seconds)
+    desk.step()
+    assert not desk.disk.is_loading
+    assert desk.ask([*PROMPT, 0], wish) is again
+
+
+def test_filling_counts_where_it_is_slower_than_reading(shelf: Shelf) -> None:
+    """Steps have shown how long it takes."""
+    desk = Desk(shelf, recalls=replace(RECALLS, worth=0.5, first_rate=1e9))
+    desk.recall([*PROMPT, 0][: 5 * BLOCK + 1])
+    shelf.hand_over(5)
+    number, _, _ = desk.plan()
+    desk.disk.took([number], number, 5.0)
+    desk.disk.commit(number, ())
+    assert not desk.recall([*PROMPT, 0], compute_seconds=9.9)
+    assert desk.recall([*PROMPT, 0], compute_seconds=10.1)
+
+
+def test_a_step_fills_in_what_it_has_time_for_by_what_the_ones_before_took(shelf: Shelf) -> None:
+    desk = Desk(shelf, step_bytes=2 * BLOCK_BYTES)
+    desk.recall([*PROMPT, 0])
+    shelf.hand_over(10)
+    number, fills, _ = desk.plan()
+    assert len(fills) == 2
+    assert desk.disk.fill_seconds(number) == 2 * BLOCK_BYTES
+    desk.disk.took([number], number, BLOCK_BYTES)  # half of what was thought
+    desk.disk.commit(number, ())
+    assert len(desk.step()[0]) == 4
+
+
+def test_readers_go_ahead_as_far_as_steps_fill_in(shelf: Shelf) -> None:
+    desk = Desk(shelf, step_bytes=3 * BLOCK_BYTES)
+    desk.recall([*PROMPT, 0])
+    desk.step()
+    assert shelf.tickets[0].most_ahead_bytes == 6 * BLOCK_BYTES

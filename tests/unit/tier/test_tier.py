@@ -299,6 +299,23 @@ def test_what_is_not_consumed_is_not_read_further(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_a_ticket_is_read_as_far_ahead_as_it_is_told(tmp_path: Path) -> None:
+    limits = replace(LIMITS, run_bytes=1, read_ahead_bytes=1)
+    chain, runs = Chain("one", 40), queue.SimpleQueue[ReadRun | ReadFailure]()
+    tier = DiskTier.open(tmp_path, "model", limits)
+    stored(tier, chain.extent())
+    ticket = tier.read(chain.names, runs.put)
+    first = runs.get(timeout=PATIENCE)
+    assert isinstance(first, ReadRun)
+    ticket.keep_ahead(0)
+    ticket.consumed(first.n_bytes)
+    assert read(tier, chain.names)[1] is None  # it would have been read between the others' runs
+    assert runs.empty()
+    ticket.keep_ahead(MIB * 100)
+    assert [runs.get(timeout=PATIENCE) for _ in range(39)]
+    tier.close()
+
+
 def test_what_is_delivered_has_been_copied_by_the_reader(tier: DiskTier) -> None:
     """Whoever takes it has no copy to make while the ticket is locked."""
     chain = Chain("one", 4)

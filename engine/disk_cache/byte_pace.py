@@ -1,0 +1,39 @@
+"""How long a step is held up for each byte that it fills in or reads."""
+
+import math
+
+NEWEST_SHARE = 0.25
+"""Of the last step in what is taken for the next."""
+
+
+class BytePace:
+    """Learned from steps that moved bytes. What each of them takes once is in it by its share.
+
+    Where a step is given a time longer than what it takes once, what is allowed comes to what fits.
+    """
+
+    def __init__(self) -> None:
+        self._byte_seconds: float | None = None
+
+    def observe(self, n_bytes: int, seconds: float) -> None:
+        """So many bytes, at least one, have held a step up for so long."""
+        seen, known = seconds / n_bytes, self._byte_seconds
+        self._byte_seconds = seen if known is None else known + NEWEST_SHARE * (seen - known)
+
+    def seconds(self, n_bytes: int, unseen_rate: float | None = None) -> float:
+        """The prediction for so many bytes. `unseen_rate`: bytes a second before any step moved
+        some; None: nothing is known.
+        """
+        return n_bytes * self._per_byte(unseen_rate)
+
+    def bytes_in(self, seconds: float, unseen_rate: float | None = None) -> float:
+        """How many bytes are moved in that time; infinite where that is."""
+        if math.isinf(seconds):
+            return math.inf
+        per_byte = self._per_byte(unseen_rate)
+        return seconds / per_byte if per_byte else 0.0
+
+    def _per_byte(self, unseen_rate: float | None) -> float:
+        if self._byte_seconds is not None:
+            return self._byte_seconds
+        return 1 / unseen_rate if unseen_rate else 0.0

@@ -1,0 +1,192 @@
+"""Many prompts come back at once: their loads have a budget, in the order of admission."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine.disk_cache.cache import TieredCache
+from engine.disk_cache.load_budget import LoadBudget, LoadLimits
+from engine.disk_cache.recalls import Recalled, Wish
+from engine.step import StepPlan
+from kvstore.tier.types import MIB
+from tests.simulation.daemon import Layout
+from tests.unit.disk_cache.desk import ARCHIVE, BLOCK_BYTES, RECALLS, Desk, Shelf
+from tests.unit.engine_harness import VOCAB_SIZE, Harness
+from tests.unit.kv_helpers import BLOCK, admit, run_of, serve
+
+CROWD = 24
+PROMPT_BLOCKS = 10
+PROMPT_BYTES = PROMPT_BLOCKS * BLOCK_BYTES
+PROMPTS = [run_of(1000 * number, PROMPT_BLOCKS * BLOCK) for number in range(CROWD)]
+TWO_AT_A_TIME = replace(RECALLS, limits=LoadLimits(2 * PROMPT_BYTES, MIB))
+
+
+@pytest.fixture(scope="module")
+def before() -> Shelf:
+    """What an earlier life has written of all of them."""
+    desk = Desk(n_blocks=CROWD * PROMPT_BLOCKS)
+    for prompt in PROMPTS:
+        serve(desk.store, prompt)
+    desk.wait()
+    desk.write()
+    return desk.shelf
+
+
+@pytest.fixture
+def shelf(before: Shelf) -> Shelf:
+    return Shelf(records=dict(before.records))
+
+
+def ask(desk: Desk, wishes: Sequence[Wish]) -> list[Recalled]:
+    """All of them, in one round."""
+    desk.plan()
+    return [desk.ask([*prompt, 0], wish) for prompt, wish in zip(PROMPTS, wishes, strict=False)]
+
+
+def test_a_crowd_pins_no_more_of_the_arena_than_the_budget(shelf: Shelf) -> None:
+    desk = Desk(shelf, recalls=TWO_AT_A_TIME, n_blocks=CROWD * PROMPT_BLOCKS)
+    wishes = [Wish() for _ in PROMPTS]
+    for round_number in range(CROWD // 2):
+        found = ask(desk, wishes)
+        assert desk.store.pool.n_held == 2 * PROMPT_BLOCKS
+        begun = 2 * round_number
+        assert found[begun : begun + 2] == [Recalled.COMING] * 2
+        assert set(found[begun + 2 :]) <= {Recalled.PUT_OFF}
+        for _ in range(2):
+            shelf.hand_over(PROMPT_BLOCKS)
+        desk.step()
+    assert [desk.cached(prompt) for prompt in PROMPTS] == [len(PROMPTS[0])] * CROWD
+
+
+def test_who_is_put_off_is_looked_up_once(shelf: Shelf) -> None:
+    """A look asks for every entry: with a queue of long prompts it is not made in every step."""
+    desk = Desk(shelf, recalls=TWO_AT_A_TIME, n_blocks=CROWD * PROMPT_BLOCKS)
+    wishes = [Wish() for _ in PROMPTS]
+    ask(desk, wishes)
+    shelf.records.clear()
+    assert ask(desk, wishes)[2:] == [Recalled.PUT_OFF] * (CROWD - 2)
+
+
+def test_a_load_that_is_alone_always_fits(shelf: Shelf) -> None:
+    desk = Desk(shelf, recalls=replace(RECALLS, limits=LoadLimits(1, MIB)), n_blocks=64)
+    assert ask(desk, [Wish(), Wish()]) == [Recalled.COMING, Recalled.PUT_OFF]
+
+
+def test_nobody_overtakes_who_does_not_fit_until_all_are_asked_again() -> None:
+    budget = LoadBudget(LoadLimits(100, 0))
+    assert budget.takes(60)
+    budget.began(60)
+    assert not budget.takes(50)
+    assert not budget.takes(40)
+    budget.begin_round()
+    assert budget.takes(40)
+
+
+def test_who_found_no_blocks_asks_again_when_some_were_let_go(shelf: Shelf) -> None:
+    desk, wish = Desk(shelf, n_blocks=16), Wish()
+    other = admit(desk.store, run_of(50_000, 12 * BLOCK))
+    assert desk.ask([*PROMPTS[0], 0], wish) is Recalled.NO_BLOCKS
+    assert desk.ask([*PROMPTS[0], 0], wish) is Recalled.NO_BLOCKS
+    desk.store.release(other)
+    assert desk.ask([*PROMPTS[0], 0], wish) is Recalled.COMING
+
+
+def test_what_is_read_ahead_of_all_loads_together_is_bounded(shelf: Shelf) -> None:
+    ahead = 6 * BLOCK_BYTES
+    limits = LoadLimits(1 << 30, ahead)
+    desk = Desk(shelf, recalls=replace(RECALLS, limits=limits), n_blocks=CROWD * PROMPT_BLOCKS)
+    ask(desk, [Wish() for _ in PROMPTS])
+    assert [t.most_ahead_bytes for t in shelf.tickets] == [ahead // 2] * 2 + [0] * (CROWD - 2)
+
+
+def test_who_may_not_be_read_yet_is_not_given_up(shelf: Shelf) -> None:
+    limits = LoadLimits(1 << 30, 2 * BLOCK_BYTES)
+    desk = Desk(shelf, recalls=replace(RECALLS, limits=limits), n_blocks=CROWD * PROMPT_BLOCKS)
+    ask(desk, [Wish() for _ in range(3)])
+    desk.step()
+    for _ in range(PROMPT_BLOCKS):
+        for ticket in shelf.tickets[:2]:
+            shelf.hand_over_to(ticket, 1)
+        desk.wait(RECALLS.timeout_seconds - 0.1)
+        desk.step()
+    assert [desk.cached(prompt) > 0 for prompt in PROMPTS[:3]] == [True, True, False]
+    assert desk.disk.is_loading
+
+
+class Daemon(Harness):
+    """A life of the hash model over a shelf."""
+
+    def __init__(self, shelf: Shelf, limits: LoadLimits, max_running: int = 16) -> None:
+        self.shelf = shelf
+        self.posted = deque[Callable[[], None]]()
+        recalls = replace(RECALLS, limits=limits)
+        layout = Layout(VOCAB_SIZE, block_size=BLOCK, windows=(), has_states=False)
+        super().__init__(
+            n_blocks=CROWD * PROMPT_BLOCKS + 64,
+            block_size=BLOCK,
+            max_running=max_running,
+            disk=lambda store: TieredCache(
+                shelf, store, layout.part_bytes, 0, self.posted.append, ARCHIVE, recalls
+            ),
+        )
+        self.block_bytes = layout.part_bytes[0]
+
+    def step(self) -> StepPlan:
+        while self.posted:
+            self.posted.popleft()()
+        return super().step()
+
+    def write(self) -> None:
+        """All that was computed goes to the shelf."""
+        self.scheduler.disk.end()
+        while self.scheduler.disk.is_busy:
+            self.step()
+
+    def read(self) -> None:
+        """Whatever readers may read comes."""
+        for ticket in self.shelf.tickets:
+            if not ticket.is_over and ticket.most_ahead_bytes:
+                self.shelf.hand_over_to(ticket, PROMPT_BLOCKS)
+
+
+LIMITS = LoadLimits(0, 1 << 30)  # one load at a time
+SAID = [[n % 40 for n in run_of(7 * number, PROMPT_BLOCKS * BLOCK)] for number in range(6)]
+
+
+@pytest.fixture
+def asked_before() -> tuple[Shelf, list[list[int]]]:
+    """What was written of all prompts, and what was answered."""
+    first = Daemon(Shelf(), LIMITS)
+    answers = [first.output(first.serve(prompt)) for prompt in SAID]
+    first.write()
+    return first.shelf, answers
+
+
+def test_a_crowd_is_loaded_in_the_order_of_admission_and_says_what_it_said(
+    asked_before: tuple[Shelf, list[list[int]]],
+) -> None:
+    shelf, answers = asked_before
+    again = Daemon(shelf, LIMITS)
+    requests = [again.add(prompt) for prompt in SAID]
+    again.step()
+    assert len(shelf.tickets) == 1
+    assert again.pool.n_held == PROMPT_BLOCKS - 1  # one token is always computed
+    while again.scheduler.has_work:
+        again.read()
+        again.step()
+    assert [again.output(request) for request in requests] == answers
+    for request, prompt in zip(requests, SAID, strict=True):
+        assert again.usage(request).cached_tokens >= len(prompt) - BLOCK
+
+
+def test_nothing_is_loaded_for_who_cannot_run(asked_before: tuple[Shelf, list[list[int]]]) -> None:
+    shelf, _ = asked_before
+    again = Daemon(shelf, LIMITS, max_running=1)
+    again.add(run_of(1, 3), max_tokens=50)
+    again.step()
+    again.add(SAID[0])
+    again.step()
+    assert not shelf.tickets
+    assert not again.scheduler.disk.is_loading
