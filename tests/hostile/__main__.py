@@ -102,4 +102,6 @@ def _drawn(n: int, seed: int) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
