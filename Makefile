@@ -15,7 +15,7 @@ ifeq ($(strip $(shell uname -sm) $(wildcard /dev/nvidiactl)),Linux x86_64)
 MKL := $(VENV)/.mkl
 endif
 
-.PHONY: help serve chat doctor install-service test check format settings wheel simulate restarts conformance \
+.PHONY: help serve chat doctor install-service test check format settings wheel simulate restarts hostile conformance \
 	browser screenshots clients bench router grafana demo-model clean
 
 help:  ## what there is to make
@@ -64,6 +64,9 @@ restarts: $(VENV)/.dev  ## daemons with a disk cache killed, their disks failing
 	$(BIN)/python -m tests.restart kills $(ARGS)
 	$(BIN)/python -m tests.restart faults
 	$(BIN)/python -m tests.restart families
+
+hostile: $(VENV)/.dev  ## requests meant to harm, 2,000 of them random, beside a client that may not wait a second
+	$(BIN)/python -m tests.hostile $(ARGS)
 
 conformance: $(VENV)/.dev  ## every architecture of mlx-lm, served or refused: docs/architectures.md
 	$(BIN)/python -m tests.conformance $(ARGS)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.constraints.guide import FreeGuide, GuideFactory
+from engine.constraints.remote.answers import Answers
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
@@ -104,7 +106,9 @@ class OfflineDaemon:
         room: Room,
         watch: Callable[[ModelRunner], ModelRunner] = lambda runner: runner,
         disk: Callable[[KVStore, Storage], DiskCache] = lambda store, storage: NO_DISK_CACHE,
+        answers: Callable[[int], Answers] = NoAnswers,
     ) -> None:
+        """`answers` is given the size of the vocabulary."""
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
         self.runner = watch(MlxRunner(model, Sampler(vocab_size), LaunchAhead()))
@@ -127,7 +131,7 @@ class OfflineDaemon:
         self.pipeline = Pipeline(
             self.scheduler,
             self.runner,
-            NoAnswers(vocab_size),
+            answers(vocab_size),
             Timing(time.monotonic, SilentTelemetry()),
         )
         self.usage: dict[str, Usage] = {}
@@ -137,12 +141,18 @@ class OfflineDaemon:
         said = defaultdict[tuple[str, int], list[int]](list)
         for request in requests:
             self.add(request)
+        return self.rest(said)
+
+    def rest(
+        self, said: defaultdict[tuple[str, int], list[int]]
+    ) -> Mapping[tuple[str, int], Sequence[int]]:
+        """The same of what has been added."""
         while self.scheduler.has_work or not self.pipeline.is_empty:
             self._step(said)
         return said
 
-    def add(self, request: Request) -> None:
-        self.scheduler.add(prepare(request, self._limits, names=self.scheduler.names))
+    def add(self, request: Request, new_guide: GuideFactory = FreeGuide) -> None:
+        self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.names))
 
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""

@@ -1,0 +1,84 @@
+"""Rows that sit steps out, for nobody knows yet what may follow, say what they say otherwise."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+import pytest
+from llguidance import LLTokenizer
+
+from engine.constraints.factory import GuideMaker
+from engine.constraints.masks import mask_words
+from engine.constraints.matcher import Matcher
+from engine.constraints.remote.trials import Verdict
+from engine.mlx_backend.attention.strategy import GatherAttention
+from engine.step import SequenceId
+from engine.types import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from tests.checkpoints import VOCAB_SIZE, tiny_tokenizer
+from tests.grammars import LocalGrammars
+from tests.offline import OfflineDaemon, Room, Served
+
+KINDS = ("llama", "gemma3_text", "mamba2", "qwen3_next")
+"""Full attention, windows, states alone, states beside attention."""
+
+ROOM = Room(n_blocks=128, max_running=8, step_tokens=32)
+END = 1
+
+
+class LateAnswers:
+    """What a grammar process would say, each at some later time."""
+
+    def __init__(self, grammars: LocalGrammars, promptness: float, seed: int) -> None:
+        self.n_words = mask_words(VOCAB_SIZE)
+        self._grammars = grammars
+        self._promptness = promptness
+        self._random = Random(seed)
+        self._asked: dict[SequenceId, Matcher] = {}
+
+    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        self._asked[sequence] = matcher
+
+    def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
+        self._asked = {one: matcher for one, matcher in self._asked.items() if is_live(one)}
+
+    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
+        for sequence, matcher in tuple(self._asked.items()):
+            if self._random.random() < self._promptness:
+                matcher.answer = self._grammars.answer(self._asked.pop(sequence))
+
+    def close(self) -> None:
+        self._asked.clear()
+
+
+def requests() -> list[Request]:
+    """Four that a grammar holds from the first token on, and two free ones."""
+    patterns = ("[a-z]{40,}", "(yes|no| )*", "a+b?c*", "[^a]{3,90}")
+    constraints = [Constraint(Grammar(GrammarKind.REGEX, one), "regex") for one in patterns]
+    return [
+        Request(str(at), tuple(range(3 + at, 30)), 24, SamplingParams(seed=at), constraint=held)
+        for at, held in enumerate([*constraints, None, None])
+    ]
+
+
+def said(served: Served, promptness: float) -> tuple[Mapping[tuple[str, int], Sequence[int]], int]:
+    """What all say, and how many answers were late."""
+    tokenizer = LLTokenizer(tiny_tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=[END])
+    answers = LateAnswers(LocalGrammars(tokenizer, frozenset({END})), promptness, seed=0)
+    daemon = OfflineDaemon(served, GatherAttention(), ROOM, answers=lambda size: answers)
+    maker = GuideMaker(frozenset({END}))
+    for request in requests():
+        verdicts = {request.constraint.grammar: Verdict(None, 0.0)} if request.constraint else {}
+        daemon.add(request, maker.guides(request, verdicts))
+    return daemon.rest(defaultdict(list)), daemon.scheduler.counters.rows_sat_out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_sits_steps_out_says_what_he_says_otherwise(
+    kind: str, served_of: Callable[[str], Served]
+) -> None:
+    served = served_of(kind)
+    prompt, none_late = said(served, promptness=1.0)
+    late, n_late = said(served, promptness=0.4)
+    assert none_late == 0
+    assert n_late > 20
+    assert late == prompt
