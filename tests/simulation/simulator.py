@@ -10,7 +10,6 @@ from random import Random
 
 from engine.api import InvalidRequest, QueueFull
 from engine.namespaces import namespace_id
-from engine.recent import HitRecord
 from engine.sequence import LiveSequence
 from engine.stats import loop_stats
 from engine.step import SequenceId
@@ -139,7 +138,7 @@ class Simulation:
     def _recount(self) -> None:
         daemon = self.daemon
         if not self._is_ending:  # then nobody is told anything
-            stats = loop_stats(daemon.scheduler, daemon.sizes, HitRecord())
+            stats = loop_stats(daemon.scheduler, daemon.sizes, daemon.loop.stats.hits)
             assert self.loop.stats == stats, "published too early"
         invariants.check(daemon.store)
         if not daemon.scheduler.has_work:
