@@ -6,10 +6,10 @@ with a context of 65,536 tokens and a template that knows tools; `wide` has the 
 parameters, 128 KiB a token, and hardly anything else. `real` is of a real model's shape: 28 layers,
 1,024 wide, 16 heads of 128 over 8, 151,936 tokens, 596 M parameters in 2.4 GB.
 
-A single thing about their weights is not random: the output layer has a row of zeros for every
-token that is no word of the lexicon. Such a token's logit is 0, which is never the greatest of
-thousands of random ones, so greedy decoding writes words alone: no answer ends early, and none
-changes when a client sends it back as text.
+A single thing about their weights is not random: the output layer has a row of zeros, or nearly so,
+for every token that is no word of the lexicon. Such a token's logit is about 0, which is never the
+greatest of thousands of random ones, so greedy decoding writes words alone: no answer ends early,
+and none changes when a client sends it back as text.
 """
 
 import json
@@ -134,11 +134,13 @@ def checkpoint(
 
 
 def silence_all_but(token_ids: Sequence[int], weights_file: Path) -> None:
-    """Zero the other tokens' rows of the output layer, in place: of the embeddings, where they are
-    tied.
+    """Zero the other tokens' rows of the output layer, in place. Where that is the embeddings, make
+    them a thousand times smaller: norms undo it where they are read.
     """
     weights = load_file(weights_file)
-    tied = "model.embed_tokens.weight"
-    rows = weights.get("lm_head.weight", weights[tied])
-    rows[np.setdiff1d(np.arange(len(rows)), token_ids)] = 0
+    name, factor = ("lm_head.weight", 0.0)
+    if name not in weights:
+        name, factor = ("model.embed_tokens.weight", 1e-3)
+    rows = weights[name]
+    rows[np.setdiff1d(np.arange(len(rows)), token_ids)] *= factor
     save_file(weights, weights_file, {"format": "mlx"})
