@@ -110,7 +110,6 @@ class RemoteAnswers:
         self._lines: dict[SequenceId, _Line] = {}
         self._by_number: dict[int, SequenceId] = {}
         self._slow_until: dict[str, float] = {}
-        self._deaths = 0  # without an answer in between
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         """See `Answers.ask`."""
@@ -220,7 +219,7 @@ class RemoteAnswers:
                 answer = Answer(error=error)
             case _:
                 raise LaneLost("a report that is no answer")
-        self._deaths = 0
+        lane.deaths = 0
         sequence = self._by_number.get(number)
         if sequence is None:
             return  # it is over, or has been made again elsewhere
@@ -262,7 +261,7 @@ class RemoteAnswers:
             self._mark_slow(culprit.client)
             if lane is self._slow:
                 culprit.matcher.answer = Answer(error=TOO_COSTLY)
-        self._deaths = 0 if culprit else self._deaths + 1
+        lane.deaths = 0 if culprit else lane.deaths + 1
         lost = [(one, line) for one, line in self._lines.items() if line.lane is lane]
         for sequence, _ in lost:
             self._drop(sequence)
@@ -272,7 +271,7 @@ class RemoteAnswers:
                 self._begin_again(sequence, line)
 
     def _begin_again(self, sequence: SequenceId, line: _Line) -> None:
-        if self._deaths >= MOST_STARTS:
+        if line.lane.deaths >= MOST_STARTS:
             line.matcher.answer = NOBODY_ANSWERS
         else:
             self._open(sequence, line.client, line.matcher)

@@ -38,6 +38,7 @@ class Lane:
         self._frames = FrameBuffer()
         self.running: int | None = None
         self.since = 0.0
+        self.deaths = 0  # of its processes, in a row without an answer
 
     @property
     def connection(self) -> socket.socket | None:

@@ -58,7 +58,7 @@ def test_one_more_than_is_asked_for_has_begun_and_none_is_left(
     assert second._process.pid == spare
     assert trial(second, "a").fields["error"] is None
     for process in (first, second):
-        assert process.end() == 0
+        assert process.end() in {0, -signal.SIGKILL}  # by itself, where the machine lets it soon
     processes.close()
     assert children() == []
     with pytest.raises(OSError, match="has stopped"):
