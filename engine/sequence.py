@@ -188,7 +188,8 @@ class LiveSequence:
         """It must wait again. Hands over the lease."""
         lease = self._give_lease()
         self._move(Status.PREEMPTED)
-        self.prompt_scores.clear()
+        if self.lacks_scores:  # else they are whole, and perhaps not told yet
+            self.prompt_scores.clear()
         self.awaited_tokens = 0  # it will draw them again
         self.is_in_batch = self.is_sampling = self.keeps_logits = False
         return lease

@@ -59,3 +59,14 @@ def test_a_grammar_that_the_last_token_fulfils_is_a_stop(
     harness.finish()
     assert harness.reason(request_id) is reason
     assert len(harness.text(request_id)) == len(harness.output(request_id)) == min(max_tokens, 2)
+
+
+def test_scores_that_are_whole_outlive_giving_way() -> None:
+    """The first token may be unread then: it is told with the scores."""
+    harness = Harness()
+    sequence = harness.sequence(harness.add(prompt(1, 5), 5, prompt_logprobs=0))
+    harness.step()
+    assert sequence.output_tokens == 1
+    assert len(sequence.prompt_scores) == 4
+    harness.store.donate(sequence.preempt())
+    assert len(sequence.prompt_scores) == 4
