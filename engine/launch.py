@@ -99,7 +99,12 @@ def assemble(
     card = backend.card
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
     processes = GrammarProcesses(vocabulary)
-    answers = RemoteAnswers(processes.start, mask_words(vocabulary.size), telemetry.mask)
+    answers = RemoteAnswers(
+        processes.start,
+        processes.start_in_background,
+        mask_words(vocabulary.size),
+        telemetry.mask,
+    )
     loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes, answers)
     return EngineParts(
         loop=loop,
@@ -107,7 +112,7 @@ def assemble(
         tokenizer=backend.tokenizer,
         limits=limits,
         guides=GuideMaker(card.eos_token_ids),
-        trials=Trials(processes.start),
+        trials=Trials(processes.start_in_background),
         memory=backend.memory,
         release_thread=partial(_release, processes, backend),
     )

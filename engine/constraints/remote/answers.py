@@ -2,7 +2,6 @@
 
 import logging
 import select
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -13,7 +12,7 @@ import numpy as np
 
 from engine.constraints.matcher import Answer, Matcher
 from engine.constraints.remote.lane import Lane, LaneLost
-from engine.constraints.remote.process import GrammarProcess
+from engine.constraints.remote.process import ENDED_BY_OTHERS, STUCK_SECONDS, GrammarProcess
 from engine.constraints.remote.wire import Mask, Report, Said, request_frame
 from engine.step import SequenceId
 
@@ -31,15 +30,9 @@ again by the slow one."""
 
 SLOW_SECONDS = 60.0
 
-ENDED_BY_OTHERS = -signal.SIGKILL
-"""The exit code that says nothing of a job. Limits end a process by other signals."""
-
 ALLOWED_SECONDS = 2.0
 ALLOWED_SECONDS_A_TOKEN = 0.02
 """Of the processor, for all masks of a sequence together."""
-
-STUCK_SECONDS = 30.0
-"""Of the clock. What waits and does not compute meets no limit of processor time."""
 
 MOST_STARTS = 3
 """In a row without an answer: then it is not the grammars that end the process."""
@@ -96,7 +89,8 @@ class RemoteAnswers:
 
     def __init__(
         self,
-        start_process: Callable[[], GrammarProcess],
+        start_quick: Callable[[], GrammarProcess],
+        start_slow: Callable[[], GrammarProcess],
         n_words: int,
         observe: Callable[[float], None],
         clock: Callable[[], float] = monotonic,
@@ -104,7 +98,7 @@ class RemoteAnswers:
         """`observe` is told how long each answer took, in seconds."""
         self.n_words = n_words
         self._clock = clock
-        self._quick, self._slow = Lane(start_process, clock), Lane(start_process, clock)
+        self._quick, self._slow = Lane(start_quick, clock), Lane(start_slow, clock)
         self._observe = observe
         self._numbers = count(1)
         self._lines: dict[SequenceId, _Line] = {}

@@ -1,6 +1,7 @@
 """A grammar process and the socket to it."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,18 @@ from engine.constraints.vocabulary import Vocabulary
 ROOT = Path(__file__).parents[3]
 """Where the package `engine` lies: in a clone, or inside of what the wheel installs."""
 
+
+ENDED_BY_OTHERS = -signal.SIGKILL
+"""The exit code that says nothing of a grammar: it comes from the system, from another program, or
+from the daemon, where the process is stuck. A grammar ends its process by SIGPROF, SIGSEGV, SIGABRT
+or an exception.
+"""
+
+STUCK_SECONDS = 30.0
+"""Of the clock, for a job. What waits and does not compute meets no limit of processor time."""
+
+BACKGROUND_NICENESS = 10
+"""Above the daemon's own: about a tenth of a processor that the daemon wants, too."""
 
 _LAST_WORDS_SECONDS = 0.2
 """One that has nothing to do ends by itself when its socket closes."""
@@ -36,11 +49,19 @@ class GrammarProcess:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # a library that crashes says so at length
                     env={**os.environ, "PYTHONPATH": path},
-                    start_new_session=True,  # Ctrl-C is the daemon's
+                    # Ctrl-C is the daemon's. It stays in its session: Linux gives each the same
+                    # part of a busy machine, and niceness counts within one alone.
+                    process_group=0,
                 )
         except OSError:
             self.connection.close()
             raise
+
+    def yield_to_others(self) -> None:
+        """Leave the processor to what is computed for others, from now on."""
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS
+        with suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
 
     def end(self) -> int:
         """Let it go; its exit code, negative for the signal that has ended it. Returns soon."""
@@ -86,6 +107,12 @@ class GrammarProcesses:
             with suppress(OSError):  # perhaps the next time
                 self._spare = GrammarProcess(self._file)
             return started
+
+    def start_in_background(self) -> GrammarProcess:
+        """The same for work that may keep a processor busy. Raises OSError."""
+        process = self.start()
+        process.yield_to_others()
+        return process
 
     def _taken_spare(self) -> GrammarProcess | None:
         """None where there is none, or it has ended."""

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import logging
-import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
@@ -12,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.api import EngineStopped, NoGrammars
-from engine.constraints.remote.process import GrammarProcess
+from engine.constraints.remote.process import ENDED_BY_OTHERS, STUCK_SECONDS, GrammarProcess
 from engine.constraints.remote.turns import ClientTurns, Closed
 from engine.constraints.remote.wire import (
     FrameBuffer,
@@ -33,16 +32,9 @@ TRIAL_SECONDS = 2.0
 """Of the processor, to compile a grammar and make its first masks. What people use takes a
 hundredth of it."""
 
-START_SECONDS = 60.0
-STUCK_SECONDS = 30.0
-"""Of the clock: a machine that is busy is slow, and a trial that does not compute is no trial."""
-
+START_SECONDS = 60.0  # of the clock
 IDLE_SECONDS = 60.0
 KEPT_VERDICTS = 4096
-
-_ENDED_BY_OTHERS = {-signal.SIGKILL}
-"""A grammar ends its process by SIGPROF, SIGSEGV, SIGABRT or an exception. SIGKILL comes from the
-system, from another program, or from here, where it is stuck: it says nothing of the grammar."""
 
 WARM_UP = Grammar(GrammarKind.REGEX, "a")
 
@@ -159,7 +151,7 @@ class _Booth:
             process.connection.sendall(_trial(grammar))
             return self._verdict(process)
         except (OSError, EOFError) as error:
-            if self.end() in _ENDED_BY_OTHERS:
+            if self.end() == ENDED_BY_OTHERS:
                 raise OSError("a grammar process was killed") from error
             return Verdict(TOO_COSTLY, TRIAL_SECONDS)
         except ProtocolError:

@@ -9,7 +9,11 @@ import psutil
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from engine.constraints.remote.process import GrammarProcess, GrammarProcesses
+from engine.constraints.remote.process import (
+    BACKGROUND_NICENESS,
+    GrammarProcess,
+    GrammarProcesses,
+)
 from engine.constraints.remote.wire import FrameBuffer, Report, read_report, request_frame
 from engine.constraints.vocabulary import Vocabulary
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
@@ -97,3 +101,15 @@ def test_none_takes_descriptors_that_are_not_its_own(processes: GrammarProcesses
         processes.start().kill()
     with suppress(FileNotFoundError):
         assert len(os.listdir("/proc/self/fd")) <= before + 2  # the vocabulary's, and a spare's
+
+
+def test_work_in_the_background_yields_to_the_daemon(processes: GrammarProcesses) -> None:
+    """In its own session it would not: there niceness counts among its own alone."""
+    quick, slow = processes.start(), processes.start_in_background()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, quick._process.pid) == own
+    assert os.getpriority(os.PRIO_PROCESS, slow._process.pid) == min(own + BACKGROUND_NICENESS, 19)
+    assert os.getsid(slow._process.pid) == os.getsid(0)
+    assert os.getpgid(slow._process.pid) != os.getpgid(0)
+    quick.kill()
+    slow.kill()

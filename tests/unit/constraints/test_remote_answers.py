@@ -13,10 +13,10 @@ from engine.constraints.remote.answers import (
     QUICK_SECONDS,
     SLOW_SECONDS,
     STEP_SECONDS,
-    STUCK_SECONDS,
     TOO_COSTLY,
     RemoteAnswers,
 )
+from engine.constraints.remote.process import STUCK_SECONDS
 from engine.constraints.remote.wire import Message, Said
 from engine.step import SequenceId
 from engine.types import Grammar, GrammarKind
@@ -33,7 +33,9 @@ class Told:
         self.now = 0.0
         self.starts = Starts() if exit_code is None else Starts(exit_code)
         self.seconds: list[float] = []
-        self.answers = RemoteAnswers(self.starts, 1, self.seconds.append, lambda: self.now)
+        self.answers = RemoteAnswers(
+            self.starts, self.starts, 1, self.seconds.append, lambda: self.now
+        )
 
     def ask(self, sequence: int, client: str, matcher: Matcher) -> None:
         self.answers.ask(SequenceId(sequence), client, matcher)
