@@ -1,6 +1,6 @@
 """What callers are told of a sequence. Pure functions."""
 
-from engine.constraints.matcher import Matcher
+from engine.constraints.matcher import Matcher, Refused, Unanswerable
 from engine.output import TextDelta
 from engine.sequence import LiveSequence
 from engine.step import SampledToken
@@ -57,14 +57,14 @@ def refusal(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
     """Its grammar, which the request asks for, cannot be followed any further. Where that is not
     the grammar's fault the event names no field of the request.
     """
-    assert matcher.answer is not None
+    assert isinstance(matcher.answer, Refused | Unanswerable)
     return OutputEvent(
         request_id=sequence.request.id,
         index=sequence.index,
         finish_reason=FinishReason.ERROR,
         usage=sequence.usage,
         error=f"{matcher.param}: {matcher.answer.error}",
-        param=matcher.param if matcher.answer.is_refusal else None,
+        param=matcher.param if isinstance(matcher.answer, Refused) else None,
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from engine.constraints.guide import FreeGuide, Guide, matcher_of
-from engine.constraints.matcher import Matcher
+from engine.constraints.matcher import Matcher, Refused, Unanswerable
 from engine.output import Output, TextDelta
 from engine.step import SampledToken, SequenceId
 from engine.types import FinishReason, Request, TokenLogprob, Usage
@@ -137,7 +137,9 @@ class LiveSequence:
     def failed(self) -> Matcher | None:
         """The matcher that cannot be answered."""
         matcher = matcher_of(self.guide.choice)
-        return matcher if matcher and matcher.answer and matcher.answer.error else None
+        if matcher is not None and isinstance(matcher.answer, Refused | Unanswerable):
+            return matcher
+        return None
 
     @property
     def banned_tokens(self) -> tuple[int, ...]:

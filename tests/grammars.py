@@ -9,7 +9,7 @@ from engine.api import InvalidRequest
 from engine.constraints.factory import GuideMaker, check_verdicts, grammars
 from engine.constraints.guide import Choice, Guide, GuideFactory, matcher_of
 from engine.constraints.masks import mask_words
-from engine.constraints.matcher import Answer, Matcher
+from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused
 from engine.constraints.remote.trials import Verdict
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
@@ -89,11 +89,11 @@ class LocalGrammars:
         told = self._compiled(matcher.grammar)
         told.consume_tokens(matcher.tokens)
         if told.is_stopped() and not told.is_error():
-            return Answer(is_complete=True)
+            return Complete()
         bits = told.compute_bitmask()[: 4 * mask_words(self._tokenizer.vocab_size)]
         if told.is_error():
-            return Answer(error=told.get_error())
-        return Answer(np.frombuffer(bits, dtype=np.int32))
+            return Refused(told.get_error())
+        return Allowed(np.frombuffer(bits, dtype=np.int32))
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         return compile_grammar(self._tokenizer, grammar.kind, grammar.text)

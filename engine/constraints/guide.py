@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from engine.constraints.matcher import Matcher
+from engine.constraints.matcher import Complete, Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class GrammarGuide:
 
     @property
     def is_complete(self) -> bool:
-        return self.choice.answer is not None and self.choice.answer.is_complete
+        return isinstance(self.choice.answer, Complete)
 
     def accept(self, token_id: int) -> None:
         self.choice.accept(token_id)

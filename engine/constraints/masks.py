@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.constraints.guide import AllBut, AlsoAllowed, Choice
-from engine.constraints.matcher import Matcher
+from engine.constraints.matcher import Allowed, Matcher
 from engine.step import Masks
 
 WORD_TOKENS = 32
@@ -42,9 +42,9 @@ def masks_of(choices: Sequence[Choice], banned: Sequence[Sequence[int]], n_words
 
 
 def _answered(matcher: Matcher) -> Masks | int:
-    """None where the grammar is complete: no token follows."""
+    """None where the grammar is complete, or has failed: no token follows."""
     assert matcher.answer is not None, "a mask that nobody has made"
-    return 0 if matcher.answer.mask is None else matcher.answer.mask
+    return matcher.answer.mask if isinstance(matcher.answer, Allowed) else 0
 
 
 def _allow(words: Masks, token_id: int) -> None:

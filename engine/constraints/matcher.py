@@ -1,20 +1,39 @@
 """A grammar at one point of a sequence. What may follow there another process says."""
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from engine.step import Masks
 from engine.types import Grammar
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What may follow: tokens by `mask`, `[words]`, nothing (`is_complete`), or it is not known for
-    an `error`, in words for the client. `is_refusal`: the error is the grammar's fault."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Allowed:
+    """These tokens may follow: a `mask` `[words]`."""
 
-    mask: Masks | None = None
-    is_complete: bool = False
-    error: str | None = None
-    is_refusal: bool = True
+    mask: Masks
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Nothing may follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The grammar is at fault: it cannot be followed any further. Why, in words for the client."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswerable:
+    """No fault of the grammar: nobody can tell what may follow. Why, in words for the client."""
+
+    error: str
+
+
+Answer: TypeAlias = Allowed | Complete | Refused | Unanswerable
 
 
 @dataclass(eq=False, slots=True)

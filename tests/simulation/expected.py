@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.constraints.matcher import Complete
 from engine.types import FinishReason, Request, ThinkingBudget
 from tests.simulation.grammars import follow, ruled_out
 from tests.simulation.model import ROOT, chain, sample, text_of
@@ -38,7 +39,7 @@ def expected(
         if cuts:
             return Expected(generated, text[: min(cuts)], FinishReason.STOP)
         said = follow(request, generated, vocab_size)
-        if said is not None and said.is_complete:
+        if isinstance(said, Complete):
             return Expected(generated, text, FinishReason.STOP)
     return Expected(generated, text_of(generated), FinishReason.LENGTH)
 

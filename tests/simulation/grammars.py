@@ -9,7 +9,7 @@ from engine.constraints.factory import GuideMaker
 from engine.constraints.factory import grammars as grammars_of
 from engine.constraints.guide import GuideFactory
 from engine.constraints.masks import mask_words
-from engine.constraints.matcher import Answer, Matcher
+from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused
 from engine.constraints.remote.trials import Verdict
 from engine.step import SequenceId
 from engine.types import Request
@@ -24,17 +24,17 @@ def guides(request: Request) -> GuideFactory:
     return MAKER.guides(request, {grammar: Verdict(None, 0.0) for grammar in grammars_of(request)})
 
 
-def answer(matcher: Matcher, vocab_size: int) -> Answer:
+def answer(matcher: Matcher, vocab_size: int) -> Allowed | Complete:
     """What may follow depends on the grammar and on all tokens that it has been told."""
     state = chain(ROOT, int(matcher.grammar.text))
     for token_id in matcher.tokens:
         state = chain(state, token_id)
     if matcher.tokens and state % 11 == 0:
-        return Answer(is_complete=True)
+        return Complete()
     bits = np.zeros(32 * mask_words(vocab_size), dtype=np.uint8)
     allowed = [t for t in range(vocab_size) if chain(state, t) % 3]
     bits[allowed or [state % vocab_size]] = 1
-    return Answer(np.packbits(bits, bitorder="little").view(np.int32))
+    return Allowed(np.packbits(bits, bitorder="little").view(np.int32))
 
 
 def follow(request: Request, generated: list[int], vocab_size: int) -> Answer | None:
@@ -52,7 +52,7 @@ def follow(request: Request, generated: list[int], vocab_size: int) -> Answer | 
         else:
             told.append(token_id)
             said = answer(Matcher(constraint.grammar, "", tokens=told), vocab_size)
-            told = None if said.is_complete and constraint.repeats else told
+            told = None if isinstance(said, Complete) and constraint.repeats else told
     return (
         None if told is None else answer(Matcher(constraint.grammar, "", tokens=told), vocab_size)
     )
@@ -60,7 +60,7 @@ def follow(request: Request, generated: list[int], vocab_size: int) -> Answer | 
 
 def ruled_out(said: Answer | None, banned: frozenset[int], vocab_size: int) -> frozenset[int]:
     """What is banned is, unless the grammar leaves nothing else."""
-    if said is None or said.mask is None:
+    if not isinstance(said, Allowed):
         return banned
     bits = np.unpackbits(said.mask.view(np.uint8), bitorder="little")[:vocab_size]
     allowed = frozenset(np.flatnonzero(bits).tolist())
@@ -105,6 +105,6 @@ class LateAnswers:
     def _answer(self, matcher: Matcher) -> None:
         if self._fails():
             self._census[Happening.ANSWER_FAILED] += 1
-            matcher.answer = Answer(error="injected")
+            matcher.answer = Refused("injected")
         else:
             matcher.answer = answer(matcher, self._vocab_size)

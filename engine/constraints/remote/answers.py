@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.constraints.matcher import Answer, Matcher
+from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused, Unanswerable
 from engine.constraints.remote.lane import Lane, LaneLost
 from engine.constraints.remote.process import ENDED_BY_OTHERS, STUCK_SECONDS, GrammarProcess
 from engine.constraints.remote.wire import Mask, Report, Said, request_frame
@@ -38,9 +38,8 @@ MOST_STARTS = 3
 """In a row without an answer: then it is not the grammars that end the process."""
 
 TOO_COSTLY = "the grammar is too costly: what may follow here takes too long to find out"
-NOBODY_ANSWERS = Answer(
-    error="the process that reads grammars does not start, or is ended from outside",
-    is_refusal=False,
+NOBODY_ANSWERS = Unanswerable(
+    "the process that reads grammars does not start, or is ended from outside"
 )
 
 
@@ -204,13 +203,13 @@ class RemoteAnswers:
             case Mask(number, n_tokens, seconds, bits):
                 if len(bits) != 4 * self.n_words:
                     raise LaneLost(f"a mask of {len(bits)} bytes")
-                answer = Answer(mask=np.frombuffer(bits, dtype=np.int32))
+                answer: Answer = Allowed(np.frombuffer(bits, dtype=np.int32))
             case Report(Said.STOPPED, fields):
                 number, n_tokens, seconds = _numbers(fields)
-                answer = Answer(is_complete=True)
+                answer = Complete()
             case Report(Said.FAILED, {"error": str(error)} as fields):
                 number, n_tokens, seconds = _numbers(fields)
-                answer = Answer(error=error)
+                answer = Refused(error)
             case _:
                 raise LaneLost("a report that is no answer")
         lane.deaths = 0
@@ -229,7 +228,7 @@ class RemoteAnswers:
         if not line.is_opening:
             matcher.seconds += seconds
         allowed = ALLOWED_SECONDS + ALLOWED_SECONDS_A_TOKEN * len(matcher.tokens)
-        matcher.answer = Answer(error=TOO_COSTLY) if matcher.seconds > allowed else answer
+        matcher.answer = Refused(TOO_COSTLY) if matcher.seconds > allowed else answer
 
     def _slow_down(self, client: str) -> None:
         """Others have waited for this client's mask. What else it has asked for moves."""
@@ -254,7 +253,7 @@ class RemoteAnswers:
             culprit = self._lines[self._by_number[number]]
             self._mark_slow(culprit.client)
             if lane is self._slow:
-                culprit.matcher.answer = Answer(error=TOO_COSTLY)
+                culprit.matcher.answer = Refused(TOO_COSTLY)
         lane.deaths = 0 if culprit else lane.deaths + 1
         lost = [(one, line) for one, line in self._lines.items() if line.lane is lane]
         for sequence, _ in lost:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.constraints.matcher import Answer, Matcher
+from engine.constraints.matcher import Allowed, Complete, Matcher, Refused
 from engine.constraints.remote.answers import (
     ALLOWED_SECONDS,
     MOST_STARTS,
@@ -23,7 +23,7 @@ from engine.types import Grammar, GrammarKind
 from tests.unit.constraints.scripted import OUTSIDE, ScriptedProcess, Starts
 
 BITS = bytes([5, 0, 0, 0])
-COSTLY = Answer(error=TOO_COSTLY)
+COSTLY = Refused(TOO_COSTLY)
 
 
 class Told:
@@ -81,9 +81,9 @@ def test_a_matcher_is_opened_and_then_told_its_tokens(told: Told) -> None:
     assert opened["seconds"] == QUICK_LIMIT_SECONDS
     told.process(0).mask(opened["id"], 1, BITS)
     told.wait()
-    assert one.answer is not None
-    assert one.answer.mask is not None
-    assert one.answer.mask.tolist() == [5]
+    answer = one.answer
+    assert isinstance(answer, Allowed)
+    assert answer.mask.tolist() == [5]
     one.accept(8)
     told.ask(0, "a", one)
     told.ask(0, "a", one)
@@ -91,7 +91,7 @@ def test_a_matcher_is_opened_and_then_told_its_tokens(told: Told) -> None:
     assert (stepped["do"], stepped["id"], stepped["tokens"]) == ("step", opened["id"], [8])
     told.process(0).report(Said.STOPPED, id=opened["id"], n_tokens=2, seconds=0.25)
     told.wait()
-    assert one.answer == Answer(is_complete=True)
+    assert one.answer == Complete()
     assert one.seconds == 0.25
     assert len(told.seconds) == 2
 
@@ -215,8 +215,7 @@ def test_an_answer_in_between_counts_the_deaths_anew(told_killed: Told) -> None:
         told.process(life).mask(opened["id"], life, BITS)
         told.process(life).die()
         told.wait()
-        assert one.answer is not None
-        assert one.answer.error is None
+        assert isinstance(one.answer, Allowed)
         told.wait()
         one.accept(life)
         told.ask(0, "a", one)
