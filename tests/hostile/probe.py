@@ -13,7 +13,7 @@ from tests.hostile.cases import CHAT, MESSAGES
 PAUSE_SECONDS = 0.02
 HELD = {"messages": MESSAGES, "max_tokens": 4, "response_format": {"type": "json_object"}}
 FREE = {"messages": MESSAGES, "max_tokens": 1}
-STREAM = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True, "stream": True}
+STREAM = {"messages": MESSAGES, "max_tokens": 400, "stream": True}  # each token has a text
 
 
 @dataclass(slots=True)
