@@ -1,8 +1,9 @@
 """Work of several clients for a few workers."""
 
 import threading
-from collections import OrderedDict, deque
 from typing import Generic, TypeVar
+
+from engine.constraints.lines import ClientLines
 
 T = TypeVar("T")
 
@@ -15,7 +16,7 @@ class ClientTurns(Generic[T]):
     """Clients take turns, and each has one worker at a time: who sends much waits for itself."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, deque[T]] = OrderedDict()
+        self._lines = ClientLines[T]()
         self._served: set[str] = set()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -25,7 +26,7 @@ class ClientTurns(Generic[T]):
         with self._changed:
             if self._is_closed:
                 raise Closed
-            self._lines.setdefault(client, deque()).append(job)
+            self._lines.add(client, job)
             self._changed.notify()
 
     def take(self, wait_seconds: float) -> tuple[str, T] | None:
@@ -37,14 +38,10 @@ class ClientTurns(Generic[T]):
             self._changed.wait_for(self._is_ready, wait_seconds)
             if self._is_closed:
                 raise Closed
-            if (client := self._next_client()) is None:
+            if (client := self._lines.next_client(self._served)) is None:
                 return None
-            line = self._lines.pop(client)
-            job = line.popleft()
-            if line:
-                self._lines[client] = line
             self._served.add(client)
-            return client, job
+            return client, self._lines.take(client)
 
     def done(self, client: str) -> None:
         with self._changed:
@@ -55,13 +52,8 @@ class ClientTurns(Generic[T]):
         """The jobs that nobody will take."""
         with self._changed:
             self._is_closed = True
-            left = [job for line in self._lines.values() for job in line]
-            self._lines.clear()
             self._changed.notify_all()
-        return left
+            return self._lines.drop(lambda job: True)
 
     def _is_ready(self) -> bool:
-        return self._is_closed or self._next_client() is not None
-
-    def _next_client(self) -> str | None:
-        return next((client for client in self._lines if client not in self._served), None)
+        return self._is_closed or self._lines.next_client(self._served) is not None

@@ -3,7 +3,7 @@
 import select
 import signal
 import socket
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from time import thread_time
 
 from llguidance import LLMatcher, LLTokenizer
 
+from engine.constraints.lines import ClientLines
 from engine.constraints.remote.wire import (
     FrameBuffer,
     Mask,
@@ -36,35 +37,6 @@ class Open:
     n_tokens: int = 0
 
 
-class Turns:
-    """Jobs, each of a client. Clients take turns; a client's jobs are done in order."""
-
-    def __init__(self) -> None:
-        self._lines: OrderedDict[str, deque[Message]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
-    def add(self, job: Message) -> None:
-        self._lines.setdefault(job["client"], deque()).append(job)
-
-    def take(self) -> Message:
-        client, line = self._lines.popitem(last=False)
-        job = line.popleft()
-        if line:
-            self._lines[client] = line
-        return job
-
-    def drop(self, matcher: int) -> None:
-        """Its jobs are wanted no more."""
-        for client, line in tuple(self._lines.items()):
-            kept = deque(job for job in line if job["id"] != matcher)
-            if kept:
-                self._lines[client] = kept
-            else:
-                del self._lines[client]
-
-
 class Service:
     """One thread: it does one job after another, and looks between two at what else is wanted.
 
@@ -77,19 +49,19 @@ class Service:
         self._tokenizer = tokenizer
         self._mask_bytes = 4 * -(-tokenizer.vocab_size // 32)
         self._frames = FrameBuffer()
-        self._turns = Turns()
+        self._jobs = ClientLines[Message]()
         self._open: dict[int, Open] = {}
         self._grammars: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
     def run(self) -> None:
         """Returns when the daemon has closed its end."""
         while self._listen():
-            if self._turns:
-                self._do(self._turns.take())
+            if (client := self._jobs.next_client()) is not None:
+                self._do(self._jobs.take(client))
 
     def _listen(self) -> bool:
         """Take in what has come; waits where there is nothing to do. False at the end."""
-        while not self._turns or select.select([self._peer], [], [], 0)[0]:
+        while not self._jobs or select.select([self._peer], [], [], 0)[0]:
             data = self._peer.recv(READ_BYTES)
             if not data:
                 return False
@@ -99,10 +71,10 @@ class Service:
 
     def _take(self, message: Message) -> None:
         if message["do"] == "close":
-            self._turns.drop(message["id"])
+            self._jobs.drop(lambda job: job["id"] == message["id"])
             self._open.pop(message["id"], None)
         else:
-            self._turns.add(message)
+            self._jobs.add(message["client"], message)
 
     def _do(self, job: Message) -> None:
         with _bounded(job["seconds"]):

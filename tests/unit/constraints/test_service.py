@@ -16,7 +16,7 @@ from engine.constraints.remote.wire import (
     read_report,
     request_frame,
 )
-from engine.constraints.worker.service import Service, Turns
+from engine.constraints.worker.service import Service
 from tests.grammars import demo_tokenizer
 
 END = 2
@@ -117,25 +117,6 @@ def test_a_trial_says_what_is_wrong(client: Client) -> None:
         assert (verdict.fields["error"] is None) == is_good
 
 
-def test_clients_take_turns() -> None:
-    turns = Turns()
-    for number in range(3):
-        turns.add(opening(number, "a", "many"))
-    turns.add(opening(10, "a", "one"))
-    assert [turns.take()["id"] for _ in range(4)] == [0, 10, 1, 2]
-    assert not turns
-
-
-def test_what_is_closed_has_no_job_left() -> None:
-    turns = Turns()
-    for number in (1, 2, 1):
-        turns.add(opening(number, "a"))
-    turns.add(opening(1, "a", "b"))
-    turns.drop(1)
-    assert turns.take()["id"] == 2
-    assert not turns
-
-
 def test_a_matcher_that_is_closed_is_let_go() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -143,11 +124,11 @@ def test_a_matcher_that_is_closed_is_let_go() -> None:
         for number in range(1000):
             service._take(opening(number, "a"))
             service._take({"do": "close", "id": number})
-        assert not service._turns
+        assert not service._jobs
         service._take(opening(1, "a"))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(signal, "setitimer", lambda which, seconds: None)
-            service._do(service._turns.take())
+            service._do(service._jobs.take("a"))
         assert len(service._open) == 1
         service._take({"do": "close", "id": 1})
         assert not service._open
