@@ -10,9 +10,9 @@ _MARGIN_DEVIATIONS = 2.0
 _LEAST_SHARE = 0.25
 """What the tokens of a step's first chunk may take, of what all else in the step takes."""
 
-
-_MOVED_SHARE = 1.0
-"""What moving bytes from and to the disk may take, of what decodes do."""
+_MOVED_SHARE = 0.5
+"""What moving bytes from and to the disk may take, of what all else in the step does: so that a gap
+between two tokens grows by half at most."""
 
 
 class StepBudget:
@@ -48,9 +48,9 @@ class StepBudget:
         """How long bytes may be moved beside what has been planned; infinite without decodes."""
         if self._decode_rows == 0:
             return math.inf
-        spent_seconds = self._spent_seconds
-        left_seconds = max(self._aim_seconds - spent_seconds, 0.0)
-        return min(left_seconds, _MOVED_SHARE * spent_seconds)
+        work_seconds = self._costs.seconds(self.work)
+        most_seconds = min(self._aim_seconds - work_seconds, _MOVED_SHARE * work_seconds)
+        return max(most_seconds - self._moved_seconds, 0.0)
 
     @property
     def _spent_seconds(self) -> float:

@@ -18,10 +18,6 @@ class StoreCounters:
     fork_copies: int = 0  # of the last block of a prompt with several outputs
     tail_hit_tokens: int = 0  # adopted beyond whole blocks
 
-    @property
-    def cow_copies(self) -> int:
-        return self.prefix_copies + self.fork_copies
-
 
 class BlockSupply:
     """Blocks of `pool`, of which `index` gives up those that it alone keeps."""

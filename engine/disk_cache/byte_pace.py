@@ -21,8 +21,8 @@ class BytePace:
         self._byte_seconds = seen if known is None else known + NEWEST_SHARE * (seen - known)
 
     def seconds(self, n_bytes: int, unseen_rate: float | None = None) -> float:
-        """The prediction for so many bytes. `unseen_rate`: bytes a second before any step moved
-        some; None: nothing is known.
+        """The prediction for so many bytes. `unseen_rate`: bytes a second before any step was seen
+        to be held up; None: nothing is known.
         """
         return n_bytes * self._per_byte(unseen_rate)
 
@@ -34,6 +34,6 @@ class BytePace:
         return seconds / per_byte if per_byte else 0.0
 
     def _per_byte(self, unseen_rate: float | None) -> float:
-        if self._byte_seconds is not None:
+        if self._byte_seconds:  # no time at all is less than can be measured
             return self._byte_seconds
         return 1 / unseen_rate if unseen_rate else 0.0

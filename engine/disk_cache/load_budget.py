@@ -1,6 +1,6 @@
 """Which loads may be under way at once, and how far each is read ahead of what is filled in."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 AHEAD_STEPS = 2
@@ -51,12 +51,17 @@ class LoadBudget:
         self._n_loads -= 1
         self._held_bytes -= n_bytes
 
-    def ahead(self, step_bytes: float) -> Iterator[int]:
+    def ahead(self, step_bytes: float, held: Sequence[int]) -> list[int]:
         """How far each load may be read ahead, the first one's first, where a step fills in so many
-        bytes. The least that is read is a run.
+        bytes. The least that is read is a run. `held`: of each, what has been read and not been
+        filled in yet. It counts for all, though a load may hold more than it would get now.
         """
-        left, most = self._limits.ahead, self._limits.ahead // TICKETS
-        while True:
-            share = int(min(max(AHEAD_STEPS * step_bytes, 1), most, left))
-            left -= share
-            yield share
+        most = self._limits.ahead // TICKETS
+        share = int(min(max(AHEAD_STEPS * step_bytes, 1), most))
+        left = self._limits.ahead - sum(held)
+        shares = []
+        for n_bytes in held:
+            more = min(max(share - n_bytes, 0), max(left, 0))
+            left -= more
+            shares.append(min(share, n_bytes + more))
+        return shares

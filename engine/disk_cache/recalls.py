@@ -105,7 +105,8 @@ class _Load:
     n_bytes: int
     began: float
     deadline: float  # by which something must come, where the disk is what it waits for
-    ahead_bytes: int = 0
+    ahead_bytes: int = 0  # that may be held
+    held_bytes: int = 0  # that have come and are not committed
     ticket: Ticket | None = None
     arrived: deque[_Arrived] = field(default_factory=deque)
     n_filled: int = 0  # entries that steps have been planned to fill
@@ -242,6 +243,7 @@ class Recalls:
         for load, n_entries, n_bytes in fills:
             if load in self._loads:
                 load.n_committed += n_entries
+                load.held_bytes -= n_bytes
                 if load.ticket is not None:
                     load.ticket.consumed(n_bytes)
                 self._settle(load)
@@ -354,6 +356,7 @@ class Recalls:
     def _arrive(self, load: _Load, arrived: Sequence[_Arrived]) -> None:
         if not load.is_cut:
             load.arrived += arrived
+            load.held_bytes += sum(each.n_bytes for each in arrived)
 
     def _fail(self, load: _Load) -> None:
         """No more will come of it than has arrived."""
@@ -428,7 +431,9 @@ class Recalls:
 
     def _read_on(self) -> None:
         """Readers go ahead as far as the next steps fill in, the first load's first."""
-        for load, n_bytes in zip(self._loads, self._budget.ahead(self._step_bytes), strict=False):
+        held = [load.held_bytes for load in self._loads]
+        shares = self._budget.ahead(self._step_bytes, held)
+        for load, n_bytes in zip(self._loads, shares, strict=True):
             load.ahead_bytes = n_bytes
             if load.ticket is not None:
                 load.ticket.keep_ahead(n_bytes)

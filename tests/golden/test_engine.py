@@ -85,7 +85,7 @@ def test_forked_outputs_of_one_prompt(served: Served, peer: Module, attention: A
     daemon = OfflineDaemon(served, attention, Room(64))
     prompt = random_tokens(21, seed=20)
     said = daemon.serve(request("forked", prompt, n=3))
-    assert daemon.store.counters.cow_copies > 0
+    assert daemon.store.counters.fork_copies > 0
     for index in range(3):
         expect_greedy(peer, prompt, said["forked", index])
 

@@ -6,7 +6,7 @@ Steps are planned for several leases and run together, as the scheduler does: co
 which they were given, then the writes; in between others may come, go and be evicted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -415,9 +415,8 @@ class KVStoreMachine(RuleBasedStateMachine):
 
     def snapshot(self) -> object:
         """All that can be seen of the store, but for the order in which it would evict."""
-        counters = self.store.counters
         return (
-            (counters.evictions, counters.cow_copies),
+            replace(self.store.counters),
             self.store.pool.free_blocks(),
             [(n, path, tuple(node.blocks)) for n, path, node in self.store.index.walk()],
             [(lease.written_tokens, tuple(lease.table)) for lease in self.live],

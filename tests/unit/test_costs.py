@@ -149,7 +149,11 @@ def test_bytes_are_moved_beside_decodes_as_long_as_the_limit_leaves() -> None:
     machine.decode(50)
     budget = _beside_decodes(machine.learned)
     decodes_seconds = machine.learned.seconds(budget.work)
-    assert 0 < budget.moving_seconds <= min(LIMIT_SECONDS - decodes_seconds, decodes_seconds)
+    assert budget.moving_seconds == pytest.approx(decodes_seconds / 2)
+    budget.move(decodes_seconds / 3)
+    assert budget.moving_seconds == pytest.approx(decodes_seconds / 6)
+    budget.move(decodes_seconds)
+    assert budget.moving_seconds == 0
     tight = _beside_decodes(machine.learned, decodes_seconds)
     assert tight.moving_seconds == 0
 

@@ -188,7 +188,7 @@ class TestCopyOnWrite:
         hoarder = admit(store, [9])
         assert store.extend(two, 1) == Refusal(needed_blocks=1, available_blocks=0)
         assert list(two.table) == list(one.table)
-        assert store.counters.cow_copies == 0
+        assert store.counters.fork_copies == 0
         store.release(hoarder)
         assert len(compute(store, two)) == 1
 

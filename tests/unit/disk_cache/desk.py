@@ -72,7 +72,7 @@ class Desk:
         pool = BlockPool(n_blocks)
         self.now = 100.0
         self.shelf = shelf or Shelf()
-        self._step_seconds = step_bytes
+        self.step_seconds = step_bytes
         if step_bytes < math.inf:
             self.shelf.read_rate = 1.0  # so that a second is a byte, until steps tell otherwise
         self.store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK, groups)
@@ -101,8 +101,8 @@ class Desk:
         """A step in flight: its number and what it fills in and reads."""
         self.handle()
         number = next(self._numbers)
-        fills = list(self.disk.fills(number, self._step_seconds))
-        return number, fills, list(self.disk.reads(number, self._step_seconds))
+        fills = list(self.disk.fills(number, self.step_seconds))
+        return number, fills, list(self.disk.reads(number, self.step_seconds))
 
     def handle(self) -> None:
         """What readers have posted."""

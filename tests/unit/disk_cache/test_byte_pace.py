@@ -33,6 +33,12 @@ def test_what_was_seen_counts_and_not_the_rate_of_reading() -> None:
     assert pace.seconds(500, UNSEEN_RATE) == 2.0
 
 
+def test_a_step_that_was_held_up_for_no_time_says_nothing() -> None:
+    pace = BytePace()
+    pace.observe(1000, 0.0)
+    assert pace.bytes_in(2.0, UNSEEN_RATE) == 200
+
+
 def test_it_follows_a_machine_that_slows_down() -> None:
     pace = BytePace()
     pace.observe(1000, 1.0)

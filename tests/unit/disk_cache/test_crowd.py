@@ -1,8 +1,10 @@
 """Many prompts come back at once: their loads have a budget, in the order of admission."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -99,6 +101,34 @@ def test_what_is_read_ahead_of_all_loads_together_is_bounded(shelf: Shelf) -> No
     desk = Desk(shelf, recalls=replace(RECALLS, limits=limits), n_blocks=CROWD * PROMPT_BLOCKS)
     ask(desk, [Wish() for _ in PROMPTS])
     assert [t.most_ahead_bytes for t in shelf.tickets] == [ahead // 2] * 2 + [0] * (CROWD - 2)
+
+
+def test_what_loads_hold_counts_though_they_would_get_less_now() -> None:
+    budget = LoadBudget(LoadLimits(1 << 30, 100))
+    assert budget.ahead(math.inf, [0, 0, 0]) == [50, 50, 0]
+    assert budget.ahead(2, [50, 50, 0, 0]) == [4, 4, 0, 0]
+    assert budget.ahead(2, [50, 20, 0, 0]) == [4, 4, 4, 4]
+    assert budget.ahead(10, [50, 20, 0, 0]) == [20, 20, 20, 10]
+    assert budget.ahead(math.inf, [4, 4, 90]) == [6, 4, 50]
+
+
+def test_what_loads_hold_never_exceeds_what_may_be_read_ahead(shelf: Shelf) -> None:
+    """Whatever time steps have, from one to the next."""
+    ahead = 8 * BLOCK_BYTES
+    recalls = replace(RECALLS, limits=LoadLimits(1 << 30, ahead))
+    n_blocks = CROWD * PROMPT_BLOCKS
+    desk = Desk(shelf, recalls=recalls, n_blocks=n_blocks, step_bytes=BLOCK_BYTES)
+    ask(desk, [Wish() for _ in PROMPTS])
+    random = Random(0)
+    while desk.disk.is_loading:
+        desk.step_seconds = random.choice([0, BLOCK_BYTES, math.inf])
+        desk.step()
+        for ticket in shelf.tickets:
+            while (
+                not ticket.is_over and ticket.ahead_bytes + BLOCK_BYTES <= ticket.most_ahead_bytes
+            ):
+                shelf.hand_over_to(ticket, 1)
+        assert sum(ticket.ahead_bytes for ticket in shelf.tickets) <= ahead
 
 
 def test_who_may_not_be_read_yet_is_not_given_up(shelf: Shelf) -> None:
