@@ -162,7 +162,8 @@ class EngineLoop:
         if (news := self._pipeline.sample()) is not None:
             self._emit(news)
         is_resting = self._pipeline.is_empty and not plan.is_due
-        self._is_waiting = is_resting and self._disk.is_loading
+        awaits_answers = bool(self.scheduler.unanswered)
+        self._is_waiting = is_resting and self._disk.is_loading and not awaits_answers
         self.step_started_seconds = None
 
     def _write_rest(self) -> None:

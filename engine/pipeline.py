@@ -22,12 +22,12 @@ T = TypeVar("T")
 NO_STEP = StepPlan()
 NO_RESULT = StepResult({}, {})
 
-EARLY_SHARE, LATE_SHARE = 1 / 16, 1 / 4
+EARLY_SHARE, LATE_SHARE = 1 / 16, 3 / 16
 """Of a step, to wait for what may follow a token: before its text is delivered, and before others
 are sampled without it. It is free on a device that computes meanwhile."""
 
 ALONE_SECONDS = 0.05
-"""The same where nobody else would be sampled: who comes then waits no longer."""
+"""The same where nothing else is computed: who comes then waits no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Pipeline:
         self._timing = timing
         self._began = 0.0  # of the clock: when the device was free for the step in flight
         self._filled: list[int] = []  # the numbers of the steps that have been filled in since then
-        self._step_seconds = 0.0  # of the last step
+        self._step_seconds = 0.0  # of the last step, without what it waited
+        self._waited_seconds = 0.0  # in the step in flight
         self._runner = runner
         self._answers = answers
         self._settled: list[OutputEvent] = []  # while the step in flight was about to sample
@@ -88,7 +89,9 @@ class Pipeline:
         if isinstance(result, Failure):
             return news + self._fail(before, result) + self._fail(plan, result)
         self._in_flight = plan
-        return news + (self._commit(before, result, began) if before.is_due else [])
+        if before.is_due:
+            return news + self._commit(before, result, began)
+        return news if plan.is_due else news + self._rest()
 
     def sample(self) -> list[OutputEvent] | None:
         """Have the rest of the step in flight computed, and its tokens.
@@ -107,10 +110,13 @@ class Pipeline:
     def _commit(self, plan: StepPlan, result: StepResult, began: float) -> list[OutputEvent]:
         """The step behind it has the device from now on."""
         self._began = self._timing.now()
-        self._step_seconds = self._began - began
-        self._timing.stepped(self._step_seconds)
+        seconds = self._began - began
+        self._timing.stepped(seconds)
         filled, self._filled = self._filled, []
-        self._scheduler.took(plan, filled, self._step_seconds)
+        waited_seconds, self._waited_seconds = self._waited_seconds, 0.0
+        self._step_seconds = max(seconds - waited_seconds, 0.0)
+        if self._step_seconds > waited_seconds:  # else it says nothing of the model
+            self._scheduler.took(plan, filled, seconds)
         news = self._scheduler.commit(plan, result)
         self._ask()
         return news + self._settle([s for s in self._scheduler.unanswered if s.unread], EARLY_SHARE)
@@ -121,10 +127,21 @@ class Pipeline:
             if (matcher := sequence.unanswered) is not None:
                 self._answers.ask(sequence.id, sequence.request.client, matcher)
 
+    def _rest(self) -> list[OutputEvent]:
+        """Nothing is computed. Whoever has said all waits for its last token to be read."""
+        if unanswered := self._scheduler.unanswered:
+            self._wait(_any_answered(unanswered), ALONE_SECONDS)
+        return self._scheduler.settle()
+
     def _settle(self, rows: list[LiveSequence], share: float) -> list[OutputEvent]:
         """Give the rows' matchers so much of a step's time."""
-        self._answers.wait(_all_answered(rows), share * self._step_seconds)
+        self._wait(_all_answered(rows), share * self._step_seconds)
         return self._scheduler.settle()
+
+    def _wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
+        began = self._timing.now()
+        self._answers.wait(is_enough, seconds)
+        self._waited_seconds += self._timing.now() - began
 
     def _submit(self, plan: StepPlan) -> Failure | None:
         return _attempt(lambda: self._runner.submit(plan)) if plan.is_due else None
@@ -141,8 +158,9 @@ class Pipeline:
         know yet what may follow sit the step out.
         """
         rows = [s for s in map(self._scheduler.sequence, plan.sampling()) if s is not None]
+        self._settled = self._scheduler.settle()  # what was known when it was asked
         if any(sequence.unanswered for sequence in rows):
-            self._await_answers(rows, len(list(plan.sampling())))
+            self._await_answers(rows, len(list(plan.rows())))
         late, guided = list[SequenceId](), list[LiveSequence]()
         for sequence in rows:
             sequence.keeps_logits = False
@@ -158,15 +176,17 @@ class Pipeline:
         masks = masks_of(choices, banned, self._answers.n_words)
         return StepMasks([sequence.id for sequence in guided], masks, late)
 
-    def _await_answers(self, rows: list[LiveSequence], n_sampling: int) -> None:
-        """Nobody waits long for another's answer, and not twice for the same one."""
+    def _await_answers(self, rows: list[LiveSequence], n_rows: int) -> None:
+        """Nobody waits long for another's answer, and not twice for the same one. Of `n_rows` that
+        the step is for, some may compute a prompt and sample nothing yet.
+        """
         unanswered = [sequence for sequence in rows if sequence.unanswered is not None]
-        if len(unanswered) < n_sampling:
+        if len(unanswered) < n_rows:
             fresh = [sequence for sequence in unanswered if not sequence.keeps_logits]
-            self._settled = self._settle(fresh, LATE_SHARE)
-        elif unanswered:
-            self._answers.wait(_any_answered(unanswered), ALONE_SECONDS)
-            self._settled = self._scheduler.settle()
+            self._settled += self._settle(fresh, LATE_SHARE)
+        else:
+            self._wait(_any_answered(unanswered), ALONE_SECONDS)
+            self._settled += self._scheduler.settle()
 
     def _fail(self, plan: StepPlan, failure: Failure) -> list[OutputEvent]:
         return self._scheduler.fail(plan, failure.message)

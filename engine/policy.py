@@ -11,6 +11,14 @@ def admission_key(sequence: LiveSequence) -> tuple[int, int]:
     return sequence.request.priority, sequence.id
 
 
+def by_rows(decodes: Sequence[LiveSequence], running: Sequence[LiveSequence]) -> list[LiveSequence]:
+    """In the order in which they get blocks: those of clients that run few rows before others', so
+    that whoever is left to give way is one of the client that runs most.
+    """
+    rows = Counter(sequence.request.client for sequence in running)
+    return sorted(decodes, key=lambda s: rows[s.request.client])
+
+
 def victim(candidates: Iterable[LiveSequence], running: Sequence[LiveSequence]) -> LiveSequence:
     """Who is preempted for lack of blocks: one of the client that runs most, and of that client's
     the lowest priority, then the least progress lost, then the latest.

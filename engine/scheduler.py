@@ -209,13 +209,13 @@ class Scheduler:
         if (giver := self._admission.giver(self._running, prompts)) is not None:
             self._preempt(giver, draft)
             self.counters.gave_way += 1
+        for sequence in policy.by_rows(decodes, self._running):
+            if sequence.status is Status.RUNNING:  # has not given way
+                self._schedule(sequence, 1, draft)
         for sequence in self._running:
             if sequence.keeps_logits:
                 draft.keep(sequence)
                 self.counters.rows_sat_out += 1
-        for sequence in decodes:
-            if sequence.status is Status.RUNNING:  # has not given way
-                self._schedule(sequence, 1, draft)
         self._fill_in(draft)
         self._schedule_prompts(prompts, draft)
         for sequence in draft.preempted:  # not before: what is in flight is not its next lease's

@@ -87,9 +87,9 @@ class LiveSequence:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens for which a step is to be planned; none while the last one is awaited."""
+        """Tokens for which a step is to be planned; none when all others are awaited or there."""
         awaited = self.awaited_tokens
-        if self.is_aborted or (awaited and awaited == self.lacks_tokens):
+        if self.is_aborted or (self.request.max_tokens and awaited == self.lacks_tokens):
             return 0
         return len(self.tokens) + awaited - self.planned_tokens
 

@@ -126,7 +126,8 @@ class Simulation:
         self._watch.turned()
         self._recount()
         has_rested = self.daemon.in_flight == 0
-        self._idle_turns = self._idle_turns + 1 if has_rested else 0
+        awaits_answers = bool(self.daemon.scheduler.unanswered)  # that is a sleep of its own
+        self._idle_turns = self._idle_turns + 1 if has_rested and not awaits_answers else 0
         assert self._idle_turns < 10, "turns and turns without sleep or work"
         self.now += 0.0 if has_rested else 1.0
         self._wakes_at = self.now
@@ -140,6 +141,9 @@ class Simulation:
         if not self._is_ending:  # then nobody is told anything
             stats = loop_stats(daemon.scheduler, daemon.sizes, self.loop.stats.hits)
             assert self.loop.stats == stats, "published too early"
+        for sequence in daemon.scheduler.running:
+            most_tokens = sequence.prompt_tokens + max(sequence.request.max_tokens - 1, 0)
+            assert sequence.planned_tokens <= most_tokens, "computed what nobody asks for"
         invariants.check(daemon.store)
         if not daemon.scheduler.has_work:
             invariants.check_idle(daemon.store)

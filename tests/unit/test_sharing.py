@@ -70,6 +70,19 @@ def test_blocks_that_one_client_holds_are_given_up_for_another() -> None:
     assert {len(harness.output(request)) for request in many} == {30}
 
 
+def test_where_one_block_is_short_whose_client_runs_most_gives_way() -> None:
+    """All rows want another block in one step, and there are too few for all by one."""
+    harness = Harness(n_blocks=17, block_size=4, max_running=16)
+    for i in range(5):
+        harness.add(prompt(i, 7), max_tokens=9, client="many")
+    harness.step()
+    harness.add(prompt(9, 7), max_tokens=9, client="one")
+    while not harness.scheduler.counters.preemptions:
+        harness.step()
+    assert [s.request.client for s in harness.scheduler.waiting] == ["many"]
+    harness.finish()
+
+
 def test_nobody_gives_way_to_whoever_would_hold_more() -> None:
     harness = Harness(n_blocks=20, block_size=4)
     short = [harness.add(prompt(i, 8), max_tokens=20, client="short") for i in range(2)]

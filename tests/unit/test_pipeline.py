@@ -1,0 +1,144 @@
+"""Rows whose grammars are read elsewhere: what is waited for, how long, and what is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from engine.constraints.guide import GrammarGuide
+from engine.constraints.masks import mask_words
+from engine.constraints.matcher import Allowed, Answer, Matcher, Unanswerable
+from engine.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
+from engine.step import SequenceId, StepPlan
+from engine.submission import prepare
+from engine.timing import Timing
+from engine.types import FinishReason, Grammar, GrammarKind, OutputEvent, Request, SamplingParams
+from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+
+ANYTHING = Allowed(np.full(mask_words(VOCAB_SIZE), -1, dtype=np.int32))
+NOBODY = Unanswerable("nobody can say")
+
+
+@dataclass
+class Answers:
+    """Answers at once, or when a test says so. A wait takes as long as it may."""
+
+    at_once: Answer | None
+    clock: list[float]
+    waits: list[float] = field(default_factory=list)
+    asked: list[Matcher] = field(default_factory=list)
+    n_words: int = mask_words(VOCAB_SIZE)
+
+    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        matcher.answer = self.at_once
+        self.asked.append(matcher)
+
+    def retain(self, is_live: Callable[[SequenceId], bool]) -> None: ...
+
+    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
+        self.waits.append(seconds)
+        self.clock[0] += 0.0 if is_enough() else seconds
+
+    def close(self) -> None: ...
+
+
+class Line:
+    """An engine without its loop. A step takes a second of its clock."""
+
+    def __init__(self, at_once: Answer | None) -> None:
+        self.harness = Harness(step_tokens=8, max_running=8)
+        self.clock = [0.0]
+        self.answers = Answers(at_once, self.clock)
+        self.timing = Timing(lambda: self.clock[0], Mock())
+        self.scheduler, runner = self.harness.scheduler, self.harness.runner
+        self._pipeline = Pipeline(self.scheduler, runner, self.answers, self.timing)
+        self.events: list[OutputEvent] = []
+
+    def ask(self, name: str, n_tokens: int, max_tokens: int, *, is_held: bool = True) -> None:
+        request = Request(name, tuple(prompt(1, n_tokens)), max_tokens, SamplingParams(seed=3))
+        if is_held:
+            held = Matcher(Grammar(GrammarKind.REGEX, "a*"), "guided_regex")
+            submission = prepare(request, self.harness.limits, lambda: GrammarGuide(held))
+        else:
+            submission = prepare(request, self.harness.limits)
+        self.timing.arrived(request, self.clock[0])
+        self.scheduler.add(submission)
+
+    def turn(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        self.events += self._pipeline.advance(plan)
+        self.clock[0] += 1.0
+        self.events += self._pipeline.sample() or []
+        return plan
+
+
+@pytest.fixture
+def late() -> Line:
+    """Nobody knows what may follow."""
+    return Line(None)
+
+
+def test_a_refusal_that_is_known_when_it_is_asked_is_told() -> None:
+    line = Line(NOBODY)
+    line.ask("held", 5, 4)
+    for _ in range(3):
+        line.turn()
+    (event,) = [event for event in line.events if event.finish_reason]
+    assert event.finish_reason is FinishReason.ERROR
+    assert event.error == "guided_regex: nobody can say"
+
+
+def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(late: Line) -> None:
+    late.answers.at_once = ANYTHING
+    late.ask("held", 5, 2)
+    late.turn()
+    late.turn()
+    late.answers.at_once = None
+    while late.turn().is_due:
+        pass
+    (row,) = late.scheduler.running
+    assert (row.output_tokens, row.unread is not None) == (2, True)
+    assert row.planned_tokens == 6
+    late.answers.asked[-1].answer = ANYTHING
+    late.turn()
+    assert [event.finish_reason for event in late.events][-1] is FinishReason.LENGTH
+    assert not late.scheduler.has_work
+
+
+def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: Line) -> None:
+    late.ask("held", 5, 4)
+    late.turn()
+    late.turn()
+    late.ask("free", 40, 1, is_held=False)
+    late.answers.waits.clear()
+    while not any(chunk.samples for chunk in late.turn().chunks):
+        assert max(late.answers.waits) <= LATE_SHARE
+
+
+def test_where_nothing_else_is_computed_a_row_is_waited_for(late: Line) -> None:
+    late.ask("held", 5, 4)
+    late.turn()
+    late.turn()
+    assert late.answers.waits[-1] == ALONE_SECONDS
+
+
+def test_what_was_waited_is_no_part_of_the_next_wait(late: Line) -> None:
+    late.ask("held", 5, 4)
+    late.ask("free", 5, 90, is_held=False)
+    for _ in range(40):
+        late.turn()
+    assert max(late.answers.waits) == pytest.approx(LATE_SHARE)
+
+
+def test_a_step_that_has_mostly_waited_teaches_nothing(late: Line) -> None:
+    late.ask("held", 5, 4)
+    took = Mock()
+    late.scheduler.took = took  # type: ignore[method-assign]
+    late.turn()
+    late.turn()
+    took.assert_called_once()
+    late.clock[0] -= 1 - ALONE_SECONDS / 2  # this step takes half of what is waited
+    late.turn()
+    took.assert_called_once()
