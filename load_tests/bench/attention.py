@@ -1,18 +1,19 @@
 """What attention costs in a decode and in a prompt chunk, by strategy. No model.
 
-    python -m load_tests.bench.attention
+    python -m load_tests.bench.attention [--dtype bfloat16]
 
-Some layers of 8 heads over 4 KV heads of 64, blocks of 32 tokens in tables shuffled over the arena,
-float32. A decode is one token of each row, as `gather` and `cascade` attend to it; a chunk is some
-tokens of one row, beside MLX's own attention over keys that lie side by side. The kinds
-alternate, so that what else the machine does is the same for all; times are the least, ratios the
-medians of those of each round.
+Some layers of 16 heads over 8 KV heads of 128, blocks of 32 tokens in tables shuffled over the
+arena. A decode is one token of each row, as `gather` and `cascade` attend to it, a chunk is some
+tokens of one row: both beside MLX's own attention over keys that lie side by side, padded to the
+longest row. On a CPU `cascade` takes float32 alone. The kinds alternate, so that what else the
+machine does is the same for all; times are the least, ratios the medians of those of each round.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -26,10 +27,12 @@ from engine.mlx_backend.model.forward import Forward, Piece
 from kvstore.arena import Arena, LayerShape
 from load_tests.report import Table
 
-HEADS, KV_HEADS, DIM, BLOCK_SIZE = 8, 4, 64, 32
-SHAPE = LayerShape(KV_HEADS, DIM, DIM, mx.float32, mx.float32)
-N_LAYERS = 4
+HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32
+SCALE = DIM**-0.5
+N_LAYERS = 2
 """Enough that no layer finds its blocks in the processor's cache."""
+
+Step: TypeAlias = Callable[[], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +45,14 @@ class Decode:
 
 
 DECODES = (
-    Decode("1 x 512", [512]),
-    Decode("8 x 512", [512] * 8),
-    Decode("16 x 512", [512] * 16),
-    Decode("32 x 512", [512] * 32),
+    *(Decode(f"{n} x {context:,}", [context] * n) for context in (1024, 4096) for n in (1, 4, 8)),
+    Decode("32 x 1,024", [1024] * 32),
     Decode("32 of 100 to 1,867", range(100, 1900, 57)),
     Decode("15 x 300 + 1 x 30,000", [*[300] * 15, 30_000]),
     Decode("16 x 1,190, sharing 1,160", [1190] * 16, 1160),
-    Decode("1 x 30,000", [30_000]),
+    Decode("1 x 16,384", [16_384]),
+    Decode("4 x 16,384", [16_384] * 4),
+    Decode("1 x 32,768", [32_768]),
 )
 CHUNKS = ((0, 512), (4_096, 512), (12_288, 512), (30_000, 128))
 """Tokens before the chunk, tokens in it."""
@@ -67,26 +70,27 @@ def pieces_of(decode: Decode, n_blocks: int) -> list[Piece]:
     return [Piece(n - 1, 1, np.array(blocks, dtype=np.uint32)) for blocks, n in rows]
 
 
-def filled_arena(n_blocks: int) -> Arena:
-    arena = Arena([SHAPE] * N_LAYERS, n_blocks, BLOCK_SIZE)
+def filled_arena(n_blocks: int, dtype: mx.Dtype) -> Arena:
+    shape = LayerShape(KV_HEADS, DIM, DIM, dtype, dtype)
+    arena = Arena([shape] * N_LAYERS, n_blocks, BLOCK_SIZE)
     for layer in arena.layers:
         ids = mx.arange(n_blocks)
-        layer.put_blocks(0, *(random(*array.shape) for array in layer.blocks(ids)))
+        layer.put_blocks(0, *(random(dtype, *array.shape) for array in layer.blocks(ids)))
         mx.eval(layer.arrays())
     return arena
 
 
-def random(*shape: int) -> mx.array:
-    array = mx.random.normal(shape)
+def random(dtype: mx.Dtype, *shape: int) -> mx.array:
+    array = mx.random.normal(shape).astype(dtype)
     mx.eval(array)
     return array
 
 
-def stepper(arena: Arena, pieces: Sequence[Piece], attention: Attention) -> Callable[[], mx.array]:
+def stepper(arena: Arena, pieces: Sequence[Piece], attention: Attention, dtype: mx.Dtype) -> Step:
     """One forward's attention: each layer's queries follow from the layer before."""
     rows, length = len(pieces), pieces[0].n_tokens
-    queries = random(rows, HEADS, length, DIM)
-    new = random(rows, KV_HEADS, length, DIM)
+    queries = random(dtype, rows, HEADS, length, DIM)
+    new = random(dtype, rows, KV_HEADS, length, DIM)
 
     def step() -> mx.array:
         forward = Forward(pieces, arena)
@@ -94,29 +98,36 @@ def stepper(arena: Arena, pieces: Sequence[Piece], attention: Attention) -> Call
         for view in attention.views(arena, forward):
             keys, values = view.update_and_fetch(new, new)
             mask = view.make_mask(length)
-            output = scaled_dot_product_attention(output, keys, values, view, 0.125, mask)
+            output = scaled_dot_product_attention(output, keys, values, view, SCALE, mask)
         return output
 
     return step
 
 
-def contiguous_stepper(start: int, length: int) -> Callable[[], mx.array]:
-    """MLX's own attention over keys that nobody had to gather."""
-    queries = random(1, HEADS, length, DIM)
-    layers = [[random(1, KV_HEADS, start + length, DIM) for _ in "kv"] for _ in range(N_LAYERS)]
+def contiguous_stepper(contexts: Sequence[int], length: int, dtype: mx.Dtype) -> Step:
+    """MLX's own attention over keys that nobody had to gather, behind so many tokens of each row.
+
+    What a row lacks of the longest is masked, as mlx-lm does with rows of unequal length.
+    """
+    rows, longest = len(contexts), max(contexts)
+    queries = random(dtype, rows, HEADS, length, DIM)
+    layers = [[random(dtype, rows, KV_HEADS, longest, DIM) for _ in "kv"] for _ in range(N_LAYERS)]
+    mask: mx.array | str = "causal"
+    if min(contexts) < longest:
+        mask = mx.arange(longest) < mx.array(list(contexts))[:, None, None, None]
 
     def step() -> mx.array:
         output = queries
         for keys, values in layers:
             output = mx.fast.scaled_dot_product_attention(
-                output, keys, values, scale=0.125, mask="causal"
+                output, keys, values, scale=SCALE, mask=mask
             )
         return output
 
     return step
 
 
-def alternate(steps: Mapping[str, Callable[[], mx.array]], rounds: int) -> dict[str, list[float]]:
+def alternate(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
     """Milliseconds a layer of each kind in each round, after one that is not counted."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for done in range(-1, rounds):
@@ -129,40 +140,48 @@ def alternate(steps: Mapping[str, Callable[[], mx.array]], rounds: int) -> dict[
 
 
 def line(name: str, times: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
-    base, other = times.values()
-    ratio = statistics.median(b / a for a, b in zip(base, other, strict=True))
-    return name, f"{min(base):.2f}", f"{min(other):.2f}", f"{ratio:.2f}"
+    """The first kind's milliseconds, and how many times as long each other takes."""
+    base = next(iter(times.values()))
+    ratios = {
+        kind: statistics.median(b / a for a, b in zip(base, other, strict=True))
+        for kind, other in times.items()
+    }
+    found = (f"{ratios[kind]:.2f}" if kind in ratios else "" for kind in ("gather", "cascade"))
+    return name, f"{min(base):.2f}", *found
 
 
-def main(rounds: int = 9) -> None:
+def decode_line(decode: Decode, dtype: mx.Dtype, rounds: int) -> tuple[str, ...]:
+    n_blocks = sum(-(-n // BLOCK_SIZE) for n in decode.contexts)
+    arena, pieces = filled_arena(n_blocks, dtype), pieces_of(decode, n_blocks)
+    ours = {one.name: stepper(arena, pieces, one, dtype) for one in strategies(dtype)}
+    steps = {"contiguous": contiguous_stepper(decode.contexts, 1, dtype), **ours}
+    return line(decode.name, alternate(steps, rounds))
+
+
+def chunk_line(start: int, length: int, dtype: mx.Dtype, rounds: int) -> tuple[str, ...]:
+    n_blocks = -(-(start + length) // BLOCK_SIZE)
+    pieces = [Piece(start, length, np.arange(n_blocks, dtype=np.uint32)[::-1])]
+    arena = filled_arena(n_blocks, dtype)
+    ours = {one.name: stepper(arena, pieces, one, dtype) for one in strategies(dtype)}
+    steps = {"contiguous": contiguous_stepper([start + length], length, dtype), **ours}
+    return line(f"{length} behind {start:,}", alternate(steps, rounds))
+
+
+def strategies(dtype: mx.Dtype) -> list[Attention]:
+    """Those that take the dtype here."""
+    takes_all = dtype == mx.float32 or mx.default_device() != mx.cpu
+    return [GatherAttention(), CascadeAttention()] if takes_all else [GatherAttention()]
+
+
+def main(rounds: int = 9, dtype: Literal["float32", "float16", "bfloat16"] = "float32") -> None:
     """Measure decodes and chunks on the device that MLX takes by default."""
     console = Console(width=100)
-    decodes = []
-    for decode in DECODES:
-        n_blocks = sum(-(-n // BLOCK_SIZE) for n in decode.contexts)
-        arena, pieces = filled_arena(n_blocks), pieces_of(decode, n_blocks)
-        strategies: dict[str, Attention] = {
-            "gather": GatherAttention(),
-            "cascade": CascadeAttention(),
-        }
-        steps = {name: stepper(arena, pieces, one) for name, one in strategies.items()}
-        decodes.append(line(decode.name, alternate(steps, rounds)))
-    console.print(
-        Table(("decode, ms a layer", "gather", "cascade", "ratio"), tuple(decodes)).rich()
-    )
-    chunks = []
-    for start, length in CHUNKS:
-        n_blocks = -(-(start + length) // BLOCK_SIZE)
-        blocks = np.arange(n_blocks, dtype=np.uint32)[::-1]
-        piece = Piece(start, length, blocks)
-        steps = {
-            "contiguous": contiguous_stepper(start, length),
-            "cascade": stepper(filled_arena(n_blocks), [piece], CascadeAttention()),
-        }
-        chunks.append(line(f"{length} behind {start:,}", alternate(steps, max(1, rounds // 3))))
-    console.print(
-        Table(("chunk, ms a layer", "MLX's own", "cascade", "ratio"), tuple(chunks)).rich()
-    )
+    kind = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}[dtype]
+    columns = ("MLX's own, ms a layer", "gather, times", "cascade, times")
+    decodes = [decode_line(decode, kind, rounds) for decode in DECODES]
+    console.print(Table(("decode", *columns), tuple(decodes)).rich())
+    chunks = [chunk_line(*chunk, kind, max(1, rounds // 3)) for chunk in CHUNKS]
+    console.print(Table(("chunk", *columns), tuple(chunks)).rich())
 
 
 if __name__ == "__main__":

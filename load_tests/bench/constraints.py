@@ -30,8 +30,8 @@ from engine.types import (
     Request,
     SamplingParams,
 )
-from load_tests.checkpoint import CONFIGS
 from load_tests.random_checkpoint import SPECIAL_TOKENS, write_checkpoint
+from load_tests.shapes import CONFIGS
 from server.metrics import EngineTelemetry
 
 ROWS, TOKENS, ROUNDS = 8, 48, 9

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engine.mlx_backend.host.blas import load_blas
-from load_tests.checkpoint import Shape, checkpoint
+from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.peers.catalogue import Peer, foreign_versions, mlx_lm, rootstock, vllm_mlx
 from load_tests.scenarios.kinds import (
@@ -21,6 +21,7 @@ from load_tests.scenarios.kinds import (
     small_scenario_names,
 )
 from load_tests.scenarios.option import Scenarios
+from load_tests.shapes import Shape
 from load_tests.side_by_side import record as records
 from load_tests.side_by_side.record import Record
 from load_tests.side_by_side.rounds import Bench, play_rounds

@@ -30,8 +30,9 @@ def main(
 ) -> None:
     """Serve tiny checkpoints of mlx-lm's architectures and compare them with mlx-lm.
 
-    A run of all writes docs/architectures.md. The exit status is 1 if one is served wrong, and of a
-    run of all if too few are served or others than the document had said.
+    A run of all writes docs/architectures.md, and scores the trained model; see demo.py. The exit
+    status is 1 if one is served wrong, and of a run of all if too few are served or others than the
+    document had said, or if the trained model answers otherwise than through mlx-lm.
     """
     if unknown := set(names or ()) - set(CASES):
         raise typer.BadParameter(f"no such checkpoint: {', '.join(sorted(unknown))}")
@@ -40,6 +41,8 @@ def main(
     problems = [f"{each.name} is wrong" for each in outcomes if each.verdict is Verdict.WRONG]
     if not names:
         problems += _publish(outcomes)
+        if subprocess.run([sys.executable, "-m", "tests.conformance.demo"], check=False).returncode:
+            problems.append("the trained model does not answer as through mlx-lm")
     for problem in problems:
         console.print(f"[bold red]{escape(problem)}")
     raise typer.Exit(bool(problems))

@@ -1,0 +1,189 @@
+"""The trained model, scored twice: `python -m tests.conformance.demo`.
+
+A daemon's engine that is warm, crowded and short of blocks answers held-out questions, in another
+order each time; mlx-lm answers the same ones alone, one after the other. The answers must be equal,
+token for token, but where mlx-lm itself finds two tokens as good as each other.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Annotated, TypeAlias
+
+import mlx.core as mx
+import typer
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+from rich.console import Console
+from rich.markup import escape
+
+from engine.api import Engine
+from engine.launch import launch
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.types import EngineConfig, LoopStats, Request, SamplingParams
+from load_tests.report import Table
+from server.metrics import EngineTelemetry
+from tests.golden.driving import NEAR_TIE, shortfall
+from tools.demo_model.score import Question, held_out, is_right
+from tools.demo_model.words import split_words
+
+PER_TASK = 40
+MAX_TOKENS = 256
+CONFIG = EngineConfig(model="", kv_cache_bytes=16 << 20, max_running=24, max_waiting=4096)
+"""3,200 tokens: questions of 100 to 900 with their answers, so that running ones give way, too."""
+
+Answer: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question as the model is told it."""
+
+    question: Question
+    prompt: tuple[int, ...]
+
+
+class Scorer:
+    """Both sides' answers to the same prompts."""
+
+    def __init__(self, engine: Engine, peer: Module, eos_token_id: int) -> None:
+        self._engine = engine
+        self._peer = peer
+        self._eos_token_id = eos_token_id
+
+    async def of_daemon(self, asked: Sequence[Asked], seed: int) -> list[Answer]:
+        """All at once, in an order of its own."""
+        order = random.Random(seed).sample(range(len(asked)), len(asked))
+        said = await asyncio.gather(
+            *(self._answer(f"{seed}-{at}", asked[at].prompt) for at in order)
+        )
+        answers = dict(zip(order, said, strict=True))
+        return [answers[at] for at in range(len(asked))]
+
+    def of_peer(self, prompt: Sequence[int]) -> Answer:
+        """Greedy, over mlx-lm's own cache; without the token that ends it."""
+        cache, tokens, said = make_prompt_cache(self._peer), list(prompt), list[int]()
+        while len(said) < MAX_TOKENS:
+            logits = self._peer(mx.array([tokens]), cache=cache)
+            tokens = [int(logits[0, -1].argmax().item())]
+            if tokens[0] == self._eos_token_id:
+                break
+            said += tokens
+        return tuple(said)
+
+    def is_as_good(self, prompt: Sequence[int], found: Answer, expected: Answer) -> bool:
+        """Whether the first token that differs is a tie by mlx-lm's own logits."""
+        pairs = zip_longest(found, expected, fillvalue=self._eos_token_id)
+        same = next(at for at, (ours, theirs) in enumerate(pairs) if ours != theirs)
+        ours = (*found, self._eos_token_id)[: same + 1]
+        return shortfall(self._peer, prompt, ours) < NEAR_TIE
+
+    async def _answer(self, name: str, prompt: tuple[int, ...]) -> Answer:
+        request = Request(name, prompt, MAX_TOKENS, SamplingParams(temperature=0))
+        said = [
+            token async for event in self._engine.generate(request) for token in event.token_ids
+        ]
+        return tuple(said[:-1] if said and said[-1] == self._eos_token_id else said)
+
+
+def questions(per_task: int) -> list[Question]:
+    """The first so many of each task."""
+    found: dict[str, list[Question]] = {}
+    for question in held_out(split_words()[1], seed=0):
+        found.setdefault(question.task, []).append(question)
+    return [question for of_task in found.values() for question in of_task[:per_task]]
+
+
+def hardships(stats: LoopStats) -> list[str]:
+    """What the daemon's run was to meet and did not."""
+    met = {
+        "nothing was cached": stats.cached_prompt_tokens,
+        "nothing was evicted": stats.cache.evictions,
+        "nothing was preempted": stats.preemptions,
+    }
+    return [problem for problem, count in met.items() if not count]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A question with mlx-lm's answer, and the daemon's in each round."""
+
+    asked: Asked
+    expected: Answer
+    found: tuple[Answer, ...]
+
+    def others(self) -> list[Answer]:
+        return [answer for answer in self.found if answer != self.expected]
+
+
+def launched() -> tuple[Engine, Scorer]:
+    engine = launch(CONFIG, EngineTelemetry(), lambda line: None)
+    peer: Module = load_model(DEFAULT_CHECKPOINT)[0]
+    peer.set_dtype(mx.float32)  # in which the daemon computes on a CPU
+    (eos_token_id,) = engine.card.eos_token_ids
+    return engine, Scorer(engine, peer, eos_token_id)
+
+
+def prompt_of(engine: Engine, question: Question) -> tuple[int, ...]:
+    tools = {"tools": list(question.tools)} if question.tools else {}
+    return tuple(engine.tokenizer.apply_chat_template(question.messages, **tools))
+
+
+async def asked_daemon(
+    engine: Engine, scorer: Scorer, asked: Sequence[Asked], rounds: int
+) -> tuple[list[list[Answer]], list[str]]:
+    """The answers of each round, and what the rounds have not met."""
+    found = [await scorer.of_daemon(asked, seed) for seed in range(rounds)]
+    missing = hardships(engine.stats().loop)
+    await engine.drain(timeout_seconds=10)
+    return found, missing
+
+
+def table(engine: Engine, compared: Sequence[Compared]) -> Table:
+    """Right answers by task."""
+    by_task: dict[str, list[tuple[bool, list[bool]]]] = {}
+    for one in compared:
+        question = one.asked.question
+        right = [is_right(question, engine.tokenizer.decode(each)) for each in one.found]
+        alone = is_right(question, engine.tokenizer.decode(one.expected))
+        by_task.setdefault(question.task, []).append((alone, right))
+    rows = []
+    for task, results in by_task.items():
+        n_alone = sum(alone for alone, _ in results)
+        rounds = zip(*(right for _, right in results), strict=True)
+        rows.append((task, str(len(results)), str(n_alone), ", ".join(str(sum(r)) for r in rounds)))
+    return Table(("task", "asked", "right, mlx-lm", "right, each round"), tuple(rows))
+
+
+def main(
+    per_task: Annotated[int, typer.Option(help="Questions of each task.")] = PER_TASK,
+    rounds: Annotated[int, typer.Option(min=2, help="The first one is cold.")] = 3,
+) -> None:
+    """Compare the answers; the exit status is 1 where one is another, or nothing was hard."""
+    engine, scorer = launched()
+    asked = [Asked(question, prompt_of(engine, question)) for question in questions(per_task)]
+    found, problems = asyncio.run(asked_daemon(engine, scorer, asked, rounds))
+    compared = [
+        Compared(each, scorer.of_peer(each.prompt), answers)
+        for each, answers in zip(asked, zip(*found, strict=True), strict=True)
+    ]
+    ties = 0
+    for one in compared:
+        for other in one.others():
+            if scorer.is_as_good(one.asked.prompt, other, one.expected):
+                ties += 1
+            else:
+                problems.append(f"another answer to {one.asked.question.messages}: {other}")
+    console = Console()
+    console.print(table(engine, compared).rich())
+    console.print(f"{len(compared) * rounds} answers; {ties} differ where two tokens are as good")
+    for problem in problems:
+        console.print(f"[bold red]{escape(problem)}")
+    raise typer.Exit(bool(problems))
+
+
+if __name__ == "__main__":
+    typer.run(main)
