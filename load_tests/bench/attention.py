@@ -9,16 +9,23 @@ longest row. On a CPU `cascade` takes float32 alone. The kinds alternate, so tha
 machine does is the same for all; times are the least, ratios the medians of those of each round.
 """
 
+# ruff: noqa: E402 - MLX comes after the BLAS
+
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import mlx.core as mx
 import numpy as np
 import typer
 from rich.console import Console
+
+from engine.mlx_backend.host.blas import load_blas
+
+load_blas()
+
+import mlx.core as mx
 
 from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
