@@ -22,7 +22,7 @@ from server.dialects.errors import (
 )
 from server.errors import ApiError, ClientLeft
 from server.metrics import EngineTelemetry, HttpAnswers, Metrics
-from server.middleware import Errors, RequestLog
+from server.middleware import Errors, RequestLog, TimeLimit
 from server.openapi import OpenApiDocument
 from server.routes import (
     admin,
@@ -105,6 +105,7 @@ def _middleware(
         Middleware(ConnectionUse),
         *cors(settings),
         Middleware(Errors),
+        Middleware(TimeLimit),
         Middleware(Intake, bodies=_bodies(settings), unsent=unsent),
         *access_control(settings, refusals),
     ]

@@ -1,10 +1,12 @@
 """What every HTTP request passes on its way in: plain ASGI, so that streams are not buffered."""
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from uuid import uuid4
 
 from anyio import current_time
+from anyio.lowlevel import checkpoint_if_cancelled
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -83,6 +85,24 @@ class Errors(HttpMiddleware):
                 log.exception("request %s failed", record.id)
             if record.status == 0:
                 await error_response(scope, error)(scope, receive, send)
+
+
+class TimeLimit(HttpMiddleware):
+    """Ends a request whose answer has not begun by its deadline. Raises ApiError (504).
+
+    One that has begun knows how to end in its own way.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with request_record(scope).time_limit() as limit:
+
+            async def send_in_time(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    await checkpoint_if_cancelled()  # a thread is not ended, and may end too late
+                    limit.deadline = math.inf
+                await send(message)
+
+            await self.app(scope, receive, send_in_time)
 
 
 def _route(scope: Scope) -> str | None:

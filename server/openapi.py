@@ -43,7 +43,7 @@ SECURITY_SCHEMES: Document = {
 
 
 def errors(*statuses: int) -> Responses:
-    """The errors that a route answers with, besides those of access and of a crash."""
+    """The errors that a route answers with, besides those of the middleware."""
     return {status: _error(status) for status in statuses}
 
 
@@ -107,9 +107,7 @@ def document(app: FastAPI, settings: Settings) -> Document:
         components["securitySchemes"] = SECURITY_SCHEMES
     for method, path, operation in _operations(described):
         operation["responses"].pop("422", None)
-        if settings.request_timeout_seconds is None:
-            operation["responses"].pop("504", None)
-        for status in _access_errors(method, path, settings):
+        for status in _general_errors(method, path, settings):
             operation["responses"][str(status)] = _error(status)
         if settings.keys and needed_role(path):
             operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
@@ -123,9 +121,11 @@ def _shape_errors(operation: Document, model: type[BaseModel]) -> None:
             answer["content"] = _json(model)
 
 
-def _access_errors(method: str, path: str, settings: Settings) -> Iterator[int]:
+def _general_errors(method: str, path: str, settings: Settings) -> Iterator[int]:
     """What the middleware answers, and what a crash does."""
     yield 500
+    if settings.request_timeout_seconds is not None:
+        yield 504
     if not settings.keys:
         yield 403
     elif role := needed_role(path):

@@ -1,14 +1,16 @@
 """What the parts that handle a request know of it."""
 
 import math
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
+from anyio import CancelScope
 from starlette.types import Scope
 
 from engine.types import Usage
-from server.errors import CLIENT_LEFT_STATUS
+from server.errors import CLIENT_LEFT_STATUS, timed_out
 from server.turns import Turn
 
 
@@ -40,6 +42,14 @@ class RequestRecord:
     def cache_salt(self, chosen: str) -> str:
         """The salt that the client chose, within the namespace of its key. No name has a NUL."""
         return f"{self.cache_namespace}\0{chosen}" if self.cache_namespace else chosen
+
+    @contextmanager
+    def time_limit(self) -> Iterator[CancelScope]:
+        """Ends the block at the deadline, whatever it waits for. Raises ApiError (504) then."""
+        with CancelScope(deadline=self.deadline) as limit:
+            yield limit
+        if limit.cancelled_caught:
+            raise timed_out()
 
     def leave(self) -> None:
         self.client_left = True

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from engine.api import EngineError
 from engine.types import OutputEvent
 from server.dialects.dialect import Exchange, StreamWriter, wire_json
-from server.errors import ApiError, ClientLeft, to_api_error
+from server.errors import ApiError, ClientLeft, timed_out, to_api_error
 from server.generation.events import (
     ChoiceEvent,
     ChoiceT,
@@ -41,7 +41,7 @@ log = logging.getLogger("rootstock.stream")
 
 async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, service: Service) -> Response:
     """Raises what the engine raises, ClientLeft when nobody waits any more, and ApiError when the
-    answer grows too large or takes too long.
+    answer grows too large.
     """
     record, unsent = request_record(http.scope), unsent_of(http.scope)
     record.turn.end()
@@ -137,6 +137,7 @@ class EventStreamResponse(Response):
                 task_scope() as tasks,
             ):
                 tasks.start_soon(self._wake, events, body)
+                tasks.start_soon(_end_at, record.deadline, events)
                 async for batch in events:
                     news = self._rendered(writer, batch, unsent) if batch else writer.keep_alive()
                     await body.write(news)
@@ -161,6 +162,12 @@ class EventStreamResponse(Response):
                 events.wake()
                 due = current_time() + self._keepalive_seconds
             await sleep_until(due)
+
+
+async def _end_at(deadline: float, events: Events) -> None:
+    """Have the request's time end with an error in place of what has not been taken."""
+    await sleep_until(deadline)
+    events.overrun(timed_out())
 
 
 class _Body:

@@ -9,14 +9,14 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from anyio import Event, create_task_group, sleep_until
+from anyio import Event, create_task_group
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from starlette.types import Receive
 
 from engine.api import Engine, EngineStopped
 from engine.types import FinishReason, OutputEvent, Request, TokenLogprob, Usage
-from server.errors import SERVER, ApiError, ClientLeft, timed_out
+from server.errors import SERVER, ApiError, ClientLeft
 from server.record import RequestRecord
 from server.transport.unsent import Unsent, kept_bytes, queued_bytes
 
@@ -152,20 +152,14 @@ async def generating(
 ) -> AsyncIterator[Events]:
     """Submit the requests and give their events, choices numbered through all of them.
 
-    The record is told of the tokens. At its deadline an error takes the place of the events.
+    The record is told of the tokens.
     """
     events = Events(len(requests), unsent)
     with unsent.ended_by(events.overrun):
         async with task_scope() as tasks:
-            tasks.start_soon(_end_at, record.deadline, events)
             for index, request in enumerate(requests):
                 tasks.start_soon(_pump, engine, request, index * request.n, events, record)
             yield events
-
-
-async def _end_at(deadline: float, sink: Events) -> None:
-    await sleep_until(deadline)
-    sink.overrun(timed_out())
 
 
 async def _pump(
@@ -239,7 +233,7 @@ async def generate_all(
     record: RequestRecord,
 ) -> list[ChoiceT]:
     """Every sequence complete, in the order of choices. Raises ApiError when the answer grows too
-    large or takes too long.
+    large.
     """
     choices = [new_choice() for request in requests for _ in range(request.n)]
     async with generating(engine, requests, unsent, record) as events:

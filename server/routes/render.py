@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions/render`, `/v1/completions/render`: what the engine would be asked."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -10,7 +11,9 @@ from engine.types import Request
 from server.dialects.delivery import respond_without_engine
 from server.generation.chat_task import chat_task
 from server.generation.completion_task import completion_task
+from server.models import ServedModel
 from server.openapi import errors, json_body
+from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.common import GenerationRequest
 from server.schemas.completions import CompletionRequest
@@ -37,7 +40,7 @@ async def render_chat_completion(
     model = service.resolve(body.model)
     service.check_priority(body.priority)
     task = await chat_task(body, model, record)
-    await model.engine.check(task.request)
+    await _check([task.request], model, record)
     return await respond_without_engine(
         lambda: _rendered(task.request, body, model.name),
         TOKEN_BYTES * len(task.request.prompt),
@@ -59,14 +62,20 @@ async def render_completion(
     model = service.resolve(body.model)
     service.check_priority(body.priority)
     task = await completion_task(body, model, record)
-    for request in task.requests:
-        await model.engine.check(request)
+    await _check(task.requests, model, record)
     return await respond_without_engine(
         lambda: RenderedRequests([_rendered(each, body, model.name) for each in task.requests]),
         TOKEN_BYTES * sum(map(len, task.prompts)),
         http,
         service,
     )
+
+
+async def _check(requests: Sequence[Request], model: ServedModel, record: RequestRecord) -> None:
+    """Raises what the engine would. A grammar may wait for its trial: no other request does."""
+    record.turn.end()
+    for request in requests:
+        await model.engine.check(request)
 
 
 def _rendered(request: Request, body: GenerationRequest, model: str) -> RenderedRequest:

@@ -1,7 +1,9 @@
 """What the engine would be asked: just what it is asked when the same body is sent in earnest."""
 
 import json
-from dataclasses import dataclass, replace
+import queue
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -9,9 +11,10 @@ import pytest
 
 from engine.types import Request
 from server.settings import Settings
-from tests.contract.conftest import ChatBody
+from server.workers import LARGE_BYTES
+from tests.contract.conftest import CLIENT_SECONDS, ChatBody
 from tests.contract.daemon import running
-from tests.contract.fake_engine import CARD, FakeEngine, Script
+from tests.contract.fake_engine import CARD, FakeEngine, Gate, Script
 from tests.contract.test_tools import (
     PING,
     RECORDED,
@@ -38,6 +41,23 @@ class WholeTokenizer(OpeningTokenizer):
     def apply_chat_template(self, *given: Any, **template_arguments: Any) -> list[int]:
         ids = super().apply_chat_template(*given, **template_arguments)
         return [*json.dumps([*map(str, given), template_arguments]).encode(), *ids]
+
+
+@dataclass
+class TryingEngine(FakeEngine):
+    """Tries what it is asked until the gate is open."""
+
+    gate: Gate = field(default_factory=Gate)
+    tried: "queue.Queue[Request]" = field(default_factory=queue.Queue)
+
+    async def check(self, request: Request) -> None:
+        self.tried.put(request)
+        await self.gate.passed()
+
+
+def large(body: dict[str, Any]) -> bytes:
+    """The body, in as many bytes as make others wait."""
+    return json.dumps(body).encode().ljust(LARGE_BYTES + 1)
 
 
 def rendered(http: httpx.Client, path: str, body: dict[str, Any]) -> Any:
@@ -137,3 +157,21 @@ def test_an_answer_that_would_be_too_large_is_refused() -> None:
             answer = httpx.post(f"{url}{path}", json={"prompt": "x" * 100})
             assert answer.status_code == 400
             assert answer.json()["error"]["code"] == "answer_too_large"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_no_large_request_waits_for_the_trial_of_anothers_grammar(path: str) -> None:
+    engine, body = TryingEngine(), large({"messages": [USER], "prompt": "x"})
+    with (
+        running(engine, Settings(port=0)) as url,
+        httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        first = pool.submit(http.post, f"{path}/render", content=body)
+        engine.tried.get(timeout=CLIENT_SECONDS)
+        try:
+            assert http.post("/tokenize", content=large({"prompt": "x"})).status_code == 200
+            assert not first.done()
+        finally:
+            engine.gate.open()
+        assert first.result().status_code == 200

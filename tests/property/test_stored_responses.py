@@ -67,11 +67,9 @@ def test_bytes_are_as_counted_and_who_is_within_its_share_loses_nothing(
         assert store.n_bytes == taken(there()) <= MAX_BYTES
         for _, _, response in there():
             for item in response.conversation:
-                found = store.item("", item.id)
-                assert found is not None
-                assert found.id == item.id
+                assert store.items("", [item.id])[item.id].id == item.id
     for _, id, _ in made:
         store.delete("", id)
     assert store.n_bytes == 0
     for _, _, response in made:
-        assert all(store.item("", item.id) is None for item in response.conversation)
+        assert store.items("", [item.id for item in response.conversation]) == {}

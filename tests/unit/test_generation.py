@@ -1,15 +1,19 @@
 """Events on their way from the engine to the answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
-from anyio import current_time, move_on_after
+from anyio import current_time, move_on_after, sleep_forever
 from starlette.types import Message
 
 from engine.types import OutputEvent, Request
+from server.dialects.delivery import EventStreamResponse
+from server.dialects.dialect import Exchange
 from server.errors import ApiError, ClientLeft
-from server.generation.events import Events, client_waiting, generating
+from server.generation.events import Events, UsageMeter, client_waiting, generating
 from server.record import RequestRecord
 from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
 from tests.contract.fake_engine import FakeEngine
@@ -37,6 +41,37 @@ def ignore(error: ApiError) -> None:
     """An overrun that nobody needs to be told of."""
 
 
+async def nothing_comes() -> Message:
+    await sleep_forever()
+    raise AssertionError("it was cancelled")
+
+
+async def refuse(message: Message) -> None:
+    raise AssertionError(f"nothing is to be sent, and {message} was")
+
+
+class Untold:
+    """A writer of which nothing is sent."""
+
+    def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
+        return b""
+
+    def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
+        return 0
+
+
+@dataclass
+class Streamed:
+    """An exchange whose events never end."""
+
+    requests: Sequence[Request]
+    engine: Endless = field(default_factory=Endless)
+    meter: UsageMeter = field(default_factory=lambda: UsageMeter(1))
+
+    def writer(self) -> Untold:
+        return Untold()
+
+
 async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> None:
     engine, left = Endless(), asyncio.Event()
     record = RequestRecord("r", "client")
@@ -61,19 +96,16 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 
 
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
-    engine, record = Endless(), RequestRecord("r", "client", deadline=current_time())
-    requests = [Request(f"r{i}", (1,), 1) for i in range(3)]
-
-    async def read() -> None:
-        with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-            async with generating(engine, requests, unsent, record) as events:
-                async for _ in events:
-                    pass
-
-    with pytest.raises(ApiError) as caught:
-        await read()
+    exchange = Streamed([Request(f"r{i}", (1,), 1) for i in range(3)])
+    stream = EventStreamResponse(cast(Exchange[Any], exchange), keepalive_seconds=3600)
+    record = RequestRecord("r", "client", deadline=current_time())
+    with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
+        scope = {"state": {"record": record, "unsent": unsent}}
+        with pytest.raises(ApiError) as caught:
+            await stream(scope, nothing_comes, refuse)
     assert (caught.value.status, caught.value.code) == (504, "request_timeout")
-    assert {engine.aborted.get_nowait() for _ in requests} == {r.id for r in requests}
+    aborted = {exchange.engine.aborted.get_nowait() for _ in exchange.requests}
+    assert aborted == {request.id for request in exchange.requests}
 
 
 async def test_what_is_taken_no_longer_counts() -> None:

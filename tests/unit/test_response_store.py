@@ -19,6 +19,10 @@ def response(
     return StoredResponse(b"x" * n_bytes, asked, whole)
 
 
+def item(store: ResponseStore, owner: str, id: str) -> StoredItem | None:
+    return store.items(owner, [id]).get(id)
+
+
 def total_bytes(response: StoredResponse) -> int:
     return response.n_bytes + response.conversation.total_bytes
 
@@ -28,15 +32,35 @@ def kept(store: ResponseStore, *ids: str) -> list[bool]:
     return [store.get("", id) is not None for id in ids]
 
 
+class Counted(Conversation):
+    """Counts how often one is looked up, or compared with another."""
+
+    __slots__ = ()
+    looked_at = 0
+
+    def __hash__(self) -> int:
+        Counted.looked_at += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Counted.looked_at += 1
+        return self is other
+
+
+@pytest.fixture(autouse=True)
+def _nothing_looked_at() -> None:
+    Counted.looked_at = 0
+
+
 def test_it_is_found_by_its_owner_alone() -> None:
     store = ResponseStore(10, MANY)
     own = response("a", 10, "item")
     store.put("", "one", "a", own)
     assert store.get("one", "a") is own
     assert store.get("two", "a") is None
-    assert store.item("two", "item") is None
+    assert item(store, "two", "item") is None
     assert not store.delete("two", "a")
-    assert store.item("one", "item") == own.conversation.items[0]
+    assert item(store, "one", "item") == own.conversation.items[0]
 
 
 def test_the_one_that_was_not_asked_for_longest_makes_room() -> None:
@@ -52,7 +76,7 @@ def test_asking_for_an_item_is_asking_for_its_response() -> None:
     store = ResponseStore(2, MANY)
     store.put("", "", "a", response("a", 10, "item"))
     store.put("", "", "b", response("b"))
-    assert store.item("", "item") is not None
+    assert item(store, "", "item") is not None
     store.put("", "", "c", response("c"))
     assert kept(store, "a", "b", "c") == [True, False, True]
 
@@ -86,8 +110,8 @@ def test_putting_again_replaces() -> None:
     again = response("a", 20, "new")
     store.put("", "", "a", again)
     assert store.get("", "a") is again
-    assert store.item("", "old") is None
-    assert store.item("", "new") is not None
+    assert item(store, "", "old") is None
+    assert item(store, "", "new") is not None
 
 
 @pytest.mark.parametrize(("first", "second"), ["ab", "ba"])
@@ -96,9 +120,9 @@ def test_an_item_that_two_have_stays_with_the_one_that_is_left(first: str, secon
     for id in ("a", "b"):
         store.put("", "", id, response(id, 10, "item"))
     store.delete("", first)
-    assert store.item("", "item") is not None
+    assert item(store, "", "item") is not None
     store.delete("", second)
-    assert store.item("", "item") is None
+    assert item(store, "", "item") is None
 
 
 def test_asking_for_an_item_that_two_have_is_asking_for_the_later() -> None:
@@ -106,9 +130,62 @@ def test_asking_for_an_item_that_two_have_is_asking_for_the_later() -> None:
     for id in ("a", "b"):
         store.put("", "", id, response(id, 10, "item"))
     store.get("", "a")
-    assert store.item("", "item") is not None
+    assert item(store, "", "item") is not None
     store.put("", "", "c", response("c"))
     assert kept(store, "a", "b", "c") == [False, True, True]
+
+
+def test_of_items_with_one_id_the_last_that_was_said_is_found() -> None:
+    store = ResponseStore(10, MANY)
+    for id in ("a", "b"):
+        said = Conversation([StoredItem("item", f"{id}{place}".encode()) for place in range(3)])
+        store.put("", "", id, StoredResponse(b"{}", said, said))
+    assert store.items("", ["item", "none", "item"]) == {"item": StoredItem("item", b"b2")}
+    store.delete("", "b")
+    assert store.items("", ["item"]) == {"item": StoredItem("item", b"a2")}
+    store.delete("", "a")
+    assert store.items("", ["item"]) == {}
+
+
+@pytest.mark.parametrize("first", ["oldest", "newest"])
+def test_forgetting_takes_work_by_what_is_forgotten(first: str) -> None:
+    """Whatever else has items of the same id: clients choose those."""
+    store, n_responses, n_items = ResponseStore(MANY, MANY), 50, 20
+    for number in range(n_responses):
+        said = Counted([StoredItem("item", b"{}")] * n_items)
+        store.put("", "", str(number), StoredResponse(b"{}", said, said))
+    order = range(n_responses) if first == "oldest" else reversed(range(n_responses))
+    Counted.looked_at = 0
+    for number in order:
+        store.delete("", str(number))
+    assert Counted.looked_at <= 10 * n_responses
+    assert item(store, "", "item") is None
+
+
+def test_so_does_forgetting_one_of_many_that_continue_one() -> None:
+    store, n_responses = ResponseStore(MANY, MANY), 200
+    said = Conversation([StoredItem("item", b"{}")])
+    for number in range(n_responses):
+        one = Counted((), said)
+        store.put("", "", str(number), StoredResponse(b"{}", one, one))
+    Counted.looked_at = 0
+    for number in reversed(range(n_responses)):
+        store.delete("", str(number))
+    assert Counted.looked_at <= 10 * n_responses
+    assert store.n_bytes == 0
+
+
+def test_asking_for_many_items_goes_through_their_conversation_once() -> None:
+    store, n_turns = ResponseStore(MANY, MANY), 200
+    whole = None
+    for turn in range(n_turns):
+        whole = Counted([StoredItem(f"i{turn}", b"{}")], whole)
+        store.put("", "", str(turn), StoredResponse(b"{}", whole, whole))
+        store.delete("", str(turn - 1))  # so that the last one alone is asked for by each
+    Counted.looked_at = 0
+    ids = [f"i{turn}" for turn in range(n_turns)]
+    assert list(store.items("", ids * 10)) == ids
+    assert Counted.looked_at <= 10 * n_turns
 
 
 def test_one_clients_flood_takes_no_others_place() -> None:
@@ -147,14 +224,14 @@ def test_what_a_deleted_one_leaves_to_those_that_continue_it_stays() -> None:
     for id in ("b", "c"):
         store.put("", "", id, response(id, 10, f"{id}-item", before=first))
     store.delete("", "a")
-    assert store.item("", "said") is not None
+    assert item(store, "", "said") is not None
     continued = store.get("", "b")
     assert continued is not None
     assert [item.id for item in continued.conversation] == ["said", "b-item"]
     store.delete("", "b")
-    assert store.item("", "said") is not None
+    assert item(store, "", "said") is not None
     store.delete("", "c")
-    assert store.item("", "said") is None
+    assert item(store, "", "said") is None
     assert store.n_bytes == 0
 
 
@@ -164,7 +241,7 @@ def test_one_may_continue_what_was_forgotten_while_it_was_made() -> None:
     store.put("", "", "a", first)
     store.put("", "", "b", response("b"))
     store.put("", "", "c", response("c", before=first))
-    assert store.item("", "said") is not None
+    assert item(store, "", "said") is not None
     assert store.delete("", "c")
     assert store.n_bytes == 0
 

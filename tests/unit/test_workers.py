@@ -165,3 +165,6 @@ def test_what_a_response_names_counts_as_if_it_said_it() -> None:
         body = ResponsesRequest.model_validate(names)
         assert named_bytes(body, store, "me") > LARGE_BYTES
         assert named_bytes(body, store, "other") == 0
+    references = [{"type": "item_reference", "id": id} for id in ("said", "said", "unsaid")]
+    body = ResponsesRequest.model_validate({"input": references})
+    assert named_bytes(body, store, "me") == 2 * store.item_bytes("me", "said")

@@ -1,6 +1,7 @@
 """What a request says by naming it: the response that it continues, and items by their ids."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -29,8 +30,8 @@ def named_bytes(body: ResponsesRequest, store: ResponseStore, owner: str) -> int
     """About as many as the body names, of what is stored."""
     previous = store.get(owner, body.previous_response_id or "")
     before = previous.conversation.total_bytes if previous else 0
-    named = (item.id for item in body.input if isinstance(item, ItemReference))
-    return before + sum(store.item_bytes(owner, id) for id in named)
+    named = Counter(reference.id for _, reference in _references(body))
+    return before + sum(times * store.item_bytes(owner, id) for id, times in named.items())
 
 
 def recalled(body: ResponsesRequest, store: ResponseStore, owner: str, max_bytes: int) -> Recalled:
@@ -63,15 +64,19 @@ def _continued(id: str | None, store: ResponseStore, owner: str) -> Conversation
 
 def _named(body: ResponsesRequest, store: ResponseStore, owner: str) -> list[StoredItem]:
     """What the references refer to, in their order."""
-    named = []
+    stored = store.items(owner, (reference.id for _, reference in _references(body)))
+    for index, reference in _references(body):
+        if reference.id not in stored:
+            message = f"input[{index}].id: Item with id '{reference.id}' not found."
+            raise invalid(message, f"input[{index}].id")
+    return [stored[reference.id] for _, reference in _references(body)]
+
+
+def _references(body: ResponsesRequest) -> Iterator[tuple[int, ItemReference]]:
+    """Each with its place in the input."""
     for index, item in enumerate(body.input):
         if isinstance(item, ItemReference):
-            stored = store.item(owner, item.id)
-            if stored is None:
-                message = f"input[{index}].id: Item with id '{item.id}' not found."
-                raise invalid(message, f"input[{index}].id")
-            named.append(stored)
-    return named
+            yield index, item
 
 
 def _check_length(stored: Sequence[StoredItem], max_bytes: int, param: str) -> None:

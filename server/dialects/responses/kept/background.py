@@ -94,7 +94,7 @@ class _Running:
 
     async def _keep(self) -> None:
         try:
-            with self.scope:
+            with self.scope, self._exchange.task.record.time_limit():
                 await self._generate()
             if self.scope.cancelled_caught:
                 self._exchange.task.keep(response_news("cancelled"))

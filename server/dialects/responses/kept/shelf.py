@@ -1,6 +1,7 @@
 """One client's responses."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from server.dialects.responses.kept.stored import Conversation, StoredResponse
@@ -17,7 +18,7 @@ class Shelf:
     def __init__(self) -> None:
         self.responses: OrderedDict[Key, StoredResponse] = OrderedDict()
         self.n_bytes = 0
-        self._holders: dict[Conversation, list[Key | Conversation]] = {}  # the last one last
+        self._holders: dict[Conversation, dict[Key | Conversation, None]] = {}  # the last one last
 
     @property
     def oldest(self) -> Key:
@@ -31,12 +32,12 @@ class Shelf:
         holder: Key | Conversation = key
         held: Conversation | None = response.conversation
         while held is not None and held not in self._holders:
-            self._holders[held] = [holder]
+            self._holders[held] = {holder: None}
             self.n_bytes += held.n_bytes
             added.append(held)
             holder, held = held, held.before
         if held is not None:
-            self._holders[held].append(holder)
+            self._holders[held][holder] = None
         return added
 
     def remove(self, key: Key) -> list[Conversation]:
@@ -47,7 +48,7 @@ class Shelf:
         holder: Key | Conversation = key
         held: Conversation | None = response.conversation
         while held is not None:
-            self._holders[held].remove(holder)
+            del self._holders[held][holder]
             if self._holders[held]:
                 break
             del self._holders[held]
@@ -56,9 +57,13 @@ class Shelf:
             holder, held = held, held.before
         return removed
 
-    def touch(self, held: Conversation) -> None:
-        """The latest response that continues it has been asked for."""
-        holder: Key | Conversation = held
-        while isinstance(holder, Conversation):
-            holder = self._holders[holder][-1]
-        self.responses.move_to_end(holder)
+    def touch(self, asked_for: Iterable[Conversation]) -> None:
+        """The latest responses that continue these have been asked for."""
+        passed = set[Conversation]()  # what many of them lead to is gone through once
+        for held in asked_for:
+            holder: Key | Conversation = held
+            while isinstance(holder, Conversation) and holder not in passed:
+                passed.add(holder)
+                holder = next(reversed(self._holders[holder]))
+            if not isinstance(holder, Conversation):
+                self.responses.move_to_end(holder)

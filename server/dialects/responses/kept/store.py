@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from threading import Lock
+from typing import TypeAlias
 
 from server.dialects.responses.kept.shelf import Key, Shelf
 from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
 
-Place = tuple[Shelf, Conversation, StoredItem]
+Place: TypeAlias = tuple[Shelf, Conversation]
+"""Where an item is. A conversation that says one id often has one item of it, the last."""
 
 
 class ResponseStore:
@@ -23,7 +25,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._shelves: defaultdict[str, Shelf] = defaultdict(Shelf)  # by client
         self._clients: dict[Key, str] = {}
-        self._items: dict[Key, list[Place]] = {}  # by their owner and id
+        self._items: dict[Key, dict[Place, StoredItem]] = {}  # by owner and id; the last put last
         self._lock = Lock()
 
     @property
@@ -58,20 +60,24 @@ class ResponseStore:
         with self._lock:
             return self._forget((owner, id))
 
-    def item(self, owner: str, id: str) -> StoredItem | None:
-        """An item of any response that is there, or of what one continues."""
+    def items(self, owner: str, ids: Iterable[str]) -> dict[str, StoredItem]:
+        """Those that are there, by their ids: of any response, or of what one continues."""
+        found = dict[str, StoredItem]()
+        asked_for = defaultdict[Shelf, list[Conversation]](list)
         with self._lock:
-            if (owner, id) not in self._items:
-                return None
-            shelf, conversation, item = self._items[owner, id][-1]
-            shelf.touch(conversation)
-            return item
+            for id in dict.fromkeys(ids):
+                if (owner, id) in self._items:
+                    (shelf, conversation), found[id] = _last(self._items[owner, id])
+                    asked_for[shelf].append(conversation)
+            for shelf, conversations in asked_for.items():
+                shelf.touch(conversations)
+        return found
 
     def item_bytes(self, owner: str, id: str) -> int:
         """Of an item that may be asked for; 0 where there is none."""
         with self._lock:
             places = self._items.get((owner, id))
-            return places[-1][-1].n_bytes if places else 0
+            return _last(places)[1].n_bytes if places else 0
 
     def _shorten(self, taken: Callable[[Shelf], int]) -> None:
         self._forget(max(self._shelves.values(), key=taken).oldest)
@@ -88,13 +94,18 @@ class ResponseStore:
 
     def _index(self, owner: str, shelf: Shelf, added: Iterable[Conversation]) -> None:
         for conversation in added:
+            place = shelf, conversation
             for item in conversation.items:
-                self._items.setdefault((owner, item.id), []).append((shelf, conversation, item))
+                self._items.setdefault((owner, item.id), {})[place] = item
 
     def _unindex(self, owner: str, shelf: Shelf, removed: Iterable[Conversation]) -> None:
         for conversation in removed:
-            for item in conversation.items:
-                places = self._items[owner, item.id]
-                places.remove((shelf, conversation, item))
+            for id in {item.id for item in conversation.items}:
+                places = self._items[owner, id]
+                del places[shelf, conversation]
                 if not places:
-                    del self._items[owner, item.id]
+                    del self._items[owner, id]
+
+
+def _last(places: dict[Place, StoredItem]) -> tuple[Place, StoredItem]:
+    return next(reversed(places.items()))
