@@ -25,6 +25,9 @@ or an exception.
 STUCK_SECONDS = 30.0
 """Of the clock, for a job. What waits and does not compute meets no limit of processor time."""
 
+_PROGRAM = ("-P", "-m", "engine.constraints.worker")
+"""-P: nothing is imported from the daemon's current directory, which is the user's."""
+
 BACKGROUND_NICENESS = 10
 """Above the daemon's own: about a tenth of a processor that the daemon wants, too."""
 
@@ -43,7 +46,7 @@ class GrammarProcess:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "engine.constraints.worker", *map(str, descriptors)],
+                    [sys.executable, *_PROGRAM, *map(str, descriptors)],
                     pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
