@@ -87,7 +87,11 @@ class Trials:
             self._turns.add(client, trial)
         except Closed:
             raise EngineStopped("the engine has stopped") from None
-        return await asyncio.wrap_future(trial.verdict)
+        try:
+            return await asyncio.wrap_future(trial.verdict)
+        except asyncio.CancelledError:  # its client has gone
+            self._turns.withdraw(trial)
+            raise
 
     def _start_threads(self) -> None:
         with self._lock:

@@ -124,6 +124,19 @@ async def test_who_has_gone_is_tried_no_more(stage: Stage) -> None:
     await last
 
 
+async def test_who_has_gone_leaves_nothing_behind(stage: Stage) -> None:
+    """The grammar may be long, and his turn far away."""
+    first, gone = stage.ask("x"), stage.ask("y")
+    process = await stage.process()
+    await stage.heard(process)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert stage.trials._turns.close() == []
+    process.report(Said.VERDICT, error=None, seconds=0.1)
+    await first
+
+
 @pytest.mark.parametrize(
     ("said", "fields"),
     [(Said.STOPPED, {}), (Said.VERDICT, {}), (Said.VERDICT, {"error": 1, "seconds": 0.0})],
