@@ -25,7 +25,7 @@ QUICK_SECONDS = 0.05
 """Whose masks take longer than this shares a process with others like him, for SLOW_SECONDS."""
 
 QUICK_LIMIT_SECONDS = 0.2
-"""Of the processor, for one job of the quick process. One that takes longer ends it, and is done
+"""Of the processor, for one turn of the quick process. A job that takes longer ends it, and is done
 again by the slow one."""
 
 SLOW_SECONDS = 60.0
@@ -153,14 +153,13 @@ class RemoteAnswers:
 
     def _open(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         number = next(self._numbers)
-        again = matcher.trial_seconds + matcher.seconds  # it is compiled, and told all
-        is_slow = again > QUICK_SECONDS or self._is_slow(client)
+        is_slow = matcher.trial_seconds > QUICK_SECONDS or self._is_slow(client)
         lane = self._slow if is_slow else self._quick
         line = _Line(client, matcher, lane, number, self._clock(), len(matcher.tokens))
         self._lines[sequence] = line
         self._by_number[number] = sequence
         grammar = {"kind": matcher.grammar.kind, "text": matcher.grammar.text}
-        self._post(line, "open", matcher.tokens, 2 * again, grammar)
+        self._post(line, "open", matcher.tokens, 2 * matcher.trial_seconds, grammar)
 
     def _step(self, line: _Line) -> None:
         tokens = line.matcher.tokens[line.n_told :]

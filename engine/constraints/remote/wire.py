@@ -32,7 +32,8 @@ class Said(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Mask:
     """Which tokens may follow behind `n_tokens` of a matcher: token t is bit t % 32, from the
-    lowest, of the 32-bit word t // 32. `seconds`: of the processor, that the job has taken.
+    lowest, of the 32-bit word t // 32. `seconds`: of the processor, that the job has taken since
+    it was another's turn.
     """
 
     matcher: int

@@ -178,6 +178,21 @@ def test_whose_job_ends_the_quick_process_has_it_done_by_the_slow_one(told: Told
     assert culprit.answer is None
 
 
+def test_a_long_answer_is_made_again_in_the_quick_process(told: Told) -> None:
+    """Of another client than the one whose job has ended it, and with a job's usual limit."""
+    long = matcher(tokens=tuple(range(2000)))
+    long.seconds = 0.5
+    told.ask(0, "a", matcher())
+    told.ask(1, "b", long)
+    told.process(0).begin(told.asked(0)[0]["id"])
+    told.process(0).die()
+    told.wait()
+    told.wait()
+    (again,) = told.asked(1)
+    assert (again["client"], again["seconds"]) == ("b", QUICK_LIMIT_SECONDS)
+    assert len(again["tokens"]) == 2000
+
+
 def test_whose_job_ends_the_slow_process_is_told_so_and_the_others_begin_again(told: Told) -> None:
     culprit, second, other = matcher(1.0), matcher(1.0), matcher(1.0, tokens=(3, 4))
     for sequence, (client, one) in enumerate([("a", culprit), ("a", second), ("b", other)]):
