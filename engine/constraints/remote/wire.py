@@ -13,6 +13,9 @@ from typing import Any, TypeAlias
 
 MAX_FRAME_BYTES = 64 * 1024**2
 
+EXCEPTION_EXIT = 1
+"""A grammar process's exit code after an exception. Python's own is the same."""
+
 _LENGTH = struct.Struct("<I")
 _MASK = struct.Struct("<BQId")
 

@@ -22,6 +22,7 @@ from engine.constraints.remote.wire import (
     report_frame,
 )
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, first_line, probe
+from engine.constraints.worker.memory import MemoryMeter
 
 READ_BYTES = 1024**2
 TURN_SECONDS = 0.01
@@ -56,6 +57,7 @@ class Service:
         self._peer = peer
         self._tokenizer = tokenizer
         self._clock = clock
+        self._memory = MemoryMeter()
         self._mask_bytes = 4 * -(-tokenizer.vocab_size // 32)
         self._frames = FrameBuffer()
         self._jobs = ClientLines[Message]()
@@ -91,14 +93,19 @@ class Service:
                 case "try":
                     frame = self._try(job)
                 case "open":
-                    self._peer.sendall(report_frame(Said.BEGUN, {"id": job["id"]}))
+                    self._say_begun(job)
                     frame = self._begin(job)
                 case "step":
-                    self._peer.sendall(report_frame(Said.BEGUN, {"id": job["id"]}))
+                    self._say_begun(job)
                     frame = self._go_on(job, self._clock())
                 case other:
                     raise ValueError(f"no such job: {other}")
         self._peer.sendall(frame)
+
+    def _say_begun(self, job: Message) -> None:
+        said = {name: job[name] for name in ("id", "client", "seconds")}
+        left = self._memory.bytes_left()
+        self._peer.sendall(report_frame(Said.BEGUN, {**said, "bytes_left": left}))
 
     def _try(self, job: Message) -> bytes:
         began = self._clock()

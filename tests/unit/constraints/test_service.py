@@ -125,6 +125,19 @@ def test_a_long_answer_that_is_told_again_lets_others_come_between(client: Clien
     assert client.begun == [1, 2, *[1] * 19]  # a token each
 
 
+def test_a_job_names_its_client_and_what_it_may_take(client: Client) -> None:
+    client.post(opening(1, "a"))
+    begun = client.heard()
+    assert isinstance(begun, Report)
+    assert {**begun.fields, "bytes_left": 0} == {
+        "id": 1,
+        "client": "a",
+        "seconds": 60.0,
+        "bytes_left": 0,
+    }
+    client.heard()
+
+
 def test_a_token_that_the_grammar_forbids_is_an_error(client: Client) -> None:
     (b,) = demo_tokenizer(END).tokenize_str("b")
     client.post(opening(1, "a"), stepping(1, b))
