@@ -34,6 +34,10 @@ class ClientLines(Generic[T]):
             self._lines[client] = line
         return job
 
+    def resume(self, client: str, job: T) -> None:
+        """The rest of a job that was taken: the client's first again, behind everybody's turn."""
+        self._lines.setdefault(client, deque()).appendleft(job)
+
     def drop(self, is_unwanted: Callable[[T], bool]) -> list[T]:
         """Forget jobs, and return them; the turns stay as they are."""
         dropped = list[T]()

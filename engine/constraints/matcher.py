@@ -41,7 +41,8 @@ class Matcher:
     """The tokens that one grammar has been told, and the answer on what may follow them.
 
     `param` is the request's field that asks for the grammar. `seconds` of the processor have been
-    spent on it so far, and `trial_seconds` on trying the grammar. Engine thread only.
+    spent on it so far, and `trial_seconds` on trying the grammar. With a `refusal` it is followed
+    no further than the answer that it has. Engine thread only.
     """
 
     grammar: Grammar
@@ -50,6 +51,7 @@ class Matcher:
     tokens: list[int] = field(default_factory=list)
     answer: Answer | None = None
     seconds: float = 0.0
+    refusal: Refused | None = None
 
     def accept(self, token_id: int) -> None:
         """The token comes next. What may follow is to be asked for."""

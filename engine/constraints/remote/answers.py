@@ -11,9 +11,11 @@ from typing import Protocol
 import numpy as np
 
 from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused, Unanswerable
+from engine.constraints.remote.jobs import Job
 from engine.constraints.remote.lane import Lane, LaneLost
-from engine.constraints.remote.process import ENDED_BY_OTHERS, STUCK_SECONDS, GrammarProcess
-from engine.constraints.remote.wire import Mask, Report, Said, request_frame
+from engine.constraints.remote.process import GrammarProcess
+from engine.constraints.remote.slow_clients import SlowClients
+from engine.constraints.remote.wire import Mask, ProtocolError, Report, Said
 from engine.step import SequenceId
 
 logger = logging.getLogger(__name__)
@@ -22,13 +24,11 @@ STEP_SECONDS = 0.5
 """Of the processor, for one token and the mask behind it. Most take a ten-thousandth of it."""
 
 QUICK_SECONDS = 0.05
-"""Whose masks take longer than this shares a process with others like him, for SLOW_SECONDS."""
+"""Whose masks take longer than this shares a process with others like him, for a while."""
 
 QUICK_LIMIT_SECONDS = 0.2
-"""Of the processor, for one job of the quick process. One that takes longer ends it, and is done
+"""Of the processor, for one turn of the quick process. A job that takes longer ends it, and is done
 again by the slow one."""
-
-SLOW_SECONDS = 60.0
 
 ALLOWED_SECONDS = 2.0
 ALLOWED_SECONDS_A_TOKEN = 0.02
@@ -37,7 +37,7 @@ ALLOWED_SECONDS_A_TOKEN = 0.02
 MOST_STARTS = 3
 """In a row without an answer: then it is not the grammars that end the process."""
 
-TOO_COSTLY = "the grammar is too costly: what may follow here takes too long to find out"
+TOO_COSTLY = "the grammar is too costly: what may follow takes too much time or memory to find out"
 NOBODY_ANSWERS = Unanswerable(
     "the process that reads grammars does not start, or is ended from outside"
 )
@@ -70,6 +70,7 @@ class Answers(Protocol):
 class _Line:
     """A sequence's matcher in a process. `number` names it there, and is never used twice."""
 
+    sequence: SequenceId
     client: str
     matcher: Matcher
     lane: Lane
@@ -83,7 +84,7 @@ class RemoteAnswers:
     """Two processes: a quick one, and a slow one for those who would keep others waiting.
 
     A matcher is a function of its grammar and its tokens. So one whose process has died is made
-    again in another, and nobody notices but the one whose job has ended the slow process.
+    again in another, and nobody notices but the one who is to blame for the slow one's end.
     """
 
     def __init__(
@@ -97,12 +98,13 @@ class RemoteAnswers:
         """`observe` is told how long each answer took, in seconds."""
         self.n_words = n_words
         self._clock = clock
-        self._quick, self._slow = Lane(start_quick, clock), Lane(start_slow, clock)
+        self._quick = Lane(start_quick, QUICK_LIMIT_SECONDS, clock)
+        self._slow = Lane(start_slow, STEP_SECONDS, clock)
         self._observe = observe
         self._numbers = count(1)
         self._lines: dict[SequenceId, _Line] = {}
-        self._by_number: dict[int, SequenceId] = {}
-        self._slow_until: dict[str, float] = {}
+        self._by_number: dict[int, _Line] = {}
+        self._slow_clients = SlowClients(clock)
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         """See `Answers.ask`."""
@@ -110,7 +112,9 @@ class RemoteAnswers:
         if line is not None and (line.matcher is not matcher or self._must_move(line)):
             self._drop(sequence)
             line = None
-        if line is None:
+        if matcher.refusal is not None:
+            matcher.answer = matcher.refusal
+        elif line is None:
             self._open(sequence, client, matcher)
         elif line.n_told < len(matcher.tokens):
             self._step(line)
@@ -146,21 +150,17 @@ class RemoteAnswers:
 
     def _must_move(self, line: _Line) -> bool:
         """Nobody moves back: what has been slow may be so again."""
-        return line.lane is self._quick and self._is_slow(line.client)
-
-    def _is_slow(self, client: str) -> bool:
-        return self._slow_until.get(client, 0.0) > self._clock()
+        return line.lane is self._quick and line.client in self._slow_clients
 
     def _open(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         number = next(self._numbers)
-        again = matcher.trial_seconds + matcher.seconds  # it is compiled, and told all
-        is_slow = again > QUICK_SECONDS or self._is_slow(client)
+        is_slow = matcher.trial_seconds > QUICK_SECONDS or client in self._slow_clients
         lane = self._slow if is_slow else self._quick
-        line = _Line(client, matcher, lane, number, self._clock(), len(matcher.tokens))
+        line = _Line(sequence, client, matcher, lane, number, self._clock(), len(matcher.tokens))
         self._lines[sequence] = line
-        self._by_number[number] = sequence
+        self._by_number[number] = line
         grammar = {"kind": matcher.grammar.kind, "text": matcher.grammar.text}
-        self._post(line, "open", matcher.tokens, 2 * again, grammar)
+        self._post(line, "open", matcher.tokens, 2 * matcher.trial_seconds, grammar)
 
     def _step(self, line: _Line) -> None:
         tokens = line.matcher.tokens[line.n_told :]
@@ -172,11 +172,10 @@ class RemoteAnswers:
         self, line: _Line, do: str, tokens: list[int], more_seconds: float, more: dict[str, str]
     ) -> None:
         line.is_opening = do == "open"
-        limit = QUICK_LIMIT_SECONDS if line.lane is self._quick else STEP_SECONDS
-        seconds = limit + more_seconds
+        seconds = line.lane.job_seconds + more_seconds
         job = {"do": do, "id": line.number, "client": line.client, "seconds": seconds}
         try:
-            line.lane.post(request_frame({**job, "tokens": tokens, **more}))
+            line.lane.post({**job, "tokens": tokens, **more})
         except LaneLost as loss:
             logger.error("a grammar process cannot be started: %s", loss)
             line.matcher.answer = NOBODY_ANSWERS
@@ -184,25 +183,23 @@ class RemoteAnswers:
     def _drop(self, sequence: SequenceId) -> None:
         line = self._lines.pop(sequence)
         del self._by_number[line.number]
-        if line.lane.connection is not None:
-            line.lane.post(request_frame({"do": "close", "id": line.number}))
+        line.lane.close(line.number)
 
     def _exchange(self, lane: Lane) -> None:
         try:
             for report in lane.exchange():
                 self._take(report, lane)
         except LaneLost as loss:
-            self._lose(lane, str(loss))
-            return
-        if lane.running is not None and self._clock() - lane.since > STUCK_SECONDS:
-            self._lose(lane, "it is stuck")
+            self._lose(lane, loss)
+        except ProtocolError as error:
+            self._lose(lane, lane.given_up(str(error)))
 
     def _take(self, report: Mask | Report, lane: Lane) -> None:
-        """Raises LaneLost where it makes no sense."""
+        """Raises ProtocolError."""
         match report:
             case Mask(number, n_tokens, seconds, bits):
                 if len(bits) != 4 * self.n_words:
-                    raise LaneLost(f"a mask of {len(bits)} bytes")
+                    raise ProtocolError(f"a mask of {len(bits)} bytes")
                 answer: Answer = Allowed(np.frombuffer(bits, dtype=np.int32))
             case Report(Said.STOPPED, fields):
                 number, n_tokens, seconds = _numbers(fields)
@@ -211,16 +208,18 @@ class RemoteAnswers:
                 number, n_tokens, seconds = _numbers(fields)
                 answer = Refused(error)
             case _:
-                raise LaneLost("a report that is no answer")
+                raise ProtocolError("a report that is no answer")
         lane.deaths = 0
-        sequence = self._by_number.get(number)
-        if sequence is None:
+        if (line := self._line(number, lane)) is None:
             return  # it is over, or has been made again elsewhere
-        line = self._lines[sequence]
         if n_tokens == len(line.matcher.tokens):
             self._answer(line, answer, seconds)
         if seconds > QUICK_SECONDS and lane is self._quick:
             self._slow_down(line.client)
+
+    def _line(self, number: int, lane: Lane) -> _Line | None:
+        line = self._by_number.get(number)
+        return line if line is not None and line.lane is lane else None
 
     def _answer(self, line: _Line, answer: Answer, seconds: float) -> None:
         matcher = line.matcher
@@ -232,47 +231,45 @@ class RemoteAnswers:
 
     def _slow_down(self, client: str) -> None:
         """Others have waited for this client's mask. What else it has asked for moves."""
-        self._mark_slow(client)
+        self._slow_clients.add(client)
         for sequence, line in tuple(self._lines.items()):
             if line.client == client and line.matcher.answer is None:
                 self.ask(sequence, client, line.matcher)
 
-    def _mark_slow(self, client: str) -> None:
-        now = self._clock()
-        self._slow_until = {one: until for one, until in self._slow_until.items() if until > now}
-        self._slow_until[client] = now + SLOW_SECONDS
-
-    def _lose(self, lane: Lane, reason: str) -> None:
-        """The process is gone, and the job is known by which it has ended, if it has by one. All
-        that is unanswered begins again; that client's behind the others'.
+    def _lose(self, lane: Lane, loss: LaneLost) -> None:
+        """The process is gone. All that is unanswered begins again; the culprit's client's behind
+        the others'.
         """
-        number, code = lane.running, lane.stop()
-        logger.warning("a grammar process has ended: %s; exit code %s", reason, code)
-        culprit = None
-        if number in self._by_number and code != ENDED_BY_OTHERS:
-            culprit = self._lines[self._by_number[number]]
-            self._mark_slow(culprit.client)
-            if lane is self._slow:
-                culprit.matcher.answer = Refused(TOO_COSTLY)
-        lane.deaths = 0 if culprit else lane.deaths + 1
-        lost = [(one, line) for one, line in self._lines.items() if line.lane is lane]
-        for sequence, _ in lost:
-            self._drop(sequence)
-        last = culprit.client if culprit else None
-        for sequence, line in sorted(lost, key=lambda one: one[1].client == last):
+        logger.warning("a grammar process has ended: %s", loss)
+        lane.deaths += 1
+        last = None
+        if (culprit := loss.culprit) is not None:
+            lane.deaths, last = 0, culprit.client
+            self._blame(culprit, lane)
+        lost = [line for line in self._lines.values() if line.lane is lane]
+        for line in lost:
+            self._drop(line.sequence)
+        for line in sorted(lost, key=lambda one: one.client == last):
             if line.matcher.answer is None:
-                self._begin_again(sequence, line)
+                self._begin_again(line)
 
-    def _begin_again(self, sequence: SequenceId, line: _Line) -> None:
+    def _blame(self, culprit: Job, lane: Lane) -> None:
+        """What has ended the slow process is followed no further, if its client is still there."""
+        self._slow_clients.add(culprit.client)
+        line = self._line(culprit.number, lane)
+        if lane is self._slow and line is not None:
+            line.matcher.refusal = Refused(TOO_COSTLY)
+
+    def _begin_again(self, line: _Line) -> None:
         if line.lane.deaths >= MOST_STARTS:
             line.matcher.answer = NOBODY_ANSWERS
         else:
-            self._open(sequence, line.client, line.matcher)
+            self.ask(line.sequence, line.client, line.matcher)
 
 
 def _numbers(fields: dict[str, object]) -> tuple[int, int, float]:
-    """Raises LaneLost."""
+    """Raises ProtocolError."""
     match fields:
         case {"id": int(number), "n_tokens": int(n_tokens), "seconds": float(seconds)}:
             return number, n_tokens, seconds
-    raise LaneLost("a report without its numbers")
+    raise ProtocolError("a report without its numbers")

@@ -4,14 +4,17 @@ import select
 import socket
 from collections.abc import Callable
 
-from engine.constraints.remote.process import GrammarProcess
+from engine.constraints.remote.jobs import Job, Jobs
+from engine.constraints.remote.process import START_SECONDS, GrammarProcess, patience_seconds
 from engine.constraints.remote.wire import (
     FrameBuffer,
     Mask,
+    Message,
     ProtocolError,
     Report,
     Said,
     read_report,
+    request_frame,
 )
 
 READ_BYTES = 1024**2
@@ -19,26 +22,36 @@ READ_BYTES = 1024**2
 
 
 class LaneLost(Exception):
-    """The process has died, does not start, or makes no sense."""
+    """The process has died, is given up, or does not start. `culprit` is the job that is at fault,
+    None where none is.
+    """
+
+    def __init__(self, reason: str, culprit: Job | None = None) -> None:
+        super().__init__(reason)
+        self.culprit = culprit
 
 
 class Lane:
-    """What is posted leaves as fast as the process takes it. Starts with the first post.
-
-    `running` is the job that the process does, by its number, and `since` when that was noticed.
+    """What is posted leaves as fast as the process takes it. Starts with the first job, and again
+    with the next when it has been lost. A job may take `job_seconds` of the processor.
     """
 
     def __init__(
-        self, start_process: Callable[[], GrammarProcess], clock: Callable[[], float]
+        self,
+        start_process: Callable[[], GrammarProcess],
+        job_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
+        self.job_seconds = job_seconds
+        self.deaths = 0  # of its processes, in a row without an answer
         self._start_process = start_process
         self._clock = clock
         self._process: GrammarProcess | None = None
         self._outbox = bytearray()
         self._frames = FrameBuffer()
-        self.running: int | None = None
-        self.since = 0.0
-        self.deaths = 0  # of its processes, in a row without an answer
+        self._jobs = Jobs()
+        self._awaited = set[int]()  # matchers that have been asked, and not answered
+        self._since = 0.0  # it was heard, or asked when it had nothing to do
 
     @property
     def connection(self) -> socket.socket | None:
@@ -50,11 +63,21 @@ class Lane:
         """What of its socket is to be waited for, as `select.poll` has it."""
         return select.POLLIN | (select.POLLOUT if self._outbox else 0)
 
-    def post(self, frame: bytes) -> None:
+    def post(self, job: Message) -> None:
         """Raises LaneLost where no process can be started."""
         if self._process is None:
             self._start()
-        self._outbox += frame
+        if not self._is_busy:
+            self._since = self._clock()
+        self._awaited.add(job["id"])
+        self._outbox += request_frame(job)
+
+    def close(self, number: int) -> None:
+        """The matcher is asked nothing any more."""
+        if self._process is not None:
+            self._awaited.discard(number)
+            self._jobs.close(number)
+            self._outbox += request_frame({"do": "close", "id": number})
 
     def exchange(self) -> list[Mask | Report]:
         """Return what the process has said, and send what it takes now. Raises LaneLost."""
@@ -64,18 +87,36 @@ class Lane:
         try:
             heard = [one for body in self._received(peer) for one in self._heard(body)]
         except ProtocolError as error:
-            raise LaneLost(str(error)) from error
+            raise self.given_up(str(error)) from error
         self._send(peer)
+        if self._is_overdue:
+            raise self.given_up("it is stuck", self._jobs.running)
         return heard
 
+    def given_up(self, reason: str, culprit: Job | None = None) -> LaneLost:
+        """Kill a process that would go on. What to raise then."""
+        self.stop()
+        return LaneLost(reason, culprit)
+
     def stop(self) -> int | None:
-        """Kill the process; the exit code that it had, or has now. The next post starts another."""
+        """Kill the process; the exit code that it had, or has now."""
         code = None if self._process is None else self._process.kill()
         self._process = None
         self._outbox.clear()
         self._frames = FrameBuffer()
-        self.running = None
+        self._jobs = Jobs()
+        self._awaited.clear()
         return code
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._awaited) or self._jobs.running is not None
+
+    @property
+    def _is_overdue(self) -> bool:
+        running = self._jobs.running
+        allowed = START_SECONDS if running is None else patience_seconds(running.seconds)
+        return self._is_busy and self._clock() - self._since > allowed
 
     def _start(self) -> None:
         try:
@@ -83,6 +124,10 @@ class Lane:
         except OSError as error:
             raise LaneLost(str(error)) from error
         self._process.connection.setblocking(False)
+
+    def _ended(self, reason: str) -> LaneLost:
+        jobs, code = self._jobs, self.stop()
+        return LaneLost(f"{reason}; exit code {code}", jobs.culprit(code))
 
     def _send(self, peer: socket.socket) -> None:
         try:
@@ -100,16 +145,28 @@ class Lane:
         except BlockingIOError:
             return []
         except OSError as error:
-            raise LaneLost(str(error)) from error
+            raise self._ended(str(error)) from error
         if not data:
-            raise LaneLost("the process has ended")
+            raise self._ended("it has died")
         return self._frames.add(data)
 
     def _heard(self, body: bytes) -> list[Mask | Report]:
+        self._since = self._clock()
         match read_report(body):
-            case Report(Said.BEGUN, {"id": int(number)}):
-                self.running, self.since = number, self._clock()
+            case Report(
+                Said.BEGUN,
+                {
+                    "id": int(number),
+                    "client": str(client),
+                    "seconds": float(seconds),
+                    "bytes_left": int(bytes_left),
+                },
+            ):
+                self._jobs.begin(Job(number, client, seconds, bytes_left))
                 return []
-            case report:
-                self.running = None
-                return [report]
+            case Mask(matcher=number) | Report(fields={"id": int(number)}) as answer:
+                self._awaited.discard(number)
+                self._jobs.end()
+                return [answer]
+            case nonsense:
+                return [nonsense]

@@ -15,21 +15,36 @@ from engine.constraints.vocabulary import Vocabulary
 ROOT = Path(__file__).parents[3]
 """Where the package `engine` lies: in a clone, or inside of what the wheel installs."""
 
-
 ENDED_BY_OTHERS = -signal.SIGKILL
-"""The exit code that says nothing of a grammar: it comes from the system, from another program, or
-from the daemon, where the process is stuck. A grammar ends its process by SIGPROF, SIGSEGV, SIGABRT
-or an exception.
+"""The exit code that says nothing of a grammar, unless the daemon has killed the process: it comes
+from the system or another program. A grammar ends its process by SIGPROF, SIGSEGV, SIGABRT or an
+exception.
 """
 
+START_SECONDS = 60.0
+"""Of the clock, until a process begins its first job, or the next."""
+
 STUCK_SECONDS = 30.0
-"""Of the clock, for a job. What waits and does not compute meets no limit of processor time."""
+"""Of the clock, for any job, besides what a busy machine makes of its processor time."""
+
+BUSY_FACTOR = 30.0
+"""How much longer a job may take on a busy machine: thrice what its niceness says."""
+
+_PROGRAM = ("-P", "-m", "engine.constraints.worker")
+"""-P: nothing is imported from the daemon's current directory, which is the user's."""
 
 BACKGROUND_NICENESS = 10
 """Above the daemon's own: about a tenth of a processor that the daemon wants, too."""
 
 _LAST_WORDS_SECONDS = 0.2
 """One that has nothing to do ends by itself when its socket closes."""
+
+
+def patience_seconds(seconds: float) -> float:
+    """Of the clock, for a job that may take so many of the processor. One that takes longer is
+    stuck: what waits and does not compute meets no limit of processor time.
+    """
+    return STUCK_SECONDS + BUSY_FACTOR * seconds
 
 
 class GrammarProcess:
@@ -43,7 +58,7 @@ class GrammarProcess:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "engine.constraints.worker", *map(str, descriptors)],
+                    [sys.executable, *_PROGRAM, *map(str, descriptors)],
                     pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -11,7 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from engine.api import EngineStopped, NoGrammars
-from engine.constraints.remote.process import ENDED_BY_OTHERS, STUCK_SECONDS, GrammarProcess
+from engine.constraints.remote.process import (
+    ENDED_BY_OTHERS,
+    START_SECONDS,
+    GrammarProcess,
+    patience_seconds,
+)
 from engine.constraints.remote.turns import ClientTurns, Closed
 from engine.constraints.remote.wire import (
     FrameBuffer,
@@ -32,7 +37,6 @@ TRIAL_SECONDS = 2.0
 """Of the processor, to compile a grammar and make its first masks. What people use takes a
 hundredth of it."""
 
-START_SECONDS = 60.0  # of the clock
 IDLE_SECONDS = 60.0
 KEPT_VERDICTS = 4096
 
@@ -87,7 +91,11 @@ class Trials:
             self._turns.add(client, trial)
         except Closed:
             raise EngineStopped("the engine has stopped") from None
-        return await asyncio.wrap_future(trial.verdict)
+        try:
+            return await asyncio.wrap_future(trial.verdict)
+        except asyncio.CancelledError:  # its client has gone
+            self._turns.withdraw(trial)
+            raise
 
     def _start_threads(self) -> None:
         with self._lock:
@@ -147,9 +155,12 @@ class _Booth:
         """Raises OSError where no process can be started, ProtocolError where it makes no sense."""
         process = self._ready()
         try:
-            process.connection.settimeout(STUCK_SECONDS)
+            process.connection.settimeout(patience_seconds(TRIAL_SECONDS))
             process.connection.sendall(_trial(grammar))
             return self._verdict(process)
+        except TimeoutError:
+            self.end()
+            return Verdict(TOO_COSTLY, TRIAL_SECONDS)
         except (OSError, EOFError) as error:
             if self.end() == ENDED_BY_OTHERS:
                 raise OSError("a grammar process was killed") from error

@@ -48,6 +48,11 @@ class ClientTurns(Generic[T]):
             self._served.remove(client)
             self._changed.notify()
 
+    def withdraw(self, job: T) -> None:
+        """The job is wanted no more. Changes nothing where somebody has taken it."""
+        with self._changed:
+            self._lines.drop(lambda one: one is job)
+
     def close(self) -> list[T]:
         """The jobs that nobody will take."""
         with self._changed:

@@ -13,6 +13,9 @@ from typing import Any, TypeAlias
 
 MAX_FRAME_BYTES = 64 * 1024**2
 
+EXCEPTION_EXIT = 1
+"""A grammar process's exit code after an exception. Python's own is the same."""
+
 _LENGTH = struct.Struct("<I")
 _MASK = struct.Struct("<BQId")
 
@@ -32,7 +35,8 @@ class Said(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Mask:
     """Which tokens may follow behind `n_tokens` of a matcher: token t is bit t % 32, from the
-    lowest, of the 32-bit word t // 32. `seconds`: of the processor, that the job has taken.
+    lowest, of the 32-bit word t // 32. `seconds`: of the processor, that the job has taken since
+    it was another's turn.
     """
 
     matcher: int

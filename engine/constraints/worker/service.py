@@ -4,7 +4,7 @@ import select
 import signal
 import socket
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import thread_time
@@ -22,8 +22,12 @@ from engine.constraints.remote.wire import (
     report_frame,
 )
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, first_line, probe
+from engine.constraints.worker.memory import MemoryMeter
 
 READ_BYTES = 1024**2
+TURN_SECONDS = 0.01
+"""Of the processor: a matcher that is told a long answer again lets others come between."""
+
 KEPT_GRAMMARS = 128
 KEPT_CHARACTERS = 1024**2
 """A schema of 190,000 takes 28 MB when it is compiled."""
@@ -44,9 +48,16 @@ class Service:
     that does not look at the clock.
     """
 
-    def __init__(self, peer: socket.socket, tokenizer: LLTokenizer) -> None:
+    def __init__(
+        self,
+        peer: socket.socket,
+        tokenizer: LLTokenizer,
+        clock: Callable[[], float] = thread_time,
+    ) -> None:
         self._peer = peer
         self._tokenizer = tokenizer
+        self._clock = clock
+        self._memory = MemoryMeter()
         self._mask_bytes = 4 * -(-tokenizer.vocab_size // 32)
         self._frames = FrameBuffer()
         self._jobs = ClientLines[Message]()
@@ -82,50 +93,64 @@ class Service:
                 case "try":
                     frame = self._try(job)
                 case "open":
-                    self._peer.sendall(report_frame(Said.BEGUN, {"id": job["id"]}))
+                    self._say_begun(job)
                     frame = self._begin(job)
                 case "step":
-                    self._peer.sendall(report_frame(Said.BEGUN, {"id": job["id"]}))
-                    frame = self._go_on(job["id"], job["tokens"], thread_time())
+                    self._say_begun(job)
+                    frame = self._go_on(job, self._clock())
                 case other:
                     raise ValueError(f"no such job: {other}")
         self._peer.sendall(frame)
 
+    def _say_begun(self, job: Message) -> None:
+        said = {name: job[name] for name in ("id", "client", "seconds")}
+        left = self._memory.bytes_left()
+        self._peer.sendall(report_frame(Said.BEGUN, {**said, "bytes_left": left}))
+
     def _try(self, job: Message) -> bytes:
-        began = thread_time()
+        began = self._clock()
         error = None
         try:
             probe(compile_grammar(self._tokenizer, job["kind"], job["text"]))
         except GrammarError as refusal:
             error = str(refusal)
-        return report_frame(Said.VERDICT, {"error": error, "seconds": thread_time() - began})
+        return report_frame(Said.VERDICT, {"error": error, "seconds": self._clock() - began})
 
     def _begin(self, job: Message) -> bytes:
-        began = thread_time()
+        began = self._clock()
         try:
             matcher = self._grammar(job["kind"], job["text"]).deep_copy()
         except GrammarError as refusal:
             return self._failed(job["id"], 0, began, str(refusal))
         self._open[job["id"]] = Open(matcher)
-        return self._go_on(job["id"], job["tokens"], began)
+        return self._go_on(job, began)
 
-    def _go_on(self, name: int, tokens: list[int], began: float) -> bytes:
+    def _go_on(self, job: Message, began: float) -> bytes:
+        """What may follow the job's tokens; nothing where some are left for another turn."""
+        name, tokens = job["id"], job["tokens"]
         one = self._open[name]
-        for token in tokens:
+        for n_told, token in enumerate(tokens, 1):
             one.matcher.consume_token(token)
-        one.n_tokens += len(tokens)
+            one.n_tokens += 1
+            if n_told < len(tokens) and self._clock() - began > TURN_SECONDS:
+                rest = {**job, "do": "step", "tokens": tokens[n_told:]}
+                self._jobs.resume(job["client"], rest)
+                return b""
+        return self._answer(name, one, began)
+
+    def _answer(self, name: int, one: Open, began: float) -> bytes:
         if one.matcher.is_stopped() and not one.matcher.is_error():  # an error stops it, too
-            seconds = thread_time() - began
+            seconds = self._clock() - began
             fields = {"id": name, "n_tokens": one.n_tokens, "seconds": seconds}
             return report_frame(Said.STOPPED, fields)
         bits = one.matcher.compute_bitmask()[: self._mask_bytes]  # it has a word more
         if not one.matcher.is_error() and any(bits):
-            return mask_frame(Mask(name, one.n_tokens, thread_time() - began, bits))
+            return mask_frame(Mask(name, one.n_tokens, self._clock() - began, bits))
         error = first_line(one.matcher.get_error() or "it allows no token")
         return self._failed(name, one.n_tokens, began, f"it cannot be followed: {error}")
 
     def _failed(self, name: int, n_tokens: int, began: float, error: str) -> bytes:
-        seconds = thread_time() - began
+        seconds = self._clock() - began
         fields = {"id": name, "n_tokens": n_tokens, "seconds": seconds, "error": error}
         return report_frame(Said.FAILED, fields)
 

@@ -18,17 +18,18 @@ from engine.constraints.remote.wire import (
 
 LIMIT = -signal.SIGPROF
 OUTSIDE = -signal.SIGKILL
+MEMORY = 1000
 SECONDS = 60.0
 
 
 class ScriptedProcess(GrammarProcess):
-    """`peer` is its end. `exit_code` is what it ends with when nobody kills it."""
+    """`peer` is its end."""
 
-    def __init__(self, exit_code: int = LIMIT) -> None:
+    def __init__(self) -> None:
         self.connection, self.peer = socket.socketpair()
         self.peer.settimeout(SECONDS)
         self._frames = FrameBuffer()
-        self._exit_code = exit_code
+        self._exit_code = OUTSIDE
         self.is_over = False
 
     @property
@@ -41,12 +42,13 @@ class ScriptedProcess(GrammarProcess):
     def kill(self) -> int:
         self.connection.close()
         self.peer.close()
-        code, self.is_over = self._exit_code if self.is_over else OUTSIDE, True
-        return code
+        self.is_over = True
+        return self._exit_code
 
-    def die(self) -> None:
+    def die(self, exit_code: int = LIMIT) -> None:
         """What it has said can still be read."""
         self.is_over = True
+        self._exit_code = exit_code
         self.peer.close()
 
     def asked(self) -> list[Message]:
@@ -65,8 +67,9 @@ class ScriptedProcess(GrammarProcess):
             bodies = self._frames.add(self.peer.recv(1 << 20))
         return read_request(bodies[0])
 
-    def begin(self, number: int) -> None:
-        self.peer.sendall(report_frame(Said.BEGUN, {"id": number}))
+    def begin(self, job: Message, bytes_left: int = MEMORY) -> None:
+        said = {"id": job["id"], "client": job["client"], "seconds": job["seconds"]}
+        self.peer.sendall(report_frame(Said.BEGUN, {**said, "bytes_left": bytes_left}))
 
     def mask(self, number: int, n_tokens: int, bits: bytes, seconds: float = 0.001) -> None:
         self.peer.sendall(mask_frame(Mask(number, n_tokens, seconds, bits)))
@@ -76,19 +79,18 @@ class ScriptedProcess(GrammarProcess):
 
 
 class Starts:
-    """Starts scripted processes, which all end with one exit code, as long as it may."""
+    """Starts scripted processes, as long as it may."""
 
-    def __init__(self, exit_code: int = LIMIT) -> None:
+    def __init__(self) -> None:
         self.started: list[ScriptedProcess] = []
         self.is_possible = True
-        self._exit_code = exit_code
         self._changed = threading.Condition()
 
     def __call__(self) -> GrammarProcess:
         if not self.is_possible:
             raise OSError("no more processes")
         with self._changed:
-            self.started.append(ScriptedProcess(self._exit_code))
+            self.started.append(ScriptedProcess())
             self._changed.notify_all()
         return self.started[-1]
 

@@ -40,6 +40,16 @@ def test_what_is_dropped_is_told_and_never_taken(lines: ClientLines[int]) -> Non
     assert lines.drop(lambda job: True) == []
 
 
+def test_what_is_resumed_is_its_clients_first_and_behind_the_others(
+    lines: ClientLines[int],
+) -> None:
+    assert lines.take("a") == 0
+    lines.resume("a", 0)
+    assert all_taken(lines) == [10, 0, 1, 2]
+    lines.resume("a", 3)
+    assert all_taken(lines) == [3]
+
+
 def test_who_has_no_job_left_has_no_line(lines: ClientLines[int]) -> None:
     lines.drop(lambda job: job < 10)
     assert lines.next_client() == "b"

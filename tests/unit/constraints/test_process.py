@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -78,6 +79,18 @@ def test_a_spare_that_was_killed_is_not_handed_out(processes: GrammarProcesses) 
     assert trial(second, "a").fields["error"] is None
     first.kill()
     second.kill()
+
+
+def test_nothing_comes_from_the_current_directory(
+    processes: GrammarProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the user's, whose project may have an `engine` of its own."""
+    for name in ("engine.py", "json.py", "llguidance.py"):
+        (tmp_path / name).write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    process = processes.start()
+    assert trial(process, "a").fields["error"] is None
+    process.kill()
 
 
 def test_processor_time_ends_it(processes: GrammarProcesses) -> None:

@@ -1,75 +1,18 @@
-"""The engine thread's side of grammar processes, which die, are slow and talk nonsense."""
-
-from collections.abc import Iterator
+"""The engine thread's side of grammar processes, which answer, are slow and talk nonsense."""
 
 import pytest
 
-from engine.constraints.matcher import Allowed, Complete, Matcher, Refused
+from engine.constraints.matcher import Allowed, Complete, Refused
 from engine.constraints.remote.answers import (
     ALLOWED_SECONDS,
-    MOST_STARTS,
-    NOBODY_ANSWERS,
     QUICK_LIMIT_SECONDS,
     QUICK_SECONDS,
-    SLOW_SECONDS,
     STEP_SECONDS,
     TOO_COSTLY,
-    RemoteAnswers,
 )
-from engine.constraints.remote.process import STUCK_SECONDS
+from engine.constraints.remote.slow_clients import SLOW_SECONDS
 from engine.constraints.remote.wire import Message, Said
-from engine.step import SequenceId
-from engine.types import Grammar, GrammarKind
-from tests.unit.constraints.scripted import OUTSIDE, ScriptedProcess, Starts
-
-BITS = bytes([5, 0, 0, 0])
-COSTLY = Refused(TOO_COSTLY)
-
-
-class Told:
-    """The answers under test, a clock that stands still, and what the processes are asked."""
-
-    def __init__(self, exit_code: int | None = None) -> None:
-        self.now = 0.0
-        self.starts = Starts() if exit_code is None else Starts(exit_code)
-        self.seconds: list[float] = []
-        self.answers = RemoteAnswers(
-            self.starts, self.starts, 1, self.seconds.append, lambda: self.now
-        )
-
-    def ask(self, sequence: int, client: str, matcher: Matcher) -> None:
-        self.answers.ask(SequenceId(sequence), client, matcher)
-
-    def wait(self) -> None:
-        self.answers.wait(lambda: False, 0.0)
-
-    def asked(self, process: int) -> list[Message]:
-        self.wait()
-        return self.starts.started[process].asked()
-
-    def process(self, number: int) -> ScriptedProcess:
-        return self.starts.started[number]
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    made = Told()
-    yield made
-    made.answers.close()
-    made.starts.close()
-
-
-@pytest.fixture
-def told_killed() -> Iterator[Told]:
-    """Processes are ended from outside."""
-    made = Told(OUTSIDE)
-    yield made
-    made.answers.close()
-    made.starts.close()
-
-
-def matcher(trial_seconds: float = 0.0, tokens: tuple[int, ...] = ()) -> Matcher:
-    return Matcher(Grammar(GrammarKind.REGEX, "a"), "regex", trial_seconds, list(tokens))
+from tests.unit.constraints.told import BITS, Told, matcher
 
 
 def test_a_matcher_is_opened_and_then_told_its_tokens(told: Told) -> None:
@@ -145,10 +88,13 @@ def test_who_is_slow_moves_with_all_that_he_waits_for(told: Told) -> None:
     told.ask(0, "a", slow)
     (again,) = told.asked(1)
     assert (again["do"], again["tokens"]) == ("open", [3])
+    assert other.answer is None
+    for process, job in ((0, opened[2]), (1, moved), (1, again)):
+        told.process(process).mask(job["id"], len(job["tokens"]), BITS)
+    told.wait()
     told.now = SLOW_SECONDS + 1
     told.ask(5, "a", matcher())
     assert [said["do"] for said in told.asked(0)] == ["close", "open"]
-    assert other.answer is None
 
 
 def test_what_takes_long_to_open_is_never_opened_in_the_quick_process(told: Told) -> None:
@@ -156,92 +102,6 @@ def test_what_takes_long_to_open_is_never_opened_in_the_quick_process(told: Told
     (opened,) = told.asked(0)
     assert opened["seconds"] == STEP_SECONDS + 2.0
     told.ask(1, "b", matcher())
-    assert len(told.asked(1)) == 1
-
-
-def test_whose_job_ends_the_quick_process_has_it_done_by_the_slow_one(told: Told) -> None:
-    """Perhaps it was not that job that took all the memory; and the others are not kept waiting."""
-    culprit, others, second = matcher(), [matcher(), matcher(tokens=(3, 4))], matcher()
-    told.ask(0, "a", culprit)
-    told.ask(1, "a", second)
-    for sequence, one in enumerate(others):
-        told.ask(sequence + 2, "b", one)
-    opened = told.asked(0)
-    told.process(0).begin(opened[0]["id"])
-    told.process(0).die()
-    told.wait()
-    told.wait()
-    again = told.asked(1)
-    assert [said["tokens"] for said in again] == [[], [3, 4]]
-    assert [said["client"] for said in again] == ["b", "b"]
-    assert [said["client"] for said in told.asked(2)] == ["a", "a"]
-    assert culprit.answer is None
-
-
-def test_whose_job_ends_the_slow_process_is_told_so_and_the_others_begin_again(told: Told) -> None:
-    culprit, second, other = matcher(1.0), matcher(1.0), matcher(1.0, tokens=(3, 4))
-    for sequence, (client, one) in enumerate([("a", culprit), ("a", second), ("b", other)]):
-        told.ask(sequence, client, one)
-    opened = told.asked(0)
-    told.process(0).begin(opened[0]["id"])
-    told.process(0).die()
-    told.wait()
-    told.wait()
-    assert culprit.answer == COSTLY
-    again = told.asked(1)
-    assert [(said["client"], said["tokens"]) for said in again] == [("b", [3, 4]), ("a", [])]
-
-
-def test_a_process_that_is_killed_from_outside_is_nobodys_fault(told_killed: Told) -> None:
-    told, one = told_killed, matcher(1.0, tokens=(1, 2, 3))
-    told.ask(0, "a", one)
-    for life in range(MOST_STARTS):
-        (opened,) = told.asked(life)
-        assert opened["tokens"] == [1, 2, 3]
-        assert one.answer is None
-        told.process(life).begin(opened["id"])
-        told.process(life).die()
-        told.wait()
-        told.wait()
-    assert one.answer == NOBODY_ANSWERS
-    assert len(told.starts.started) == MOST_STARTS
-
-
-def test_an_answer_in_between_counts_the_deaths_anew(told_killed: Told) -> None:
-    told, one = told_killed, matcher()
-    told.ask(0, "a", one)
-    for life in range(2 * MOST_STARTS):
-        (opened,) = told.asked(life)
-        told.process(life).mask(opened["id"], life, BITS)
-        told.process(life).die()
-        told.wait()
-        assert isinstance(one.answer, Allowed)
-        told.wait()
-        one.accept(life)
-        told.ask(0, "a", one)
-
-
-def test_where_no_process_starts_it_is_said_at_once(told: Told) -> None:
-    told.starts.is_possible = False
-    one = matcher()
-    told.ask(0, "a", one)
-    assert one.answer == NOBODY_ANSWERS
-    told.starts.is_possible = True
-    told.answers.retain(lambda sequence: False)
-    two = matcher()
-    told.ask(1, "a", two)
-    assert len(told.asked(0)) == 1
-
-
-def test_a_process_that_neither_computes_nor_answers_is_replaced(told: Told) -> None:
-    one = matcher()
-    told.ask(0, "a", one)
-    (opened,) = told.asked(0)
-    told.process(0).begin(opened["id"])
-    told.wait()
-    told.now = STUCK_SECONDS + 1
-    told.wait()
-    assert told.process(0).is_over
     assert len(told.asked(1)) == 1
 
 
@@ -286,4 +146,4 @@ def test_the_masks_of_a_sequence_together_have_a_limit(told: Told) -> None:
     told.asked(0)
     told.process(0).mask(opened["id"], 1, BITS, 0.03)
     told.wait()
-    assert one.answer == COSTLY
+    assert one.answer == Refused(TOO_COSTLY)

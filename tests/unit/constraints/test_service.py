@@ -16,7 +16,7 @@ from engine.constraints.remote.wire import (
     read_report,
     request_frame,
 )
-from engine.constraints.worker.service import Service
+from engine.constraints.worker.service import TURN_SECONDS, Service
 from tests.grammars import demo_tokenizer
 
 END = 2
@@ -27,6 +27,7 @@ class Client:
         self._peer = peer
         self._frames = FrameBuffer()
         self._heard: list[Mask | Report] = []
+        self.begun: list[int] = []
 
     def post(self, *jobs: Message) -> None:
         self._peer.sendall(b"".join(map(request_frame, jobs)))
@@ -38,10 +39,12 @@ class Client:
         return self._heard.pop(0)
 
     def answer(self) -> Mask | Report:
-        begun = self.heard()
-        assert isinstance(begun, Report)
-        assert begun.said is Said.BEGUN
-        return self.heard()
+        while True:
+            match self.heard():
+                case Report(Said.BEGUN, fields):
+                    self.begun.append(fields["id"])
+                case answer:
+                    return answer
 
 
 def opening(number: int, text: str, client: str = "a", tokens: tuple[int, ...] = ()) -> Message:
@@ -54,11 +57,22 @@ def stepping(number: int, *tokens: int) -> Message:
     return {**job, "tokens": list(tokens)}
 
 
+class TickingClock:
+    """Between two looks at it two turns are over."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 2 * TURN_SECONDS
+        return self._now
+
+
 @pytest.fixture
 def client() -> Iterator[Client]:
     ours, theirs = socket.socketpair()
     ours.settimeout(60)
-    service = Service(theirs, demo_tokenizer(END))
+    service = Service(theirs, demo_tokenizer(END), TickingClock())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signal, "setitimer", lambda which, seconds: None)  # it would end the tests
         thread = threading.Thread(target=service.run)
@@ -96,6 +110,32 @@ def test_what_is_opened_with_tokens_is_what_was_told_them(client: Client) -> Non
     client.answer()
     told, opened = client.answer(), client.answer()
     assert allowed(told) == allowed(opened)
+
+
+def test_a_long_answer_that_is_told_again_lets_others_come_between(client: Client) -> None:
+    (a,) = demo_tokenizer(END).tokenize_str("a")
+    client.post(
+        opening(1, "a{20}b", "a", tokens=(a,) * 19),
+        stepping(1, a),
+        opening(2, "a", "b"),
+    )
+    answers = [client.answer() for _ in range(3)]
+    told = [(one.matcher, one.n_tokens) for one in answers if isinstance(one, Mask)]
+    assert told == [(2, 0), (1, 19), (1, 20)]
+    assert client.begun == [1, 2, *[1] * 19]  # a token each
+
+
+def test_a_job_names_its_client_and_what_it_may_take(client: Client) -> None:
+    client.post(opening(1, "a"))
+    begun = client.heard()
+    assert isinstance(begun, Report)
+    assert {**begun.fields, "bytes_left": 0} == {
+        "id": 1,
+        "client": "a",
+        "seconds": 60.0,
+        "bytes_left": 0,
+    }
+    client.heard()
 
 
 def test_a_token_that_the_grammar_forbids_is_an_error(client: Client) -> None:

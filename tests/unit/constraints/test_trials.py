@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.api import EngineStopped, NoGrammars
+from engine.constraints.remote import trials
+from engine.constraints.remote.process import BUSY_FACTOR, STUCK_SECONDS
 from engine.constraints.remote.trials import TOO_COSTLY, TRIAL_SECONDS, Trials, Verdict
 from engine.constraints.remote.wire import Said
 from engine.types import Grammar, GrammarKind
@@ -65,12 +67,10 @@ async def test_a_grammar_that_ends_its_process_is_too_costly_for_good(stage: Sta
 async def test_a_process_that_is_killed_from_outside_says_nothing_of_the_grammar(
     stage: Stage,
 ) -> None:
-    stage.starts = Starts(OUTSIDE)
-    stage.trials = Trials(stage.starts)
     asked = stage.ask("x")
     process = await stage.process()
     await stage.heard(process)
-    process.die()
+    process.die(OUTSIDE)
     with pytest.raises(NoGrammars):
         await asked
     again = stage.ask("x")
@@ -122,6 +122,38 @@ async def test_who_has_gone_is_tried_no_more(stage: Stage) -> None:
     assert (await stage.heard(process))["text"] == "z"
     process.report(Said.VERDICT, error=None, seconds=0.1)
     await last
+
+
+async def test_who_has_gone_leaves_nothing_behind(stage: Stage) -> None:
+    """The grammar may be long, and his turn far away."""
+    first, gone = stage.ask("x"), stage.ask("y")
+    process = await stage.process()
+    await stage.heard(process)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert stage.trials._turns.close() == []
+    process.report(Said.VERDICT, error=None, seconds=0.1)
+    await first
+
+
+async def test_a_trial_has_as_long_as_it_takes_on_a_busy_machine(stage: Stage) -> None:
+    asked = stage.ask("x")
+    process = await stage.process()
+    await stage.heard(process)
+    assert process.connection.gettimeout() == STUCK_SECONDS + BUSY_FACTOR * TRIAL_SECONDS
+    process.report(Said.VERDICT, error=None, seconds=0.1)
+    await asked
+
+
+async def test_a_grammar_over_which_its_process_is_stuck_is_too_costly(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "patience_seconds", lambda seconds: 0.001)
+    asked = stage.ask("x")
+    process = await stage.process()
+    assert await asked == Verdict(TOO_COSTLY, TRIAL_SECONDS)
+    assert process.is_over
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,15 @@ def test_who_is_done_makes_room_for_a_worker_that_waits(turns: ClientTurns[int])
     assert second == [("a", 2)]
 
 
+def test_what_is_withdrawn_is_forgotten(turns: ClientTurns[int]) -> None:
+    for job in (1, 2, 3):
+        turns.add("a", job)
+    assert turns.take(0.0) == ("a", 1)
+    turns.withdraw(2)
+    turns.withdraw(1)  # somebody has it
+    assert turns.close() == [3]
+
+
 def test_closed_it_hands_back_what_nobody_takes(turns: ClientTurns[int]) -> None:
     turns.add("a", 1)
     turns.add("b", 2)
