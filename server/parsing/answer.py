@@ -119,20 +119,20 @@ class MarkedFormat:
 
 
 def recovered(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool]:
-    """The steps of some calls. If it turns out that there is none, the marker is content, what is
-    behind it is read again, and the result is False.
+    """The steps of some calls, their marker taken. If it turns out that there is none, the marker
+    is content, what is behind it is read again, and the result is False.
     """
-    reader.give_back(marker)
-    reader.record()
-    reader.take(len(marker))
+    reader.record(marker)
     try:
         for part in steps:
             if isinstance(part, CallBegun):
                 reader.forget()
             yield part
     except NotACall:
-        if reader.rewind():
-            yield Content(reader.take(len(marker)))
+        text = reader.forget()
+        if text is not None:
+            reader.give_back(text[len(marker) :])
+            yield Content(marker)
             return False
     reader.forget()
     return True
