@@ -15,6 +15,13 @@ ReadCalls = Callable[[Reader, str, Calls], Reading[None]]
 Raises NotACall, with nothing yielded: all from the marker on is content then.
 """
 
+READ_AGAIN = 1280
+"""How much of a text that is no call is read again: each of many markers might be read to the end.
+
+A name with all that may stand around it is shorter. Arguments that come before it, as in Hermes 2,
+may be longer.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
@@ -119,20 +126,23 @@ class MarkedFormat:
 
 
 def recovered(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool]:
-    """The steps of some calls. If it turns out that there is none, the marker is content, what is
-    behind it is read again, and the result is False.
+    """The steps of some calls, their marker taken. If it turns out that there is none, the marker
+    is content, what is behind it is read again, and the result is False.
+
+    Of much text only the last READ_AGAIN characters are read again, and all before them is content.
     """
-    reader.give_back(marker)
-    reader.record()
-    reader.take(len(marker))
+    reader.record(marker)
     try:
         for part in steps:
             if isinstance(part, CallBegun):
                 reader.forget()
             yield part
     except NotACall:
-        if reader.rewind():
-            yield Content(reader.take(len(marker)))
+        text = reader.forget()
+        if text is not None:
+            said = text[: max(len(marker), len(text) - READ_AGAIN)].rstrip()
+            reader.give_back(text[len(said) :])
+            yield Content(said)
             return False
     reader.forget()
     return True

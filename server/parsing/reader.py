@@ -63,7 +63,7 @@ class Reader:
         return self._text
 
     def take(self, n_characters: int) -> str:
-        """Consume that many characters, or what there is."""
+        """Consume that many characters, or what is seen of them."""
         taken, self._text = self._text[:n_characters], self._text[n_characters:]
         if self._record is not None and taken:
             self._record.append(taken)
@@ -76,21 +76,14 @@ class Reader:
         if self._record is not None:
             _shorten(self._record, len(text))
 
-    def record(self) -> None:
-        """Remember what is taken from now on."""
-        self._record = []
+    def record(self, text: str) -> None:
+        """Remember this text, which was taken last, and what is taken from now on."""
+        self._record = [text]
 
-    def forget(self) -> None:
-        """Remember it no longer."""
-        self._record = None
-
-    def rewind(self) -> bool:
-        """Give all back that was taken since `record`; False when that has been forgotten."""
+    def forget(self) -> str | None:
+        """Remember it no longer. Returns what it was, or None for what is forgotten already."""
         record, self._record = self._record, None
-        if record is None:
-            return False
-        self.give_back("".join(record))
-        return True
+        return None if record is None else "".join(record)
 
     def until(self, markers: Sequence[str], part: Callable[[str], Part]) -> Reading[str]:
         """Yield the text before the first of the markers, slice by slice, none of it a marker's.

@@ -2,6 +2,7 @@
 of whole texts make of it, and no markup is shown."""
 
 import json
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,9 @@ VALUES = st.recursive(
 CALLS = st.lists(
     st.tuples(NAMES, st.dictionaries(TEXT, VALUES, max_size=3)), min_size=1, max_size=3
 )
-CUTS = st.lists(st.integers(0, 2000), max_size=20)
+CUTS = st.lists(st.integers(0, 4000), max_size=20)
 CONTENT = st.sampled_from(["", "Let me look.", "I < you, {and} [more]", "<tool", "two\n\nlines"])
+SPACE = st.builds(operator.mul, st.sampled_from(["\n", " \t"]), st.integers(1, 700))
 REASONING = st.sampled_from(["", "Hm, <tool_call> or {?", "step\n\nby step"])
 
 
@@ -127,15 +129,20 @@ THINK = ReasoningFormat("<think>", "</think>")
 
 
 @BY_NAME
-@given(calls=CALLS, content=CONTENT, reasoning=REASONING, cuts=CUTS)
+@given(calls=CALLS, content=CONTENT, reasoning=REASONING, space=SPACE, cuts=CUTS)
 def test_an_answer_in_pieces_means_what_the_whole_means(
-    family: Family, calls: list[Call], content: str, reasoning: str, cuts: list[int]
+    family: Family,
+    calls: list[Call],
+    content: str,
+    reasoning: str,
+    space: str,
+    cuts: list[int],
 ) -> None:
     if family.format is json_calls.LLAMA3:
         content = ""  # there a call stands in place of an answer
     written = family.write(calls)
     thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
-    text = f"{thought}{content}\n{written}"
+    text = f"{thought}{content}{space}{written}"
     answer = parsed(MarkedFormat(THINK, family.format), pieces(text, cuts))
     assert answer.calls == calls
     assert answer.content == content

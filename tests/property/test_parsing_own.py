@@ -7,6 +7,7 @@ mlx-lm is asked where it can tell. It cannot where
 """
 
 import json
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
@@ -45,8 +46,9 @@ def calls_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Call]]:
     return st.lists(st.tuples(NAMES, arguments), min_size=1, max_size=3)
 
 
-CUTS = st.lists(st.integers(0, 2000), max_size=20)
+CUTS = st.lists(st.integers(0, 4000), max_size=20)
 CONTENT = st.sampled_from(["", "Let me look.", "I < you, {and} [more]", "two\n\nlines"])
+SPACE = st.builds(operator.mul, st.sampled_from(["\n", " \t"]), st.integers(1, 700))
 REASONING = st.sampled_from(["", "Hm, {or}?", "step\n\nby step"])
 THINK = ReasoningFormat("<think>", "</think>")
 
@@ -170,20 +172,25 @@ def answered(family: Family, reasoning: str, content: str, written: str) -> str:
         thought = f"<|channel|>analysis<|message|>{reasoning}<|end|><|start|>assistant"
         said = f"<|channel|>commentary<|message|>{content}<|end|>"
         return f"{thought if reasoning else ''}{said if content else ''}{written}"
-    return f"<think>\n{reasoning}\n</think>\n\n{content}\n{written}"
+    return f"<think>\n{reasoning}\n</think>\n\n{content}{written}"
 
 
 @BY_NAME
 @SOME
-@given(data=st.data(), content=CONTENT, reasoning=REASONING, cuts=CUTS)
+@given(data=st.data(), content=CONTENT, reasoning=REASONING, space=SPACE, cuts=CUTS)
 def test_an_answer_in_pieces_means_what_the_whole_means(
-    family: Family, data: st.DataObject, content: str, reasoning: str, cuts: list[int]
+    family: Family,
+    data: st.DataObject,
+    content: str,
+    reasoning: str,
+    space: str,
+    cuts: list[int],
 ) -> None:
     calls = data.draw(family.calls)
     if family.tools is PYTHONIC:
         content = ""  # there a call stands in place of an answer
     written = family.write(calls)
-    text = answered(family, reasoning, content, written)
+    text = answered(family, reasoning, content, space + written)
     tools: dict[str, dict[str, Any]] = {name: {} for name, _ in calls}
     answer = parsed(family.format, pieces(text, cuts), tools)
     assert answer.calls == calls

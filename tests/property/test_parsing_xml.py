@@ -13,6 +13,7 @@ mlx-lm is asked where it keeps to the schema. It does not where
 
 import ast
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,8 +98,9 @@ CALLS = st.lists(
     max_size=3,
     unique_by=lambda call: call[0],
 )
-CUTS = st.lists(st.integers(0, 2000), max_size=20)
+CUTS = st.lists(st.integers(0, 4000), max_size=20)
 CONTENT = st.sampled_from(["", "Let me look.", "I < you, {and} [more]", "<tool", "two\n\nlines"])
+SPACE = st.builds(operator.mul, st.sampled_from(["\n", " \t"]), st.integers(1, 700))
 REASONING = st.sampled_from(["", "Hm, <tool_call> or {?", "step\n\nby step"])
 
 
@@ -260,12 +262,17 @@ THINK = ReasoningFormat("<think>", "</think>")
 
 @BY_NAME
 @SOME
-@given(calls=CALLS, content=CONTENT, reasoning=REASONING, cuts=CUTS)
+@given(calls=CALLS, content=CONTENT, reasoning=REASONING, space=SPACE, cuts=CUTS)
 def test_an_answer_in_pieces_has_the_values_that_were_written(
-    family: Family, calls: list[Call], content: str, reasoning: str, cuts: list[int]
+    family: Family,
+    calls: list[Call],
+    content: str,
+    reasoning: str,
+    space: str,
+    cuts: list[int],
 ) -> None:
     thought = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
-    text = f"{thought}{content}\n{family.write(calls)}\n"
+    text = f"{thought}{content}{space}{family.write(calls)}{space}"
     format = MarkedFormat(THINK, family.format)
     answer = parsed(format, pieces(text, cuts), _schemas(calls))
     assert answer.content == content

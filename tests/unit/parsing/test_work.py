@@ -1,6 +1,7 @@
 """Reading an answer takes work in proportion to its length: characters looked at, counted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -9,14 +10,16 @@ from engine.types import OutputEvent
 from server.generation.answer import ChatAnswer
 from server.generation.events import UsageMeter
 from server.generation.plan import AnswerPlan
-from server.parsing.answer import MarkedFormat, ReasoningFormat, ToolFormat
+from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.calls import Calls, openai_id
+from server.parsing.formats import harmony
 from server.parsing.formats.gemma_calls import GEMMA4
 from server.parsing.formats.json_calls import HERMES, MISTRAL_ARGS
 from server.parsing.formats.pythonic_calls import LFM2
 from server.parsing.formats.xml_calls import GLM45, QWEN3_CODER
 from server.parsing.parts import Content, Part
 from server.parsing.reader import Reader
+from server.parsing.registry import TOOL_FORMATS
 from server.parsing.stream import AnswerStream
 
 THINK = ReasoningFormat("<think>", "</think>")
@@ -40,15 +43,21 @@ class CountingReader(Reader):
         self._seen = text
 
 
-def work(tools: ToolFormat, pieces: Sequence[str]) -> int:
+def answered(tools: ToolFormat) -> AnswerFormat:
+    return harmony.Harmony(tools) if tools is harmony.TOOLS else MarkedFormat(THINK, tools)
+
+
+def work(tools: ToolFormat, text: str, piece: int) -> list[int]:
+    """What it takes to read the text in pieces of this length, by piece, and to finish."""
     reader = CountingReader()
     calls = Calls({"f": {"type": "object", "properties": {"k": {"type": "string"}}}}, openai_id)
-    format = MarkedFormat(THINK, tools)
-    stream = AnswerStream(reader, format.read(reader, calls))
-    for piece in pieces:
-        stream.add(piece)
+    stream = AnswerStream(reader, answered(tools).read(reader, calls))
+    seen = [0]
+    for at in range(0, len(text), piece):
+        stream.add(text[at : at + piece])
+        seen.append(reader.looked_at)
     stream.finish()
-    return reader.looked_at
+    return [after - before for before, after in pairwise([*seen, reader.looked_at])]
 
 
 ANSWERS = {
@@ -83,10 +92,45 @@ def test_twice_the_answer_is_twice_the_work(kind: str, piece: int) -> None:
     tools, begin, repeated = ANSWERS[kind]
 
     def of(n: int) -> int:
-        text = begin + repeated * (n // len(repeated))
-        return work(tools, [text[at : at + piece] for at in range(0, len(text), piece)])
+        return sum(work(tools, begin + repeated * (n // len(repeated)), piece))
 
     assert of(2 * N) < 2.5 * of(N)
+
+
+BEHIND = (
+    "",
+    "f",
+    '{"',
+    '{"id":[\\"',
+    '[{"id":[\\"',
+    '{"arguments":{\\"',
+    '{"name":"f","arguments":{\\"',
+)
+"""The escaped quote opens a string for the reader that begins before it, and is inside of one for
+all readers that began earlier: none of them comes to an end.
+"""
+
+
+def repeatable(tools: ToolFormat) -> Iterator[str]:
+    """Markers of calls, each with the begin of what may be one."""
+    at_first = [f"{THINK.begin}{THINK.end}{marker}" for marker in tools.leading]
+    written = tools.syntax.opens + tools.syntax.begin
+    for marker in sorted({*tools.begins, *at_first, written} - {""}):
+        for behind in BEHIND:
+            yield marker.removesuffix(behind[:1]) + behind
+
+
+@pytest.mark.parametrize("tools", TOOL_FORMATS.values(), ids=TOOL_FORMATS)
+@pytest.mark.parametrize("end", ["", '"<'], ids=["open", "broken off"])
+def test_markers_that_are_no_calls_are_read_a_bounded_number_of_times(
+    tools: ToolFormat, end: str
+) -> None:
+    for repeated in repeatable(tools):
+        once, twice = (
+            work(tools, repeated * (n // len(repeated)) + end, 16 * PIECE) for n in (N, 2 * N)
+        )
+        assert sum(twice) < 2.5 * sum(once), repeated
+        assert max(twice) < 1.5 * max(once), "no piece costs more the longer the answer is"
 
 
 class Counted(str):
