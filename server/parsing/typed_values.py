@@ -9,6 +9,7 @@ KINDS = ("string", "number", "integer", "boolean", "null", "object", "array")
 """JSON Schema's types."""
 
 _MOST_LITERAL = 2000  # characters that are tried as a Python literal: the attempt is slow
+_MOST_BRANCHES = 1000  # and values of enums: they are gone through for each value that is written
 _MOST_REFERENCES = 16  # one after the other: they may lead in a circle
 _KIND_OF: Mapping[type, str] = {
     str: "string",
@@ -24,17 +25,20 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 def kinds(schema: Any, root: Mapping[str, Any]) -> Set[str]:
-    """The types that a schema allows, of KINDS; none where it does not say.
+    """The types that a schema allows, of KINDS; none where it does not say, or says it at length.
 
     References lead into `root`, the function's whole schema.
     """
     found: set[str] = set()
-    waiting, seen = [schema], set[int]()
+    waiting, seen, left = [schema], set[int](), _MOST_BRANCHES
     while waiting:
         branch = resolved(waiting.pop(), root)
         if id(branch) in seen:
             continue
         seen.add(id(branch))
+        left -= 1 + len(_items(branch, "enum"))
+        if left < 0:
+            return set()
         found |= _stated_kinds(branch)
         for choice in ("anyOf", "oneOf", "allOf"):
             waiting += _items(branch, choice)
