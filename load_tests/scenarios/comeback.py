@@ -26,6 +26,7 @@ ENDINGS: tuple[Ending, ...] = ("SIGTERM", "SIGKILL")
 CALM_SECONDS = 4.0  # in which nothing happens but the streams
 END_SECONDS = 90.0  # what is not on disk yet has a minute of it
 POLL_SECONDS = 0.05
+LIFE_SECONDS = 3600.0  # a prompt of 24,000 tokens that nobody has computed takes minutes on a CPU
 
 Start = Callable[[Path], AbstractContextManager[Server]]
 """A server that has been warmed up, with the home that it is given."""
@@ -167,7 +168,8 @@ def _backs(ending: Ending, cold: _Life, again: _Life, streams: int) -> Iterator[
 async def _live(scenario: Comeback, server: Server, texts: _Texts) -> _Life:
     """Ask all of it of one daemon."""
     memory = psutil.Process(server.process.pid).memory_info
-    async with limited(server.target), connected(server.target) as asker:
+    target = replace(server.target, limit_seconds=LIFE_SECONDS, stall_seconds=LIFE_SECONDS)
+    async with limited(target), connected(target) as asker:
         one = _One(asker, scenario.output_tokens)
         alone = [_Asked(await one.ask(words)) for words in texts.alone]
         async with one.streaming(texts.streams) as streams:
