@@ -35,8 +35,15 @@ def children() -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process().children()
-        if "engine.constraints.worker" in " ".join(child.cmdline())
+        if "engine.constraints.worker" in command(child)
     ]
+
+
+def command(child: psutil.Process) -> list[str]:
+    """It has none for a moment while it is being started."""
+    while not (words := child.cmdline()):
+        pass
+    return words
 
 
 def trial(process: GrammarProcess, text: str, seconds: float = 60.0) -> Report:
