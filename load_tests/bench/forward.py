@@ -62,7 +62,12 @@ class TurnedEngine:
     """The daemon's engine without its thread."""
 
     def __init__(self, checkpoint: Path, max_running: int, kv_bytes: int) -> None:
-        config = EngineConfig(str(checkpoint), kv_cache_bytes=kv_bytes, max_running=max_running)
+        config = EngineConfig(
+            str(checkpoint),
+            kv_cache_bytes=kv_bytes,
+            max_running=max_running,
+            max_prompt_share=1.0,  # the first rows say little while the others' prompts come
+        )
         telemetry: Telemetry = EngineTelemetry()
         backend = load_backend(config, _silent)
         self._events: list[OutputEvent] = []
@@ -191,7 +196,7 @@ def main(
     model = checkpoint(shape)
     conditions = observe(0, (), blas.name or "the system's")
     rows, context = rows or list(ROWS), context or list(CONTEXTS)
-    row_tokens = max(context) + 2 * STEPS * (WARM_UP_ROUNDS + rounds)  # half of it is to spare
+    row_tokens = max(context) + MAX_TOKENS
     engine = TurnedEngine(model, max(rows), max(rows) * row_tokens * token_bytes(shape))
     bare = BareModel(model)
     all_figures = [measure(engine, bare, n, tokens, rounds) for tokens in context for n in rows]
