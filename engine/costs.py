@@ -3,11 +3,11 @@
     budget.decode(), budget.allow(), budget.chunk()     while the step is planned (step_budget.py)
     costs.observe(budget.work, seconds)                 when it has been computed
 
-A machine without a clock: its caller measures. A step's seconds are taken for a sum over five kinds
+A machine without a clock: its caller measures. A step's seconds are taken for a sum over six kinds
 of work, and what each kind costs is followed by a Kalman filter (R. E. Kalman, 1960). A step says
 the more of a cost the larger its part of the step was, and the less was known of it.
 
-Five numbers are plain floats here: a product of small numpy arrays took 0.5 ms of a step of 13.
+Six numbers are plain floats here: a product of small numpy arrays took 0.5 ms of a step of 13.
 """
 
 import math
@@ -19,22 +19,39 @@ Vector = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step computes. See `chunk_keys` for what counts as a prompt's keys."""
+    """What one step computes."""
 
     forwards: int = 0  # one for all decodes, one for each chunk of a prompt
     decode_rows: int = 0
     decode_keys: int = 0  # positions that the decodes attend to, over all rows
     prompt_tokens: int = 0
     prompt_keys: int = 0  # positions that the prompts' tokens attend to, over all tokens
+    gathered_keys: int = 0  # positions up to the end of each chunk, however few its tokens are
+
+    def __add__(self, more: "StepWork") -> "StepWork":
+        return StepWork(*(own + its for own, its in zip(self.counts, more.counts, strict=True)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Of each kind, in the order of the fields."""
+        return (
+            self.forwards,
+            self.decode_rows,
+            self.decode_keys,
+            self.prompt_tokens,
+            self.prompt_keys,
+            self.gathered_keys,
+        )
 
 
-_PRIOR = (20e-3, 1e-3, 2e-6, 0.7e-3, 3e-7)
+_PRIOR = (20e-3, 1e-3, 2e-6, 0.7e-3, 3e-7, 6e-6)
 """Seconds of one of each kind, in StepWork's order, before any was measured: about what 27 M
 parameters take on two cores. The first step scales them all to what it took; their ratios are left.
-So what is learned of a model a thousand times as slow is the same in slow motion.
+So what is learned of a model a thousand times as slow is the same in slow motion. To gather a
+position costs as much as 10 tokens that attend to it (two cores, 4 KV heads of 64) to 90 (8 of 128).
 """
 
-_TOKEN, _KEY = 3, 4  # of prompts
+_TOKEN, _KEY, _GATHERED = 3, 4, 5  # of prompts
 
 _FIRST_STEPS = 3
 """Where one of these is much shorter than those before it, those were no measure: first steps
@@ -67,17 +84,15 @@ _LEAST_SPREAD, _MOST_SPREAD = 0.03, 0.5
 _LEAST_SECONDS = 1e-6  # keeps divisions sound where a test's clock stands still
 
 
-GATHER_TOKENS = 10
-"""A chunk gathers K and V of all positions up to its end: as long as so many tokens attend to them.
+def chunk_work(start: int, n_tokens: int) -> StepWork:
+    """Positions [start, start + n_tokens) of a prompt, computed in a forward of their own."""
+    attended = n_tokens * start + n_tokens * (n_tokens + 1) // 2
+    return StepWork(1, 0, 0, n_tokens, attended, start + n_tokens)
 
-Measured on two cores, 8 layers with 4 KV heads of 64: 3.5 us for a position, 0.36 to attend to it.
-"""
 
-
-def chunk_keys(start: int, n_tokens: int) -> int:
-    """Positions that tokens [start, start + n_tokens) of a prompt attend to, and to gather them."""
-    seen = n_tokens * start + n_tokens * (n_tokens + 1) // 2
-    return seen + GATHER_TOKENS * (start + n_tokens)
+def chunk_beginning(start: int) -> StepWork:
+    """What a chunk from that position on is for however few tokens."""
+    return StepWork(forwards=1, gathered_keys=start)
 
 
 class StepCosts:
@@ -107,18 +122,17 @@ class StepCosts:
         """What so many tokens of a prompt take from a position on, but for what each chunk does
         once.
         """
-        keys = chunk_keys(start, n_tokens) - chunk_keys(start, 0)
-        return self.seconds(StepWork(prompt_tokens=n_tokens, prompt_keys=keys))
+        whole = self.seconds(chunk_work(start, n_tokens))
+        return whole - self.seconds(chunk_beginning(start))
 
     def chunk_tokens(self, start: int, seconds: float, wanted: int) -> int:
         """How many of `wanted` tokens from position `start` of a prompt these seconds compute.
 
-        n tokens take n * token + (n * (start + gather) + n * (n + 1) / 2) * key seconds. What a
-        chunk of any length takes is not counted: its forward, and to gather what lies before it.
+        n tokens take n * (token + gathered) + (n * start + n * (n + 1) / 2) * key seconds. What a
+        chunk of any length takes is not counted; see `chunk_beginning`.
         """
-        token = _PRIOR[_TOKEN] * self._factors[_TOKEN]
-        key = _PRIOR[_KEY] * self._factors[_KEY]
-        linear = token + key * (start + GATHER_TOKENS + 0.5)
+        token, key, gathered = (_PRIOR[k] * self._factors[k] for k in (_TOKEN, _KEY, _GATHERED))
+        linear = token + gathered + key * (start + 0.5)
         divisor = linear + math.sqrt(linear * linear + 2 * key * seconds)
         return wanted if divisor * wanted <= 2 * seconds else int(2 * seconds / divisor)
 
@@ -174,14 +188,7 @@ class StepCosts:
 
 def _parts(work: StepWork) -> Vector:
     """The seconds of each kind of work by the prior."""
-    counts = (
-        work.forwards,
-        work.decode_rows,
-        work.decode_keys,
-        work.prompt_tokens,
-        work.prompt_keys,
-    )
-    return [cost * count for cost, count in zip(_PRIOR, counts, strict=True)]
+    return [cost * count for cost, count in zip(_PRIOR, work.counts, strict=True)]
 
 
 def _dot(left: Vector, right: Vector) -> float:

@@ -2,7 +2,7 @@
 
 import math
 
-from engine.costs import StepCosts, StepWork, chunk_keys
+from engine.costs import StepCosts, StepWork, chunk_beginning, chunk_work
 
 _MARGIN_DEVIATIONS = 2.0
 """Standard deviations by which a step is planned to end before its limit."""
@@ -23,9 +23,9 @@ class StepBudget:
     fast one does in slow motion. Without decodes nobody waits for a next token, and time has no
     limit.
 
-    So that every prompt goes on, the tokens of a step's first chunk may take a quarter of what
-    decodes and a forward do, and are one at least, whatever is left. So a step is planned to exceed
-    its limit only where all that does not depend on their number is four fifths of it or more.
+    So that every prompt goes on, the tokens of a step's first chunk are one at least, and may take a
+    quarter of what decodes and a forward do, whatever is left, or as long as it takes to gather what
+    lies before them: else most of a long prompt's time would be spent on gathering it again.
     """
 
     def __init__(self, costs: StepCosts, stretch: float, batch_rows: int = 0) -> None:
@@ -39,8 +39,7 @@ class StepBudget:
         self._n_chunks = 0
         self._decode_rows = 0
         self._decode_keys = 0
-        self._prompt_tokens = 0
-        self._prompt_keys = 0
+        self._prompts = StepWork()
         self._moved_seconds = 0.0
 
     @property
@@ -59,12 +58,8 @@ class StepBudget:
     @property
     def work(self) -> StepWork:
         """What has been planned."""
-        return StepWork(
-            forwards=self._n_chunks + min(self._decode_rows, 1),
-            decode_rows=self._decode_rows,
-            decode_keys=self._decode_keys,
-            prompt_tokens=self._prompt_tokens,
-            prompt_keys=self._prompt_keys,
+        return self._prompts + StepWork(
+            min(self._decode_rows, 1), self._decode_rows, self._decode_keys
         )
 
     def decode(self, start: int) -> None:
@@ -75,8 +70,7 @@ class StepBudget:
     def chunk(self, start: int, n_tokens: int) -> None:
         """Positions [start, start + n_tokens) of a prompt are in the step."""
         self._n_chunks += 1
-        self._prompt_tokens += n_tokens
-        self._prompt_keys += chunk_keys(start, n_tokens)
+        self._prompts += chunk_work(start, n_tokens)
 
     def move(self, seconds: float) -> None:
         """Bytes are filled in that are predicted to take so long."""
@@ -89,12 +83,13 @@ class StepBudget:
         """
         if self._decode_rows == 0 or math.isinf(self._stretch):
             return wanted
-        begin_seconds = self._costs.seconds(StepWork(forwards=1, prompt_keys=chunk_keys(start, 0)))
+        begin_seconds = self._costs.seconds(chunk_beginning(start))
         spent_seconds = self._spent_seconds
         left_seconds = self._aim_seconds - spent_seconds - begin_seconds
         if self._n_chunks == 0:
-            with_forward = spent_seconds + self._costs.seconds(StepWork(forwards=1))
-            seconds = max(left_seconds, _LEAST_SHARE * with_forward)
+            gather_seconds = self._costs.seconds(StepWork(gathered_keys=start))
+            with_forward = spent_seconds + begin_seconds - gather_seconds
+            seconds = max(left_seconds, _LEAST_SHARE * with_forward, gather_seconds)
             return max(_usual(self._costs.chunk_tokens(start, seconds, wanted), wanted), 1)
         allowed = _usual(self._costs.chunk_tokens(start, max(left_seconds, 0.0), wanted), wanted)
         return allowed if allowed == wanted or left_seconds >= begin_seconds else 0

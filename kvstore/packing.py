@@ -60,7 +60,8 @@ def pack_blocks(arena: Arena, blocks: list[BlockId], n_tokens: list[int]) -> Pac
 
 
 def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
-    """Overwrite whole blocks. Waits until the device is idle, and then until it is done.
+    """Overwrite whole blocks. The bytes are copied while the device computes; then this waits until
+    it is idle, and until they are in place.
 
     Raises ArenaError for an unknown block or another size, before anything is written.
     """
@@ -70,11 +71,14 @@ def fill_blocks(arena: Arena, contents: Mapping[BlockId, bytes]) -> None:
     for block, data in contents.items():
         arena.check(block)
         _check_size(data, form)
+    runs = [
+        (run[0], list(_unpack([contents[block] for block in run], form)))
+        for run in _neighbours(contents)
+    ]
     mx.synchronize()  # what is in flight may refer to the arena's arrays, and they would be copied
-    for run in _neighbours(contents):
-        arrays = _unpack([contents[block] for block in run], form)
-        for layer in arena.layers:
-            layer.put_blocks(run[0], next(arrays), next(arrays))
+    for first, arrays in runs:
+        for layer, keys, values in zip(arena.layers, arrays[::2], arrays[1::2], strict=True):
+            layer.put_blocks(first, keys, values)
     mx.eval(arena.arrays())  # now: evaluated and still on their way they would be copied, too
 
 

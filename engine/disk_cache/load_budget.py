@@ -56,7 +56,7 @@ class LoadBudget:
         bytes. The least that is read is a run. `held`: of each, what has been read and not been
         filled in yet. It counts for all, though a load may hold more than it would get now.
         """
-        most = self._limits.ahead // TICKETS
+        most = self._limits.ahead // max(min(len(held), TICKETS), 1)
         share = int(min(max(AHEAD_STEPS * step_bytes, 1), most))
         left = self._limits.ahead - sum(held)
         shares = []

@@ -5,12 +5,12 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.costs import GATHER_TOKENS, StepCosts, StepWork
+from engine.costs import StepCosts, StepWork, chunk_beginning
 from engine.step_budget import StepBudget
 from tests.unit.simulated_machine import beside
 
 counts = st.integers(0, 100_000)
-works = st.builds(StepWork, st.integers(1, 64), counts, counts, counts, counts)
+works = st.builds(StepWork, st.integers(1, 64), *[counts] * 5)
 seconds = st.floats(0, 1000)
 histories = st.lists(st.tuples(works, seconds), max_size=60)
 tokens = st.integers(1, 100_000)
@@ -34,14 +34,7 @@ def test_a_prediction_is_not_negative_and_grows_with_the_work(
     history: list[tuple[StepWork, float]], work: StepWork, more: StepWork
 ) -> None:
     costs = _learned(history)
-    both = StepWork(
-        work.forwards + more.forwards,
-        work.decode_rows + more.decode_rows,
-        work.decode_keys + more.decode_keys,
-        work.prompt_tokens + more.prompt_tokens,
-        work.prompt_keys + more.prompt_keys,
-    )
-    assert 0 <= costs.seconds(work) <= costs.seconds(both) < math.inf
+    assert 0 <= costs.seconds(work) <= costs.seconds(work + more) < math.inf
 
 
 @given(histories, limits, st.integers(0, 64), positions, positions, tokens)
@@ -56,20 +49,22 @@ def test_a_first_chunk_is_never_empty_and_never_more_than_wanted(
     assert 1 <= _budget(_learned(history), limit, rows, context).allow(start, wanted) <= wanted
 
 
-@given(histories, limits, limits, positions, positions, tokens)
-def test_more_time_and_less_context_never_allow_fewer_tokens(
-    history: list[tuple[StepWork, float]],
-    limit: float,
-    other_limit: float,
-    start: int,
-    other_start: int,
-    wanted: int,
+@given(histories, limits, limits, positions, tokens)
+def test_more_time_never_allows_fewer_tokens(
+    history: list[tuple[StepWork, float]], limit: float, other: float, start: int, wanted: int
 ) -> None:
     costs = _learned(history)
-    worse = _budget(costs, min(limit, other_limit), 4, 100)
-    better = _budget(costs, max(limit, other_limit), 4, 100)
-    fewer = worse.allow(max(start, other_start), wanted)
-    assert fewer <= better.allow(min(start, other_start), wanted)
+    worse, better = (_budget(costs, each, 4, 100) for each in sorted((limit, other)))
+    assert worse.allow(start, wanted) <= better.allow(start, wanted)
+
+
+@given(histories, limits, positions, positions, tokens)
+def test_with_less_before_them_the_same_time_never_computes_fewer_tokens(
+    history: list[tuple[StepWork, float]], taken: float, start: int, other: int, wanted: int
+) -> None:
+    costs = _learned(history)
+    near, far = sorted((start, other))
+    assert costs.chunk_tokens(far, taken, wanted) <= costs.chunk_tokens(near, taken, wanted)
 
 
 @given(histories, limits, positions, tokens)
@@ -81,8 +76,9 @@ def test_what_is_allowed_is_predicted_to_end_in_time(
     decodes = budget.work
     allowed = budget.allow(start, wanted)
     budget.chunk(start, allowed)
-    least = 1.25 * (costs.seconds(decodes) + costs.seconds(StepWork(forwards=1)))
-    least += costs.seconds(StepWork(prompt_keys=GATHER_TOKENS * start))
+    gather = costs.seconds(StepWork(gathered_keys=start))
+    before = costs.seconds(decodes + chunk_beginning(start))
+    least = before + max(0.25 * (before - gather), gather)
     if allowed > 1:
         assert costs.seconds(budget.work) <= max(limit, least) * (1 + 1e-9)
 
@@ -99,6 +95,6 @@ def test_chunks_are_counted_as_positions_that_see_all_before_them_and_gather_it(
         prompt_tokens=sum(min(n, 100) for _, n in chunks),
         prompt_keys=sum(
             position + 1 for start, n in chunks for position in range(start, start + min(n, 100))
-        )
-        + GATHER_TOKENS * sum(start + min(n, 100) for start, n in chunks),
+        ),
+        gathered_keys=sum(start + min(n, 100) for start, n in chunks),
     )

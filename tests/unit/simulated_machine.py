@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from random import Random
 
 from engine.costs import StepCosts, StepWork
 from engine.step_budget import StepBudget
 
-CPU = (12e-3, 1.3e-3, 3e-6, 0.6e-3, 0.5e-6)
-GPU = (20e-3, 0.05e-3, 0.02e-6, 0.02e-3, 0.001e-6)
-SLOW_CPU = (100e-3, 5e-3, 1e-6, 6e-3, 0.5e-6)
+CPU = (12e-3, 1.3e-3, 3e-6, 0.6e-3, 0.5e-6, 5e-6)
+GPU = (20e-3, 0.05e-3, 0.02e-6, 0.02e-3, 0.001e-6, 0.01e-6)
+SLOW_CPU = (100e-3, 5e-3, 1e-6, 6e-3, 0.5e-6, 5e-6)
 """Seconds of each kind of work, in StepWork's order."""
 
 
@@ -42,7 +42,7 @@ class Machine:
 
     def seconds(self, work: StepWork) -> float:
         """Of such a step, without noise."""
-        costs = zip(self.costs_seconds, astuple(work), strict=True)
+        costs = zip(self.costs_seconds, work.counts, strict=True)
         return math.fsum(cost * count for cost, count in costs) / self.speed
 
     def error(self, work: StepWork) -> float:

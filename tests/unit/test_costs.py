@@ -164,6 +164,23 @@ def test_without_decodes_bytes_may_take_any_time() -> None:
     assert budget.moving_seconds == math.inf
 
 
+def test_a_prompt_does_not_spend_its_time_on_gathering_what_lies_before_it() -> None:
+    """Each chunk gathers it again, so a chunk's tokens may take as long as that does."""
+    costs = StepCosts()
+    truth = Machine((12e-3, 1.3e-3, 3e-6, 3e-3, 0.5e-6, 60e-6), math.inf, noise=0.0, learned=costs)
+    truth.decode(50)
+    n_steps, start = 0, 6000
+    while start < 6032:
+        budget = StepBudget(costs, stretch=4.0)
+        for _ in range(4):
+            budget.decode(100)
+        start += (allowed := budget.allow(start, 6032 - start))
+        budget.chunk(start - allowed, allowed)
+        costs.observe(budget.work, truth.seconds(budget.work))
+        n_steps += 1
+    assert n_steps <= 3
+
+
 def test_where_bytes_are_moved_less_of_a_prompt_joins() -> None:
     machine = Machine(CPU, LIMIT_SECONDS)
     machine.decode(50)

@@ -56,6 +56,26 @@ def test_blocks_that_lie_side_by_side_are_filled_at_once(monkeypatch: pytest.Mon
     assert sorted(puts) == sorted([(1, 3), (5, 1), (8, 1)] * n_layers)
 
 
+def test_a_fill_behind_a_write_in_flight_copies_no_pool() -> None:
+    shape, n_blocks = LayerShape(1, 64, 64, mx.float32, mx.float32), 1024
+    held = storage(shape, block_size=32, n_blocks=n_blocks)
+    mx.eval(held.arrays())
+    (layer,) = held.full.layers
+    slow = mx.ones((512, 512))
+    for _ in range(20):
+        slow = slow @ slow / 512
+    places = held.full.places(mx.array([0], mx.uint32), mx.array([0], mx.uint32), 1)
+    layer.write(places, slow[:1, :64].reshape(1, 1, 1, 64), mx.ones((1, 1, 1, 64)))
+    mx.async_eval(layer.witnesses())
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    held.carry_out([FillBlock(BlockId(7), bytes([1]) * held.part_bytes[0])])
+    mx.eval(held.arrays())
+    pool_bytes = n_blocks * 32 * 64 * 4
+    assert mx.get_peak_memory() - before < pool_bytes
+    assert read(held, BlockId(7)) == bytes([1]) * held.part_bytes[0]
+
+
 @pytest.mark.parametrize("shape", [MIXED, KEYS_ONLY], ids=["several arrays", "one"])
 def test_what_was_read_stays_when_its_block_is_overwritten(shape: LayerShape) -> None:
     """It is handed on where MLX has it, and written to disk later."""
