@@ -47,8 +47,8 @@ class StepWork:
 _PRIOR = (20e-3, 1e-3, 2e-6, 0.7e-3, 3e-7, 6e-6)
 """Seconds of one of each kind, in StepWork's order, before any was measured: about what 27 M
 parameters take on two cores. The first step scales them all to what it took; their ratios are left.
-So what is learned of a model a thousand times as slow is the same in slow motion. To gather a
-position costs as much as 10 tokens that attend to it (two cores, 4 KV heads of 64) to 90 (8 of 128).
+So what is learned of a model a thousand times as slow is the same in slow motion. On two
+cores it costs as much to gather a position as 10 tokens that attend to it, or 90: by KV heads.
 """
 
 _TOKEN, _KEY, _GATHERED = 3, 4, 5  # of prompts

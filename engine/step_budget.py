@@ -23,9 +23,9 @@ class StepBudget:
     fast one does in slow motion. Without decodes nobody waits for a next token, and time has no
     limit.
 
-    So that every prompt goes on, the tokens of a step's first chunk are one at least, and may take a
-    quarter of what decodes and a forward do, whatever is left, or as long as it takes to gather what
-    lies before them: else most of a long prompt's time would be spent on gathering it again.
+    So that every prompt goes on, the tokens of a step's first chunk are one at least, and may take
+    a quarter of what decodes and a forward do, whatever is left, or as long as it takes to gather
+    what lies before them: else a long prompt's time would be spent on gathering it again.
     """
 
     def __init__(self, costs: StepCosts, stretch: float, batch_rows: int = 0) -> None:
