@@ -1,8 +1,8 @@
 """Orders that the store gives to the arena: what must happen to tensors before a step's forward.
 
-What is filled in was read before, perhaps by another process: see `kvstore.packing` for the bytes.
-Orders are carried out one after another in the order in which they were given: a block that an
-earlier order read from may be the target of a later one.
+What is filled in was read before, perhaps by another process; `storage/packing.py` of the backend
+says how the bytes lie. Orders are carried out one after another in the order in which they were
+given: a block that an earlier order read from may be the target of a later one.
 """
 
 from dataclasses import dataclass

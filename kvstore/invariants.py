@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from kvstore.block_table import blocks_for
-from kvstore.radix_node import Node
+from kvstore.blocks.table import blocks_for
+from kvstore.index.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import BlockId, Namespace

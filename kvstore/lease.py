@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.actions import CopyBlock, Order, Room, TablePatch
-from kvstore.block_table import BlockTable
+from kvstore.blocks.table import BlockTable
 from kvstore.groups.group import NEVER, Share
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace

@@ -13,15 +13,15 @@ A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 from collections.abc import Sequence
 
 from kvstore.actions import NO_ORDERS, CopyBlock, Order, Room
-from kvstore.block_pool import BlockPool
-from kvstore.block_supply import BlockSupply, StoreCounters
-from kvstore.block_table import BlockTable, blocks_for
+from kvstore.blocks.pool import BlockPool
+from kvstore.blocks.table import BlockTable, blocks_for
 from kvstore.groups.group import Group
 from kvstore.groups.groups import Groups
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.publication import Publication
+from kvstore.index.radix_node import Match
+from kvstore.index.supply import BlockSupply, StoreCounters
 from kvstore.lease import Lease, Refusal
-from kvstore.prefix_index import PrefixIndex
-from kvstore.publication import Publication
-from kvstore.radix_node import Match
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
 
@@ -214,7 +214,9 @@ class KVStore:
         if lease in self._leases and lease.written_tokens:
             self._published.insert(lease, lease.written_tokens)
             if self.groups and (block := self._published.carry_end(lease)) is not None:
-                self._groups.donate(lease, block)
+                last_tokens = (lease.written_tokens - 1) % self._block_size + 1
+                ahead_tokens = lease.planned_tokens - lease.written_tokens
+                self._groups.donate(lease.shares, block, last_tokens, ahead_tokens)
         self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -277,7 +279,7 @@ class KVStore:
             return blocks
         table = BlockTable(self._block_size, blocks)
         lease = Lease.adopting(namespace, tokens, table, adopted_tokens)
-        self._groups.admit(lease)
+        lease.shares = self._groups.admit(table, lease.cached_tokens, len(tokens))
         return self._begin(lease)
 
     def _begin(self, lease: Lease) -> Lease:

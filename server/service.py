@@ -13,8 +13,8 @@ from server.cache_feed import CacheFeed
 from server.dialects.responses.kept.background import BackgroundResponses
 from server.dialects.responses.kept.store import ResponseStore
 from server.errors import ApiError, invalid
-from server.metrics import Metrics
-from server.models import ServedModel, served_models
+from server.generation.models import ServedModel, served_models
+from server.metrics.metrics import Metrics
 from server.record import RequestRecord, request_record
 from server.settings import Settings
 from server.transport.body import BodyReader, Model

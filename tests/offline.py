@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.remote.answers import Answers
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.loop.pipeline import Pipeline
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
@@ -16,22 +17,22 @@ from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_mo
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.execution import Execution
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.output import OutputFactory
-from engine.pipeline import Pipeline
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
-from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
-from engine.submission import prepare
-from engine.timing import Timing
-from engine.types import OutputEvent, Request, Usage
-from engine.validation import Limits
+from engine.mlx_backend.storage.storage import Storage
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.submission import prepare
+from engine.scheduling.validation import Limits
+from engine.step.runner import ModelRunner
+from engine.types.output import OutputEvent, Usage
+from engine.types.request import Request
+from engine.watching.timing import Timing
 from kvstore import invariants
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.groups.window import lease_slots
-from kvstore.radix_tree import RadixTree
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry

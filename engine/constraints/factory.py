@@ -18,7 +18,14 @@ from engine.constraints.guide import (
 )
 from engine.constraints.matcher import Matcher
 from engine.constraints.remote.trials import Verdict
-from engine.types import Alternative, Constraint, Grammar, GrammarKind, Request, ThinkingBlock
+from engine.types.request import (
+    Alternative,
+    Constraint,
+    Grammar,
+    GrammarKind,
+    Request,
+    ThinkingBlock,
+)
 
 MAX_GRAMMAR_CHARACTERS = {
     GrammarKind.JSON_SCHEMA: 256 * 1024,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from engine.step import Masks
-from engine.types import Grammar
+from engine.step.plan import Masks
+from engine.types.request import Grammar
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,11 +17,11 @@ from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.names import BlockNames
 from engine.disk_cache.tier import Tier
 from engine.disk_cache.unwritten import Unwritten
-from engine.types import DiskWrites
+from engine.types.settings import DiskWrites
 from kvstore.actions import Parts, ReadBlock
 from kvstore.digest import Digest
-from kvstore.prefix_index import PrefixIndex
-from kvstore.radix_node import Node
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.radix_node import Node
 from kvstore.tier.types import Entry, Extent
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import BlockId, Namespace

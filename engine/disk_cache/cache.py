@@ -19,7 +19,7 @@ from engine.disk_cache.recalls import (
     Wish,
 )
 from engine.disk_cache.tier import Tier
-from engine.types import DiskCacheStats
+from engine.types.statistics import DiskCacheStats
 from kvstore.actions import Order, Parts, ReadBlock
 from kvstore.digest import Digest, block_digests, root_digest
 from kvstore.lease import Lease

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstore.actions import FillBlock, Order, ReadBlock
-from kvstore.block_table import blocks_for
+from kvstore.blocks.table import blocks_for
 from kvstore.digest import Digest
 from kvstore.groups.group import Group
 from kvstore.types import BlockId

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvstore.digest import Digest, digest_behind, root_digest
-from kvstore.radix_node import Node
+from kvstore.index.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import BlockId, Namespace
 

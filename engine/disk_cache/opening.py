@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.load_budget import LoadLimits
-from engine.disk_cache.recalls import RecallRules
-from engine.inbox import Inbox
-from engine.mlx_backend.parts import Backend
-from engine.types import DiskCacheConfig
-from kvstore.block_table import blocks_for
+from engine.disk_cache.recalls import Post, RecallRules
+from engine.step.backend import Backend
+from engine.types.settings import DiskCacheConfig
+from kvstore.blocks.table import blocks_for
 from kvstore.store import KVStore
 from kvstore.tier.disk.space import holding, longest_path
 from kvstore.tier.tier import DiskTier
@@ -31,7 +30,7 @@ def open_disk_cache(
     config: DiskCacheConfig,
     backend: Backend,
     store: KVStore,
-    inbox: Inbox,
+    post: Post,
     report: Callable[[str], None],
 ) -> TieredCache:
     """Raises TierError, in words, when the folder cannot be used, or the limit is too small."""
@@ -51,7 +50,7 @@ def open_disk_cache(
         store,
         backend.part_bytes,
         config.max_bytes,
-        inbox.post,
+        post,
         rules,
         RecallRules(
             salted=config.salted, limits=load_limits(store.pool.n_blocks, backend.part_bytes)

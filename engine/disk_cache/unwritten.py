@@ -8,7 +8,7 @@ from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.names import BlockNames
 from engine.disk_cache.tier import Tier
 from kvstore.digest import Digest
-from kvstore.radix_node import Node
+from kvstore.index.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import BlockId
 

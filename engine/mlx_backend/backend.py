@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import ModelError, one_line
-from engine.mlx_backend.host.blas import load_blas
 from engine.mlx_backend.host.file_limit import keep_file_limit
-from engine.mlx_backend.parts import Backend
-from engine.types import EngineConfig, MachineReport
+from engine.step.backend import Backend
+from engine.types.settings import EngineConfig
+from engine.types.statistics import MachineReport
 
 
 def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend:

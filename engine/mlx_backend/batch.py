@@ -7,9 +7,9 @@ import mlx.core as mx
 
 from engine.mlx_backend.model.forward import Piece
 from engine.mlx_backend.model.forward_batch import Run
-from engine.mlx_backend.model.tables import SequenceTables
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.step import Chunk, SequenceId, StepPlan
+from engine.mlx_backend.storage.tables import SequenceTables
+from engine.step.plan import Chunk, SequenceId, StepPlan
 
 _LEAST_SEATS = 8
 

@@ -10,11 +10,11 @@ from engine.mlx_backend.batch import Batch, Seat, StepTokens
 from engine.mlx_backend.launch import Laid, Launch
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward_batch import ForwardBatch, Run
-from engine.mlx_backend.model.reading import NO_READING, Reading
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
-from engine.runner import RunnerLost
-from engine.step import Chunk, SampledToken, SequenceId, StepMasks, StepPlan, StepResult
-from engine.types import TokenLogprob
+from engine.mlx_backend.storage.reading import NO_READING, Reading
+from engine.step.plan import Chunk, SampledToken, SequenceId, StepMasks, StepPlan, StepResult
+from engine.step.runner import RunnerLost
+from engine.types.output import TokenLogprob
 
 SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.recent import RecentHits
-from engine.scheduler import Scheduler
-from engine.sequence import LiveSequence
-from engine.timing import Timing
-from engine.types import LoopStats
-from engine.watching.picture import GroupSlots, RequestState
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import LiveSequence
+from engine.types.picture import GroupSlots, RequestState
+from engine.types.recent import RecentHits
+from engine.types.statistics import LoopStats
+from engine.watching.timing import Timing
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
+from kvstore.index.mirror.changes import Change
+from kvstore.index.mirror.journal import TreeJournal
 from kvstore.lease import Lease
-from kvstore.mirror.changes import Change
-from kvstore.mirror.journal import TreeJournal
 from kvstore.types import BlockId, Namespace
 
 SHOWN_REQUESTS = 128

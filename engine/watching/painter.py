@@ -6,10 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from engine.disk_cache.cache import DiskCache
-from engine.namespaces import UNSALTED_ID, namespace_id
-from engine.types import DiskCacheStats
-from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Live, Moment
-from engine.watching.picture import (
+from engine.types.picture import (
     ArenaBlocks,
     CachePicture,
     DiskUse,
@@ -20,7 +17,10 @@ from engine.watching.picture import (
     PictureNode,
     PictureRequest,
 )
-from kvstore.mirror.mirror import MirrorNode, TreeMirror
+from engine.types.statistics import DiskCacheStats
+from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Live, Moment
+from engine.watching.namespaces import UNSALTED_ID, namespace_id
+from kvstore.index.mirror.mirror import MirrorNode, TreeMirror
 from kvstore.types import BlockId, Namespace
 
 MAX_NODES = 2000

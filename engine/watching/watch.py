@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from engine.api import EngineStopped
+from engine.types.picture import CachePicture, NodeTokens
 from engine.watching.glimpse import Glimpses
 from engine.watching.painter import Painter
-from engine.watching.picture import CachePicture, NodeTokens
 
 Ask = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Has a function called between two steps, and gives its result. Raises EngineStopped."""

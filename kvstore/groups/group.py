@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.actions import CopyBlock, Order
-from kvstore.block_table import BlockTable
+from kvstore.blocks.table import BlockTable
 from kvstore.types import BlockId, SlotId
 
 NEVER = sys.maxsize

@@ -1,10 +1,10 @@
 """All groups of a store together, and what they want done around the next step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvstore.actions import Order
-from kvstore.groups.group import Group
-from kvstore.lease import Lease
+from kvstore.blocks.table import BlockTable
+from kvstore.groups.group import Group, Share
 from kvstore.types import BlockId
 
 
@@ -41,19 +41,19 @@ class Groups:
         """Whether one more lease will always find the slots that it needs."""
         return all(group.has_room() for group in self.all)
 
-    def admit(self, lease: Lease) -> None:
-        """Give it its shares: it goes on behind what it has adopted."""
-        for group in self.all:
-            share, orders = group.admit(lease.table, lease.cached_tokens, len(lease.tokens))
-            lease.shares += (share,)
-            self._orders += orders
+    def admit(self, table: BlockTable, cached_tokens: int, n_tokens: int) -> tuple[Share, ...]:
+        """The shares of a lease that goes on behind what it has adopted."""
+        admitted = [group.admit(table, cached_tokens, n_tokens) for group in self.all]
+        self._orders += [order for _, orders in admitted for order in orders]
+        return tuple(share for share, _ in admitted)
 
-    def donate(self, lease: Lease, block: BlockId) -> None:
-        """Leave what there is at the lease's end to the indexed `block` that ends there."""
-        block_size = lease.table.block_size
-        last_tokens = (lease.written_tokens - 1) % block_size + 1
-        ahead_tokens = lease.planned_tokens - lease.written_tokens
-        for share in lease.shares:
+    def donate(
+        self, shares: Iterable[Share], block: BlockId, last_tokens: int, ahead_tokens: int
+    ) -> None:
+        """Leave what there is at a lease's end to the indexed `block` that ends there, and in which
+        it has `last_tokens`; `ahead_tokens` are planned behind its end.
+        """
+        for share in shares:
             self._orders += share.donate(block, last_tokens, ahead_tokens)
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from kvstore.actions import CopyBlock, CopyState, FillState, Order, ResetState, RollBackState
-from kvstore.block_table import BlockTable, blocks_for
+from kvstore.blocks.table import BlockTable, blocks_for
 from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import NEVER, GroupStats, Share
 from kvstore.types import BlockId, SlotId

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, Order
-from kvstore.block_table import BlockTable, Journal, blocks_for
+from kvstore.blocks.table import BlockTable, Journal, blocks_for
 from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import NEVER, GroupStats, Share
 from kvstore.types import BlockId, SlotId

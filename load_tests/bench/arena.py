@@ -12,8 +12,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
+from engine.mlx_backend.storage.arena import Arena, LayerShape
 from kvstore.actions import CopyBlock
-from kvstore.arena import Arena, LayerShape
 from kvstore.types import BlockId
 
 KV_HEADS, BLOCK_SIZE, DIM = 4, 32, 64

@@ -21,17 +21,17 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 
 load_blas()
 
 import mlx.core as mx
 
-from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.model.forward import Forward, Piece
-from kvstore.arena import Arena, LayerShape
+from engine.mlx_backend.storage.arena import Arena, LayerShape
 from load_tests.report import Table
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32

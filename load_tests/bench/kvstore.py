@@ -22,10 +22,10 @@ from typing import Annotated
 
 import typer
 
-from kvstore.block_pool import BlockPool
-from kvstore.block_table import blocks_for
+from kvstore.blocks.pool import BlockPool
+from kvstore.blocks.table import blocks_for
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace

@@ -22,19 +22,19 @@ from rich.console import Console
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import RecallRules
-from engine.output import OutputFactory
-from engine.recent import HitRecord
-from engine.scheduler import Scheduler
-from engine.stats import loop_stats
-from engine.storage_sizes import StorageBytes
-from engine.timing import Timing
-from engine.types import DiskWrites
-from engine.validation import Limits
+from engine.loop.stats import loop_stats
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import Limits
+from engine.types.recent import HitRecord
+from engine.types.settings import DiskWrites
 from engine.watching.glimpse import Glimpse, Glimpses
 from engine.watching.painter import Painter
-from kvstore.block_pool import BlockPool
+from engine.watching.timing import Timing
+from kvstore.blocks.pool import BlockPool
+from kvstore.groups.sizes import StorageBytes
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import TierLimits
@@ -42,7 +42,7 @@ from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from load_tests.bench.steps import silent
 from load_tests.report import Table
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.schemas.cache_tree import CacheTree
 
 BLOCK_TOKENS = 16

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.areas import is_limited, needed_role
@@ -14,54 +12,11 @@ from server.access.limits import Limit, Spent, hold, limits_of
 from server.access.origins import Origins, is_own
 from server.access.refusals import Reason, Refusals
 from server.errors import ApiError, busy, invalid
-from server.middleware import HttpMiddleware
 from server.record import RequestRecord, request_record
-from server.settings import Settings
+from server.transport.http_middleware import HttpMiddleware
 
-NAMESPACES: Mapping[str, Callable[[ApiKey], str]] = {
-    "shared": lambda key: "",
-    "key": lambda key: key.name,
-}
-"""By the setting `cache_namespace`: whose requests share what is cached."""
-
-METHODS = ("GET", "HEAD", "POST", "DELETE")
 SINGLE_HEADERS = ("host", "origin")
 """What access depends on. Of two, a proxy may have gone by the other one."""
-READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
-
-
-def access_control(settings: Settings, refusals: Refusals) -> list[Middleware]:
-    """Keys, or where there are none, what keeps a browser from being used against the daemon."""
-    if settings.keys:
-        namespace_of = NAMESPACES[settings.cache_namespace]
-        return [
-            Middleware(SingleHeaders),
-            Middleware(KeyAuth, keys=settings.keys, namespace_of=namespace_of, refusals=refusals),
-            Middleware(KeyLimits, keys=settings.keys, refusals=refusals),
-        ]
-    return [
-        Middleware(SingleHeaders),
-        Middleware(SameOrigin, origins=Origins(settings.cors_origin), refusals=refusals),
-        Middleware(HostCheck, hosts=Hosts(settings.host, settings.allowed_host), refusals=refusals),
-    ]
-
-
-def cors(settings: Settings) -> list[Middleware]:
-    """What tells browsers whose pages may ask; nothing where none may. A page sends its key itself,
-    so there are no credentials in the sense of CORS.
-    """
-    if not settings.cors_origin:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origin_regex=Origins(settings.cors_origin).pattern,
-            allow_methods=METHODS,
-            allow_headers=("*",),
-            expose_headers=READABLE_HEADERS,
-            allow_private_network=True,  # public pages, and a daemon in their visitor's network
-        )
-    ]
 
 
 class SingleHeaders(HttpMiddleware):

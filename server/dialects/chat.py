@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from engine.types import OutputEvent, TokenLogprob
+from engine.types.output import OutputEvent, TokenLogprob
 from server.dialects.dialect import wire_json
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.openai import (

@@ -6,7 +6,7 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from engine.types import FinishReason, OutputEvent, TokenLogprob
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.dialect import wire_json
 from server.dialects.logprobs import CompletionLogprobBuilder, joined
 from server.dialects.openai import ChunkWriter, Envelope, frame, usage_body, wire_finish_reason

@@ -8,7 +8,8 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from engine.api import Engine
-from engine.types import OutputEvent, Request
+from engine.types.output import OutputEvent
+from engine.types.request import Request
 from server.errors import ApiError
 from server.generation.events import ChoiceT, UsageMeter
 

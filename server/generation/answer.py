@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine.types import FinishReason, OutputEvent, Replay, TokenLogprob
+from engine.types.model import Replay
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob
 from server.generation.events import UsageMeter
 from server.generation.plan import AnswerPlan
 from server.generation.replays import Call, Said

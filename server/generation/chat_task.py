@@ -5,13 +5,13 @@ down to a ChatRequest, and from there on they are the same.
 from dataclasses import dataclass
 from functools import partial
 
-from engine.types import Request
+from engine.types.request import Request
 from server.generation.answer import ChatAnswer
 from server.generation.engine_requests import chat_request
 from server.generation.events import UsageMeter
+from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.tokens import chat_tokens
-from server.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.types import ModelCard, Request
+from engine.types.model import ModelCard
+from engine.types.request import Request
 from server.generation.engine_requests import (
     check_prompt,
     completion_requests,
@@ -12,7 +13,7 @@ from server.generation.engine_requests import (
     sequences_per_prompt,
 )
 from server.generation.events import UsageMeter
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.completions import CompletionRequest, Prompt
 

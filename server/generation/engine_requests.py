@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from engine.types import ModelCard, Request, SamplingDefaults, SamplingParams
+from engine.types.model import ModelCard, SamplingDefaults
+from engine.types.request import Request, SamplingParams
 from server.errors import ApiError, ContextTooLong, invalid
 from server.generation.plan import AnswerPlan, text_constraint
 from server.record import RequestRecord

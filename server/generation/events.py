@@ -15,7 +15,8 @@ from anyio.lowlevel import checkpoint
 from starlette.types import Receive
 
 from engine.api import Engine, EngineStopped
-from engine.types import FinishReason, OutputEvent, Request, TokenLogprob, Usage
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.types.request import Request
 from server.errors import SERVER, ApiError, ClientLeft
 from server.record import RequestRecord
 from server.transport.unsent import Unsent, kept_bytes, queued_bytes

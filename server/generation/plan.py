@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import (
+from engine.types.model import Replay, Tokenizer
+from engine.types.request import (
     Alternative,
     Constraint,
     Grammar,
     GrammarKind,
-    Replay,
     ThinkingBlock,
     ThinkingBudget,
-    Tokenizer,
 )
 from server.errors import invalid
 from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat

@@ -3,7 +3,7 @@
 from functools import partial
 
 from server.generation.history import found_replays, template_arguments
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import Conversation
 from server.schemas.prompt import PromptOrChat

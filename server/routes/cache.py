@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from pydantic import BeforeValidator
 
-from engine.types import CacheTier
+from engine.types.cache import CacheTier
 from server.generation.engine_requests import check_prompt
 from server.generation.tokens import prompt_tokens
 from server.openapi import errors, json_body

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from server.dialects.chat import ChatExchange
-from server.dialects.delivery import respond
 from server.generation.chat_task import chat_task
 from server.openapi import errors, json_body, stream_of
+from server.routes.delivery import respond
 from server.schemas.chat import ChatChunk, ChatCompletion, ChatRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
 

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from server.dialects.completions import CompletionExchange
-from server.dialects.delivery import respond
 from server.generation.completion_task import completion_task
 from server.openapi import errors, json_body, stream_of
+from server.routes.delivery import respond
 from server.schemas.completions import Completion, CompletionRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
 

@@ -5,12 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond
 from server.dialects.messages.exchange import MessagesExchange
 from server.dialects.messages.request import as_chat
 from server.generation.chat_task import chat_task
 from server.generation.tokens import chat_tokens
 from server.openapi import errors, json_body, stream_of_events
+from server.routes.delivery import respond
 from server.schemas.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.openapi import errors
 from server.schemas.models import Model, ModelList
 from server.service import Service, ServiceDependency

@@ -7,13 +7,13 @@ from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from engine.types import Request
-from server.dialects.delivery import respond_without_engine
+from engine.types.request import Request
 from server.generation.chat_task import chat_task
 from server.generation.completion_task import completion_task
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.openapi import errors, json_body
 from server.record import RequestRecord
+from server.routes.delivery import respond_without_engine
 from server.schemas.chat import ChatRequest
 from server.schemas.common import GenerationRequest
 from server.schemas.completions import CompletionRequest

@@ -15,7 +15,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine.types import Grammar, MinP, RepetitionPenalty, Temperature, TopK, TopP
+from engine.types.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from engine.types.request import Grammar
 from server.schemas.base import RequestModel
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.structure import (

@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import CLIENT_LEFT_STATUS
-from server.middleware import HttpMiddleware
 from server.record import request_record
 from server.transport.connections import Guard, guard_of
+from server.transport.http_middleware import HttpMiddleware
 from server.transport.unsent import UnsentBudget
 
 ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Annotated, TypeAlias
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 
 load_blas()
 
@@ -29,9 +29,11 @@ from rich.markup import escape
 from engine.api import Engine
 from engine.launch import launch
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types import EngineConfig, LoopStats, Request, SamplingParams
+from engine.types.request import Request, SamplingParams
+from engine.types.settings import EngineConfig
+from engine.types.statistics import LoopStats
 from load_tests.report import Table
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from tests.golden.driving import NEAR_TIE, shortfall
 from tools.demo_model.score import Question, held_out, is_right
 from tools.demo_model.words import split_words
@@ -145,7 +147,7 @@ async def asked_daemon(
 ) -> tuple[list[list[Answer]], list[str]]:
     """The answers of each round, and what the rounds have not met."""
     found = [await scorer.of_daemon(asked, seed) for seed in range(rounds)]
-    missing = hardships(engine.stats().loop)
+    missing = hardships(engine.loop.stats().loop)
     await engine.drain(timeout_seconds=10)
     return found, missing
 

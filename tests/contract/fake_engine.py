@@ -11,29 +11,12 @@ from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
-from engine.ledger import Ledger
-from engine.memory import MemoryPromise, MemoryStats
-from engine.recent import HitRecord, RecentHits
-from engine.types import (
-    ALL_TIERS,
-    NO_REPLAYS,
-    CacheStats,
-    CacheTier,
-    Cleared,
-    DiskCacheStats,
-    EngineStats,
-    FinishReason,
-    LoopStats,
-    ModelCard,
-    OutputEvent,
-    Probed,
-    Replay,
-    Request,
-    RequestInfo,
-    TokenLogprob,
-    Usage,
-)
-from engine.watching.picture import (
+from engine.loop.ledger import Ledger
+from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
+from engine.types.memory import MemoryPromise, MemoryStats
+from engine.types.model import NO_REPLAYS, ModelCard, Replay
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.types.picture import (
     ArenaBlocks,
     CachePicture,
     DiskUse,
@@ -46,6 +29,9 @@ from engine.watching.picture import (
     PictureNode,
     PictureRequest,
 )
+from engine.types.recent import HitRecord, RecentHits
+from engine.types.request import Request
+from engine.types.statistics import CacheStats, DiskCacheStats, EngineStats, LoopStats, RequestInfo
 from kvstore.groups.group import GroupStats
 
 END_OF_TEXT = 256

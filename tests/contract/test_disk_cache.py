@@ -11,17 +11,12 @@ import pytest
 
 from engine.api import Engine
 from engine.launch import launch
-from engine.types import (
-    CacheTier,
-    DiskCacheConfig,
-    DiskWrites,
-    EngineConfig,
-    Request,
-    SamplingParams,
-)
+from engine.types.cache import CacheTier
+from engine.types.request import Request, SamplingParams
+from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from kvstore.tier.types import MIB, TierError
 from load_tests.random_checkpoint import write_checkpoint
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from tests.checkpoints import FAMILIES, tiny_tokenizer
 from tests.golden.driving import random_tokens
 from tests.tier_harness import PATIENCE, segment_files
@@ -104,7 +99,7 @@ def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path
 
 
 def _is_written(engine: Engine, n_blocks: int) -> bool:
-    disk = engine.stats().loop.cache.disk
+    disk = engine.loop.stats().loop.cache.disk
     assert disk is not None
     return disk.entries >= n_blocks and disk.buffered_bytes == 0
 

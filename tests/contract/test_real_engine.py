@@ -11,8 +11,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from engine.launch import launch
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import strict_client

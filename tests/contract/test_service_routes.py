@@ -14,9 +14,10 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import server
-from engine.types import CacheTier, ModelCard
+from engine.types.cache import CacheTier
+from engine.types.model import ModelCard
 from server.app import create_app
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import ChatBody, StrictClient
 from tests.contract.daemon import running

@@ -14,12 +14,21 @@ from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
-from engine.runner import ModelRunner
-from engine.step import Chunk, Entry, Masks, Sampling, SequenceId, StepMasks, StepPlan, StepResult
-from engine.types import SamplingParams
+from engine.step.plan import (
+    Chunk,
+    Entry,
+    Masks,
+    Sampling,
+    SequenceId,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
+from engine.step.runner import ModelRunner
+from engine.types.request import SamplingParams
 from kvstore import invariants
 from kvstore.actions import Room
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.lease import Lease, Refusal
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace

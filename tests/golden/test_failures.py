@@ -10,14 +10,14 @@ import pytest
 
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import LaunchAhead
-from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.runner import RunnerLost
-from engine.step import Chunk, Entry, Sampling, SequenceId, StepPlan
-from engine.types import SamplingParams
+from engine.mlx_backend.storage.arena import Arena, LayerArena
+from engine.mlx_backend.storage.storage import Storage
+from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepPlan
+from engine.step.runner import RunnerLost
+from engine.types.request import SamplingParams
 from kvstore.actions import TablePatch
-from kvstore.arena import Arena, LayerArena
 from kvstore.types import SlotId
 from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION

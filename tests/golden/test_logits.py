@@ -8,9 +8,9 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
-from engine.mlx_backend.attention.work import work_list
+from engine.mlx_backend.cpu.work import work_list
 from engine.mlx_backend.model.forward import Forward, Piece
-from engine.step import Chunk
+from engine.step.plan import Chunk
 from tests.golden.driving import (
     BLOCK_SIZE,
     Driver,

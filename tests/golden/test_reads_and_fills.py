@@ -11,10 +11,10 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan
-from engine.types import SamplingParams
+from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan
+from engine.types.request import SamplingParams
 from kvstore.actions import FillBlock, FillState, FillWindow, Order, Parts, ReadBlock, TablePatch
-from kvstore.block_table import blocks_for
+from kvstore.blocks.table import blocks_for
 from kvstore.groups.recurrent import StateShare
 from kvstore.groups.window import WindowShare
 from kvstore.types import BlockId, SlotId

@@ -9,9 +9,10 @@ import pytest
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import RecallRules
-from engine.inbox import Inbox
-from engine.mlx_backend.model.storage import Storage
-from engine.types import DiskWrites, Request, SamplingParams
+from engine.loop.inbox import Inbox
+from engine.mlx_backend.storage.storage import Storage
+from engine.types.request import Request, SamplingParams
+from engine.types.settings import DiskWrites
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import TierLimits
@@ -50,7 +51,7 @@ class Daemon:
         self._engine.add(Request(name, tuple(prompt), max_tokens=8, sampling=sampling))
         said = list[int]()
         engine = self._engine
-        while engine.scheduler.has_work or not engine.pipeline.is_empty:
+        while engine.scheduling.scheduler.has_work or not engine.loop.pipeline.is_empty:
             self._inbox.handle()
             for event in engine.turn():
                 assert event.error is None
@@ -63,7 +64,7 @@ class Daemon:
     def end(self) -> None:
         disk, engine = self._engine.scheduler.disk, self._engine
         disk.end()
-        while disk.is_ending or not engine.pipeline.is_empty:
+        while disk.is_ending or not engine.loop.pipeline.is_empty:
             engine.turn()
         disk.close()
 

@@ -11,8 +11,8 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention import dispatch
-from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
 from engine.mlx_backend.model import output_head
 from engine.mlx_backend.model.batching import LADDER
@@ -23,9 +23,9 @@ from engine.mlx_backend.model.forward import Piece
 from engine.mlx_backend.model.forward_batch import Run
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.model.storage import Storage
-from engine.storage_sizes import StorageSizes
-from engine.types import EngineConfig
+from engine.mlx_backend.storage.storage import Storage
+from engine.types.settings import EngineConfig
+from kvstore.groups.sizes import StorageSizes
 from load_tests.random_checkpoint import random_model
 
 HEADS = 8

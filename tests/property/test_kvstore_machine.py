@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 
 from kvstore import invariants
 from kvstore.actions import CopyBlock
-from kvstore.announcements import Prospect
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.announcements import Prospect
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import BlockId, Namespace

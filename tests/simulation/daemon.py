@@ -11,22 +11,23 @@ from engine.disk_cache.archive import Archive, ArchiveRules
 from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.recalls import RecallRules, Recalls, _Load
-from engine.inbox import Inbox
-from engine.loop import Deliver, EngineLoop
-from engine.output import OutputFactory
-from engine.scheduler import Scheduler
-from engine.step import SequenceId
-from engine.storage_sizes import StorageBytes
-from engine.submission import Submission, prepare
-from engine.timing import Timing
-from engine.types import DiskWrites, Request
-from engine.validation import Limits
-from kvstore.block_pool import BlockPool
+from engine.loop.inbox import Inbox
+from engine.loop.loop import Deliver, EngineLoop
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.submission import Submission, prepare
+from engine.scheduling.validation import Limits
+from engine.step.plan import SequenceId
+from engine.types.request import Request
+from engine.types.settings import DiskWrites
+from engine.watching.timing import Timing
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.sizes import StorageBytes
 from kvstore.groups.window import WindowGroup, lease_slots
-from kvstore.prefix_index import NoIndex, PrefixIndex
-from kvstore.radix_tree import RadixTree
+from kvstore.index.prefix_index import NoIndex, PrefixIndex
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.simulation.census import Census
 from tests.simulation.checks import fairness

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.step import (
+from engine.step.plan import (
     Chunk,
     Masks,
     SampledToken,
@@ -16,7 +16,7 @@ from engine.step import (
     StepPlan,
     StepResult,
 )
-from engine.types import TokenLogprob
+from engine.types.output import TokenLogprob
 from kvstore.actions import (
     CopyBlock,
     CopyState,
@@ -31,7 +31,7 @@ from kvstore.actions import (
     RollBackState,
     TablePatch,
 )
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.window import WindowGroup
 from kvstore.types import BlockId, SlotId

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from engine.disk_cache.recalls import _Load
-from engine.sequence import LiveSequence
+from engine.scheduling.sequence import LiveSequence
 from tests.simulation.census import Census, Happening
 from tests.simulation.daemon import Daemon
 

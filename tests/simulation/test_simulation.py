@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from engine.admission import Admission
-from engine.turns import Turns
+from engine.scheduling.admission import Admission
+from engine.scheduling.turns import Turns
 from tests.simulation.census import Census, Happening
 from tests.simulation.simulator import run
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from kvstore import invariants
 from kvstore.actions import CopyBlock
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace

@@ -5,12 +5,12 @@ from unittest.mock import Mock
 import pytest
 
 from kvstore import invariants
-from kvstore.announcements import Prospect
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.index.announcements import Prospect
+from kvstore.index.prefix_index import NoIndex
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
-from kvstore.prefix_index import NoIndex
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace

@@ -4,8 +4,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.mlx_backend.storage.arena import (
+    Arena,
+    ArenaError,
+    LayerShape,
+    block_bytes,
+    independent_copies,
+)
 from kvstore.actions import CopyBlock
-from kvstore.arena import Arena, ArenaError, LayerShape, block_bytes, independent_copies
 from kvstore.types import BlockId
 
 

@@ -7,20 +7,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.mlx_backend.attention import reference
-from engine.mlx_backend.attention.cascade import CascadePlan
-from engine.mlx_backend.attention.tiles import (
+from engine.mlx_backend.cpu.cascade import CascadePlan
+from engine.mlx_backend.cpu.tiles import (
     TILE_KEYS,
     TILE_SCORES,
     TWO_STREAM_SCORES,
     TiledView,
     TilePlan,
 )
-from engine.mlx_backend.attention.work import work_list
+from engine.mlx_backend.cpu.work import work_list
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, Piece, table_width
-from kvstore.arena import Arena, LayerShape
+from engine.mlx_backend.storage.arena import Arena, LayerShape
+from tests.golden import attention_reference as reference
 
 HEADS = 4
 BLOCK_SIZE = 16

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.attention.work import SharedRun, WorkList, shared_runs, work_list
+from engine.mlx_backend.cpu.work import SharedRun, WorkList, shared_runs, work_list
 from engine.mlx_backend.model.forward import Table
 
 BLOCK_SIZE = 4

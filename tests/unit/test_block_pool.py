@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.types import BlockId
 
 

@@ -9,12 +9,13 @@ import pytest
 from anyio import current_time, move_on_after, sleep_forever
 from starlette.types import Message
 
-from engine.types import OutputEvent, Request
-from server.dialects.delivery import EventStreamResponse
+from engine.types.output import OutputEvent
+from engine.types.request import Request
 from server.dialects.dialect import Exchange
 from server.errors import ApiError, ClientLeft
 from server.generation.events import Events, UsageMeter, client_waiting, generating
 from server.record import RequestRecord
+from server.routes.delivery import EventStreamResponse
 from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
 from tests.contract.fake_engine import FakeEngine
 

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.stats import clear, saved_bytes
-from engine.storage_sizes import StorageBytes
-from engine.types import Cleared
+from engine.loop.stats import clear, saved_bytes
+from engine.types.cache import Cleared
 from kvstore import invariants
 from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup, StateShare
+from kvstore.groups.sizes import StorageBytes
 from kvstore.groups.window import WindowGroup, WindowShare, lease_slots
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, SlotId

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from kvstore import invariants
+from kvstore.index.radix_node import Node
 from kvstore.invariants import InvariantError
 from kvstore.lease import Lease
-from kvstore.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import BlockId, Namespace

@@ -3,12 +3,12 @@
 import pytest
 
 from engine.api import QueueFull
-from engine.inbox import Inbox
-from engine.loop import EngineLoop
-from engine.pace import WINDOW, QueuePace
-from engine.submission import prepare
-from engine.timing import Timing
-from engine.types import Request
+from engine.loop.inbox import Inbox
+from engine.loop.loop import EngineLoop
+from engine.scheduling.submission import prepare
+from engine.types.request import Request
+from engine.watching.pace import WINDOW, QueuePace
+from engine.watching.timing import Timing
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt

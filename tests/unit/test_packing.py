@@ -4,10 +4,10 @@ import mlx.core as mx
 import pytest
 
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
-from engine.mlx_backend.model.storage import Storage
-from engine.storage_sizes import StorageSizes
+from engine.mlx_backend.storage.arena import ArenaError, LayerArena, LayerShape
+from engine.mlx_backend.storage.storage import Storage
 from kvstore.actions import CopyBlock, FillBlock, ReadBlock
-from kvstore.arena import ArenaError, LayerArena, LayerShape
+from kvstore.groups.sizes import StorageSizes
 from kvstore.types import BlockId
 
 MIXED = LayerShape(2, 4, 3, mx.float32, mx.bfloat16)

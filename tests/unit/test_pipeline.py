@@ -10,11 +10,12 @@ import pytest
 from engine.constraints.guide import GrammarGuide
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, Matcher, Unanswerable
-from engine.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
-from engine.step import SequenceId, StepPlan
-from engine.submission import prepare
-from engine.timing import Timing
-from engine.types import FinishReason, Grammar, GrammarKind, OutputEvent, Request, SamplingParams
+from engine.loop.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
+from engine.scheduling.submission import prepare
+from engine.step.plan import SequenceId, StepPlan
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import Grammar, GrammarKind, Request, SamplingParams
+from engine.watching.timing import Timing
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 ANYTHING = Allowed(np.full(mask_words(VOCAB_SIZE), -1, dtype=np.int32))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import invariants
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import BlockId, Namespace

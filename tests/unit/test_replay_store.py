@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import Replay
+from engine.types.model import Replay
 from server.generation.replays import Call, Replays, Said, same_json
 
 SAID = Said((Call("c1", "look", {"a": 1, "b": [True, None]}), Call("c2", "list", {})), "I look.")

@@ -5,9 +5,10 @@ from unittest.mock import Mock
 import pytest
 
 from engine.api import InvalidRequest
-from engine.submission import prepare
-from engine.types import FinishReason, Request, SamplingParams
-from engine.waiting import NoRoom
+from engine.scheduling.submission import prepare
+from engine.scheduling.waiting import NoRoom
+from engine.types.output import FinishReason
+from engine.types.request import Request, SamplingParams
 from kvstore.groups.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt

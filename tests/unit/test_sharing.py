@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.waiting import WaitingQueue
+from engine.scheduling.waiting import WaitingQueue
 from tests.unit.engine_harness import Harness, prompt
 
 

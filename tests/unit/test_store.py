@@ -6,9 +6,9 @@ import pytest
 
 from kvstore import invariants
 from kvstore.actions import CopyBlock
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.prefix_index import NoIndex
 from kvstore.lease import Lease, Refusal
-from kvstore.prefix_index import NoIndex
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace

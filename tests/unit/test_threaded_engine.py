@@ -10,14 +10,16 @@ import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
-from engine.inbox import CALLS_AT_ONCE, Inbox
-from engine.loop import Deliver, EngineLoop
-from engine.runner import RunnerLost
-from engine.step import StepMasks, StepPlan, StepResult
-from engine.submission import prepare
-from engine.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
-from engine.timing import Timing
-from engine.types import CacheTier, FinishReason, OutputEvent, RefusalReason
+from engine.loop.inbox import CALLS_AT_ONCE, Inbox
+from engine.loop.loop import Deliver, EngineLoop
+from engine.loop.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
+from engine.scheduling.submission import prepare
+from engine.step.plan import StepMasks, StepPlan, StepResult
+from engine.step.runner import RunnerLost
+from engine.types.cache import CacheTier
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import RefusalReason
+from engine.watching.timing import Timing
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.output import OutputFactory
-from engine.sequence import LiveSequence, Status
-from engine.step import SequenceId
-from engine.types import Request
-from engine.waiting import NoRoom, WaitingQueue
+from engine.output.output import OutputFactory
+from engine.scheduling.sequence import LiveSequence, Status
+from engine.scheduling.waiting import NoRoom, WaitingQueue
+from engine.step.plan import SequenceId
+from engine.types.request import Request
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.simulation.daemon import LetterDetokenizer

@@ -8,14 +8,16 @@ from types import MappingProxyType
 from engine.constraints.factory import GuideMaker
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.trials import Trials
-from engine.inbox import Inbox
-from engine.loop import Deliver, EngineLoop
-from engine.memory import MemoryPromise, MemoryStats
-from engine.step import StepMasks, StepPlan, StepResult
-from engine.storage_sizes import StorageBytes
-from engine.threaded import EngineParts, ThreadedEngine
-from engine.timing import Timing
-from engine.types import ModelCard, OutputEvent, Request, SamplingParams
+from engine.loop.inbox import Inbox
+from engine.loop.loop import Deliver, EngineLoop
+from engine.loop.threaded import EngineParts, ThreadedEngine
+from engine.step.plan import StepMasks, StepPlan, StepResult
+from engine.types.memory import MemoryPromise, MemoryStats
+from engine.types.model import ModelCard
+from engine.types.output import OutputEvent
+from engine.types.request import Request, SamplingParams
+from engine.watching.timing import Timing
+from kvstore.groups.sizes import StorageBytes
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt

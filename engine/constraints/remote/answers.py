@@ -16,7 +16,7 @@ from engine.constraints.remote.lane import Lane, LaneLost
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.slow_clients import SlowClients
 from engine.constraints.remote.wire import Mask, ProtocolError, Report, Said
-from engine.step import SequenceId
+from engine.step.plan import SequenceId
 
 logger = logging.getLogger(__name__)
 

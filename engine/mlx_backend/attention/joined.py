@@ -8,7 +8,7 @@ import numpy as np
 from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
 from engine.mlx_backend.model.cache_views import CacheView, KVView
 from engine.mlx_backend.model.forward import Forward
-from kvstore.arena import LayerArena
+from engine.mlx_backend.storage.arena import LayerArena
 
 
 class JoinedForward:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward
-from kvstore.arena import Arena
+from engine.mlx_backend.storage.arena import Arena
 
 KEY_READS = 4
 

@@ -12,9 +12,9 @@ from engine.mlx_backend.loading.budget import (
     least_kv_bytes,
 )
 from engine.mlx_backend.loading.workspace import Workspace
-from engine.storage_sizes import StorageBytes, StorageSizes
-from engine.types import EngineConfig
-from kvstore.block_table import blocks_for
+from engine.types.settings import EngineConfig
+from kvstore.blocks.table import blocks_for
+from kvstore.groups.sizes import StorageBytes, StorageSizes
 
 _PROCESS_BYTES = 256 << 20
 _TOKEN_BYTES = 64 << 10

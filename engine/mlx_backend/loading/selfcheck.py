@@ -23,14 +23,14 @@ from engine.mlx_backend.model.execution import Execution
 from engine.mlx_backend.model.forward_batch import Run
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.model.storage import Storage
-from engine.mlx_backend.model.tables import SequenceTables
-from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
-from kvstore.block_pool import BlockPool
-from kvstore.block_table import blocks_for
+from engine.mlx_backend.storage.storage import Storage
+from engine.mlx_backend.storage.tables import SequenceTables
+from kvstore.blocks.pool import BlockPool
+from kvstore.blocks.table import blocks_for
+from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.groups.window import lease_slots
+from kvstore.index.prefix_index import NoIndex
 from kvstore.lease import Lease, Refusal
-from kvstore.prefix_index import NoIndex
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace

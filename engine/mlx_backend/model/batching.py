@@ -16,7 +16,7 @@ from engine.mlx_backend.model.grouping import (
     one_by_one,
     padded,
 )
-from kvstore.state_arena import StateArena
+from engine.mlx_backend.storage.state_arena import StateArena
 from kvstore.types import SlotId
 
 Arrangement = Callable[[Sequence[Run], ForwardCost], StepForwards]

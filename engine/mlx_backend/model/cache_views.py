@@ -1,7 +1,7 @@
 """What an unmodified mlx-lm model sees in place of its own caches: one view per cache, per forward.
 
 A view answers what mlx-lm's own cache answers during a forward and is backed by the arena. It lives
-no longer than the forward, because it refers to the arena's arrays (see `kvstore.arena`).
+no longer than the forward, because it refers to the arena's arrays (see `storage/arena.py`).
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from engine.mlx_backend.model.forward import Forward
-from kvstore.arena import LayerArena
+from engine.mlx_backend.storage.arena import LayerArena
 
 
 class Positions(Protocol):

@@ -11,8 +11,8 @@ from engine.mlx_backend.model.execution import Execution
 from engine.mlx_backend.model.forward_batch import ForwardBatch, Indices, Run, StepForwards
 from engine.mlx_backend.model.grouping import FORWARD_TOKENS, ForwardCost
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.model.view_tree import ViewFactory, ViewTree
+from engine.mlx_backend.storage.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arena import Arena
-from kvstore.block_table import blocks_for
+from engine.mlx_backend.storage.arena import Arena
+from kvstore.blocks.table import blocks_for
 from kvstore.types import BlockId
 
 Table = npt.NDArray[np.uint32]

@@ -27,8 +27,8 @@ from engine.mlx_backend.model.layout import (
     StateSpec,
     UnusedSpec,
 )
-from engine.mlx_backend.model.storage import Storage
-from kvstore.arena import Arena
+from engine.mlx_backend.storage.arena import Arena
+from engine.mlx_backend.storage.storage import Storage
 from kvstore.groups.window import first_needed
 from kvstore.types import SlotId
 

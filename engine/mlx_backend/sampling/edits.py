@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.step import Sampling
+from engine.step.plan import Sampling
 
 PENALTIES_OFF = (1.0, 0.0, 0.0)
 """repetition_penalty, presence_penalty and frequency_penalty that change nothing."""

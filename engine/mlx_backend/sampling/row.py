@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.sampling.edits import Edits, TokenEdits
-from engine.step import Sampling
-from engine.types import SamplingParams
+from engine.step.plan import Sampling
+from engine.types.request import SamplingParams
 
 _UNIFORM_BITS = 24
 """What float32 holds exactly."""

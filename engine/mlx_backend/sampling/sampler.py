@@ -12,8 +12,8 @@ from engine.mlx_backend.sampling.edits import edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.maxima import Maxima
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.scores import Scores, as_list, score
-from engine.step import Masks, SampledToken
-from engine.types import TokenLogprob
+from engine.step.plan import Masks, SampledToken
+from engine.types.output import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

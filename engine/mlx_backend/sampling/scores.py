@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.sampling.maxima import Maxima, totals
-from engine.types import TokenLogprob
+from engine.types.output import TokenLogprob
 
 
 class Scores(NamedTuple):

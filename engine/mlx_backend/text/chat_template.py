@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from engine.mlx_backend.text.control_tokens import ControlTokens, new_mark
 from engine.mlx_backend.text.prompt_limit import PromptLimit
 from engine.mlx_backend.text.replays import Outline
-from engine.types import Replay
+from engine.types.model import Replay
 
 _REFUSALS = (
     *(TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError),

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import jiter
 
-from engine.types import OutputEvent
+from engine.types.output import OutputEvent
 from server.generation.answer import ChatAnswer
 from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
 from server.schemas.messages.answer import (

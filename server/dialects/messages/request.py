@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from server.dialects.messages.conversation import chat_messages
 from server.errors import invalid_field
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.messages.content import TextBlockParam

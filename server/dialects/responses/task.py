@@ -13,7 +13,7 @@ from server.dialects.responses.output.items import OutputShape
 from server.dialects.responses.output.spliced import spliced_json
 from server.dialects.responses.toolbox import Toolbox, log_dropped
 from server.generation.chat_task import ChatTask, chat_task
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.responses.output import OutputItem

@@ -6,10 +6,10 @@ from operator import gt
 from engine.disk_cache.archive import Archive
 from engine.disk_cache.names import BlockNames
 from engine.disk_cache.recalls import _Load
-from engine.types import DiskWrites
+from engine.types.settings import DiskWrites
 from kvstore.digest import Digest
 from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.radix_node import Node
+from kvstore.index.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
 from tests.simulation.census import Happening
 from tests.simulation.daemon import Daemon

@@ -3,11 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 
-from engine.admission import Admission
-from engine.policy import admission_key
-from engine.scheduler import Scheduler
-from engine.sequence import LiveSequence
-from engine.turns import Turns
+from engine.scheduling.admission import Admission
+from engine.scheduling.policy import admission_key
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import LiveSequence
+from engine.scheduling.turns import Turns
 from tests.simulation.census import Census, Happening
 
 

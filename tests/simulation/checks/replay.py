@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from random import Random
 
-from kvstore.mirror.journal import TreeJournal
-from kvstore.mirror.mirror import MirrorNode, TreeMirror, Weight
-from kvstore.prefix_index import PrefixIndex
+from kvstore.index.mirror.journal import TreeJournal
+from kvstore.index.mirror.mirror import MirrorNode, TreeMirror, Weight
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.tokens import TOKEN_BYTES
 
 

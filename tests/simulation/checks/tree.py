@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from engine.sequence import LiveSequence
+from engine.scheduling.sequence import LiveSequence
 from kvstore.actions import RollBackState
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
-from kvstore.radix_node import Node
+from kvstore.index.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, unpacked
 from kvstore.types import BlockId, Namespace, SlotId

@@ -11,10 +11,10 @@ from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import Prompt, Recalled, RecallRules, Wish
 from kvstore import invariants
 from kvstore.actions import FillBlock, Order, Parts, ReadBlock
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.digest import Digest
 from kvstore.groups.group import Group
-from kvstore.radix_tree import RadixTree
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tier.types import Entry, Extent, Fault, ReadFailure
 from kvstore.tokens import Tokens

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.types import DiskWrites
+from engine.types.settings import DiskWrites
 from kvstore.actions import ReadBlock
 from kvstore.digest import Digest
 from kvstore.groups.recurrent import RecurrentGroup

@@ -8,11 +8,12 @@ import pytest
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import RecallRules
-from engine.inbox import Inbox
-from engine.loop import EngineLoop
-from engine.namespaces import namespace_id
-from engine.timing import Timing
-from engine.types import ALL_TIERS, CacheTier, Cleared, DiskWrites
+from engine.loop.inbox import Inbox
+from engine.loop.loop import EngineLoop
+from engine.types.cache import ALL_TIERS, CacheTier, Cleared
+from engine.types.settings import DiskWrites
+from engine.watching.namespaces import namespace_id
+from engine.watching.timing import Timing
 from kvstore.digest import root_digest
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
@@ -116,10 +117,10 @@ def test_what_has_come_to_memory_since_somebody_looked_there_is_cleared_there_to
 ) -> None:
     """The others were looked through on another thread."""
     engine = Engine(folder)
-    others = engine.loop.namespaces
+    others = engine.loop.loop.namespaces
     assert ALICE not in others
     assert engine.ask(ALICE) == 36
-    cleared = engine.loop.clear_named(namespace_id(ALICE), others, [*ALL_TIERS])
+    cleared = engine.loop.loop.clear_named(namespace_id(ALICE), others, [*ALL_TIERS])
     assert cleared.blocks > 0
     assert engine.ask(ALICE) == 0
     engine.tier.close()
@@ -128,6 +129,6 @@ def test_what_has_come_to_memory_since_somebody_looked_there_is_cleared_there_to
 @pytest.mark.parametrize("name", ["0123456789ab", root_digest(ALICE).hex()[:8], "1"])
 def test_nobody_is_meant_by_another_name(folder: Path, name: str) -> None:
     engine = Engine(folder)
-    engine.loop.clear_named(name, (), [*ALL_TIERS])
+    engine.loop.loop.clear_named(name, (), [*ALL_TIERS])
     assert engine.tier.roots() == set(map(root_digest, EVERYBODY))
     engine.tier.close()

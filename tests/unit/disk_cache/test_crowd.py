@@ -11,7 +11,7 @@ import pytest
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.load_budget import LoadBudget, LoadLimits
 from engine.disk_cache.recalls import Recalled, Wish
-from engine.step import StepPlan
+from engine.step.plan import StepPlan
 from kvstore.tier.types import MIB
 from tests.simulation.daemon import Layout
 from tests.unit.disk_cache.desk import ARCHIVE, BLOCK_BYTES, RECALLS, Desk, Shelf

@@ -6,9 +6,9 @@ from math import inf
 import pytest
 
 from engine.disk_cache.recalls import Recalled, Wish
-from kvstore.announcements import Prospect
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
+from kvstore.index.announcements import Prospect
 from kvstore.lease import Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens

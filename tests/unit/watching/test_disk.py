@@ -7,8 +7,8 @@ import pytest
 from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import RecallRules
-from engine.types import DiskWrites
-from engine.watching.picture import DiskUse, PictureNode
+from engine.types.picture import DiskUse, PictureNode
+from engine.types.settings import DiskWrites
 from kvstore.store import KVStore
 from tests.simulation.fake_tier import FakeTier
 from tests.unit.engine_harness import Harness, prompt

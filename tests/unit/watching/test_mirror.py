@@ -1,8 +1,8 @@
 """A tree that is told in pieces while it changes, and what may wait to be taken."""
 
-from kvstore.mirror.changes import Afresh, Stored
-from kvstore.mirror.journal import TreeJournal
-from kvstore.mirror.mirror import TreeMirror
+from kvstore.index.mirror.changes import Afresh, Stored
+from kvstore.index.mirror.journal import TreeJournal
+from kvstore.index.mirror.mirror import TreeMirror
 from kvstore.store import KVStore
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import NS, make_store, run_of, serve

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from engine.disk_cache.cache import NoDiskCache
-from engine.namespaces import namespace_id
-from engine.recent import HitRecord, RecentHits
-from engine.stats import loop_stats
-from engine.storage_sizes import StorageBytes
-from engine.timing import Timing
-from engine.types import DiskCacheStats
+from engine.loop.stats import loop_stats
+from engine.types.picture import CachePicture, GroupSlots, Hidden
+from engine.types.recent import HitRecord, RecentHits
+from engine.types.statistics import DiskCacheStats
 from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Glimpses, Live, Moment
+from engine.watching.namespaces import namespace_id
 from engine.watching.painter import MAX_NODES, Painter
-from engine.watching.picture import CachePicture, GroupSlots, Hidden
+from engine.watching.timing import Timing
 from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.sizes import StorageBytes
 from kvstore.groups.window import WindowGroup
-from kvstore.mirror.changes import Change, Stored
-from kvstore.mirror.journal import COPIED_NODES
+from kvstore.index.mirror.changes import Change, Stored
+from kvstore.index.mirror.journal import COPIED_NODES
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
 from server.schemas.cache_tree import CacheTree

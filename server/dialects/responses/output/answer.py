@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from pydantic_core import to_json
 
-from engine.types import FinishReason, OutputEvent, Tokenizer, TokenLogprob
+from engine.types.model import Tokenizer
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.responses.output.items import Output
 from server.dialects.responses.output.open_items import Logprobs, News

@@ -1,0 +1,96 @@
+"""Snapshots of the engine for those who watch it. Pure functions, called on the engine thread.
+
+`loop_stats` runs twice a step: it copies counters, whatever the cache holds and however many wait.
+"""
+
+from engine.scheduling.scheduler import Scheduler
+from engine.types.cache import Cleared
+from engine.types.recent import HitCount, HitRecord
+from engine.types.statistics import CacheStats, LoopStats, RequestInfo
+from engine.watching.timing import Timing
+from kvstore.groups.sizes import StorageBytes
+from kvstore.store import KVStore
+from kvstore.types import Namespace
+
+
+def clear(store: KVStore, sizes: StorageBytes, namespace: Namespace | None) -> Cleared:
+    """Forget all that no running request holds, of one namespace or of all."""
+    taken_bytes = _slot_bytes(store, sizes)
+    blocks = store.clear(namespace)
+    return Cleared(blocks, blocks * sizes.block + taken_bytes - _slot_bytes(store, sizes))
+
+
+def saved_bytes(store: KVStore, sizes: StorageBytes) -> int:
+    """What there would be besides if every running sequence had copies of its own."""
+    stats = [group.stats() for group in store.groups]
+    slots = sum(s.saved * size for s, size in zip(stats, sizes.slots, strict=True))
+    return store.pool.n_saved * sizes.block + slots
+
+
+def _slot_bytes(store: KVStore, sizes: StorageBytes) -> int:
+    """Bytes of the slots that are not free, in all groups."""
+    stats = [group.stats() for group in store.groups]
+    return sum((s.total - s.free) * size for s, size in zip(stats, sizes.slots, strict=True))
+
+
+def hit_count(scheduler: Scheduler, seconds: float) -> HitCount:
+    counters = scheduler.admission_counters
+    return HitCount(seconds, counters.queried_prompt_tokens, counters.cached_prompt_tokens)
+
+
+def loop_stats(scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord) -> LoopStats:
+    counters = scheduler.counters
+    return LoopStats(
+        running=scheduler.n_running,
+        waiting=scheduler.n_waiting,
+        computed_prompt_tokens=counters.computed_prompt_tokens,
+        cached_prompt_tokens=scheduler.admission_counters.cached_prompt_tokens,
+        generated_tokens=counters.generated_tokens,
+        preemptions=counters.preemptions,
+        gave_way=counters.gave_way,
+        rows_sat_out=counters.rows_sat_out,
+        steps=counters.steps,
+        hits=hits,
+        cache=cache_stats(scheduler, sizes),
+    )
+
+
+def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
+    store, counters = scheduler.store, scheduler.admission_counters
+    pool = store.pool
+    return CacheStats(
+        block_size=store.block_size,
+        blocks_total=pool.n_blocks,
+        blocks_free=pool.n_free,
+        blocks_cached=pool.n_cached,
+        blocks_held=pool.n_held,
+        blocks_shared=pool.n_shared,
+        blocks_saved=pool.n_saved,
+        saved_bytes=saved_bytes(store, sizes),
+        arena_bytes=sizes.arenas,
+        nodes=store.index.n_nodes,
+        queried_tokens=counters.queried_prompt_tokens,
+        hit_tokens=counters.cached_prompt_tokens,
+        evictions=store.counters.evictions,
+        tail_hit_tokens=store.counters.tail_hit_tokens,
+        prefix_copies=store.counters.prefix_copies,
+        fork_copies=store.counters.fork_copies,
+        groups=tuple(group.stats() for group in store.groups),
+    )
+
+
+def request_infos(scheduler: Scheduler, timing: Timing) -> tuple[RequestInfo, ...]:
+    return tuple(
+        RequestInfo(
+            request_id=sequence.request.id,
+            index=sequence.index,
+            status=sequence.status.name.lower(),
+            prompt_tokens=sequence.prompt_tokens,
+            cached_tokens=sequence.cached_tokens,
+            computed_tokens=sequence.computed_tokens,
+            output_tokens=sequence.output_tokens,
+            blocks=len(sequence.lease.table) if sequence.lease else 0,
+            age_seconds=timing.age_seconds(sequence),
+        )
+        for sequence in scheduler.running + scheduler.waiting
+    )

@@ -1,0 +1,1 @@
+"""What serves CPUs alone: a GPU has `attention/strategy.py`, and no BLAS."""

@@ -1,0 +1,131 @@
+"""The arrays behind every group of the store: an arena for each kind of block, and the states."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import mlx.core as mx
+
+from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.storage.arena import Arena, block_bytes
+from engine.mlx_backend.storage.packing import (
+    FORMAT,
+    describe_layers,
+    describe_states,
+    fill_blocks,
+    fill_state,
+    pack_blocks,
+    pack_states,
+)
+from engine.mlx_backend.storage.reading import Column, Reading
+from engine.mlx_backend.storage.state_arena import StateArena, state_bytes
+from kvstore.actions import (
+    CopyBlock,
+    CopyState,
+    CopyWindowBlock,
+    FillBlock,
+    FillState,
+    FillWindow,
+    Order,
+    ReadBlock,
+    ResetState,
+    RollBackState,
+)
+from kvstore.groups.sizes import StorageSizes
+from kvstore.types import BlockId, SlotId
+
+
+class Storage:
+    """`full` holds logical blocks; `windows` and `states` are in the order of the store's groups.
+
+    Layers of a kind that the model has none of take no memory. `kv_format` says how the bytes lie
+    that `read` gives: two storages with the same take each other's. `part_bytes`: of a block, of
+    each window's block, of a state.
+    """
+
+    def __init__(self, layout: Layout, sizes: StorageSizes, block_size: int) -> None:
+        self.full = Arena(layout.full_layers, sizes.n_blocks, block_size)
+        self.windows = tuple(
+            Arena(layout.layers_of(size.window), size.n_slots, block_size) for size in sizes.windows
+        )
+        n_states = sizes.states.running + sizes.states.saved if sizes.states else 0
+        self.states = StateArena(layout.states, n_states)
+        self.kv_format = _kv_format(layout, block_size)
+        self.part_bytes = (
+            block_bytes(layout.full_layers, block_size),
+            *(block_bytes(layout.layers_of(window), block_size) for window in layout.windows),
+            state_bytes(layout.states),
+        )
+
+    def carry_out(self, orders: Iterable[Order]) -> None:
+        """Each group's orders, one after another; groups do not depend on each other.
+
+        Raises ArenaError or IndexError for a block or a state that there is not, and for bytes of
+        another size than theirs.
+        """
+        blocks: list[CopyBlock | FillBlock] = []
+        windows: list[list[CopyBlock | FillBlock]] = [[] for _ in self.windows]
+        for order in orders:
+            match order:
+                case CopyBlock() | FillBlock():
+                    blocks.append(order)
+                case CopyWindowBlock(group, source, target, n_tokens):
+                    windows[group].append(CopyBlock(BlockId(source), BlockId(target), n_tokens))
+                case FillWindow(group, slot, data):
+                    windows[group].append(FillBlock(BlockId(slot), data))
+                case FillState(slot, data):
+                    fill_state(self.states, slot, data)
+                case ResetState() | CopyState() | RollBackState():
+                    self.states.carry_out(order)
+        _change(self.full, blocks)
+        for arena, changes in zip(self.windows, windows, strict=True):
+            _change(arena, changes)
+
+    def read(self, reads: Sequence[ReadBlock]) -> Reading:
+        """Lay out what is to be read, as it is now.
+
+        It refers to the arenas' arrays until it has been computed. Raises ArenaError for a block
+        that there is not.
+        """
+        lengths = [read.n_tokens for read in reads]
+        blocks = pack_blocks(self.full, [read.block for read in reads], lengths)
+        columns = [Column(range(len(reads)), blocks)]
+        for group, arena in enumerate(self.windows):
+            asked = _asked(read.windows[group] for read in reads)
+            slots = [BlockId(slot) for slot in asked.values()]
+            packed = pack_blocks(arena, slots, [lengths[index] for index in asked])
+            columns.append(Column(list(asked), packed))
+        asked = _asked(read.state for read in reads)
+        columns.append(Column(list(asked), pack_states(self.states, list(asked.values()))))
+        return Reading(len(reads), columns)
+
+    def arrays(self) -> list[mx.array]:
+        """All that a forward may have written, to be evaluated at once and not kept."""
+        windows = [array for arena in self.windows for array in arena.arrays()]
+        return [*self.full.arrays(), *windows, *self.states.unevaluated()]
+
+
+def _change(arena: Arena, orders: Iterable[CopyBlock | FillBlock]) -> None:
+    for _, alike in groupby(orders, type):
+        copies, contents = list[CopyBlock](), dict[BlockId, bytes]()
+        for order in alike:
+            match order:
+                case CopyBlock():
+                    copies.append(order)
+                case FillBlock(block, data):
+                    contents[block] = data
+        arena.copy(copies)
+        fill_blocks(arena, contents)
+
+
+def _asked(slots: Iterable[SlotId | None]) -> dict[int, SlotId]:
+    """Who reads something, by place."""
+    return {index: slot for index, slot in enumerate(slots) if slot is not None}
+
+
+def _kv_format(layout: Layout, block_size: int) -> str:
+    windows = (
+        f"window{window}={describe_layers(layout.layers_of(window))}" for window in layout.windows
+    )
+    full = f"full={describe_layers(layout.full_layers)}"
+    states = f"state={describe_states(layout.states)}"
+    return " ".join([FORMAT, f"block={block_size}", full, *windows, states])

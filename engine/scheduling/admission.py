@@ -1,0 +1,219 @@
+"""Who is admitted next of those that wait, and with what of the cache."""
+
+from collections.abc import Callable, Container, Iterable, Sequence, Set
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TypeAlias
+
+from engine.disk_cache.recalls import Wish
+from engine.scheduling.counters import AdmissionCounters
+from engine.scheduling.policy import Holdings, slots, tokens
+from engine.scheduling.sequence import LiveSequence
+from engine.scheduling.turns import Turns
+from engine.scheduling.validation import Limits
+from engine.scheduling.waiting import WaitingQueue
+from engine.step.plan import SequenceId
+from kvstore.index.announcements import Prospect
+from kvstore.lease import Lease, Refusal
+from kvstore.store import KVStore
+
+Recall: TypeAlias = Callable[[LiveSequence, Wish], bool]
+"""Has what is worth it of a prompt loaded from disk; what is coming then is announced. False: it
+would be worth it, and is to wait for others' loads.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A client's next sequence found no blocks, when so many had been let go."""
+
+    sequence_id: SequenceId
+    n_drops: int
+
+
+class Admission:
+    """The queue and the door behind it. Who is let in has a lease.
+
+    Of the clients that find no blocks the one that holds least goes first, and before others that
+    hold as much and whose turn is later, or a long prompt might starve.
+    """
+
+    def __init__(self, store: KVStore, limits: Limits, turns: Turns, recall: Recall) -> None:
+        self._store = store
+        self._recall = recall
+        self._wishes: dict[LiveSequence, Wish] = {}  # of those that wait
+        self._max_running = limits.max_running
+        self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
+        self._refused: dict[str, Refused] = {}  # by client
+        self._reserved_for: str | None = None  # the slot that somebody has just given up
+        self._turns = turns
+        self.waiting = WaitingQueue(limits.max_waiting, turns)
+        self.counters = AdmissionCounters()
+
+    def add(self, sequence: LiveSequence) -> None:
+        """It waits from now on: it is new, or has been preempted."""
+        self.waiting.add(sequence)
+        if _adopts(sequence) and not _waits_for_first(sequence):
+            self._prospect(sequence)
+
+    def has_slot(self, n_running: int) -> bool:
+        """Whether somebody may run beside so many."""
+        return n_running < self._max_running
+
+    def admit(self, client: str, running: Sequence[LiveSequence]) -> LiveSequence | None:
+        """Admit the client's next, if there is room for it and nobody goes before."""
+        if not self.has_slot(len(running)) or self._reserved_for not in {None, client}:
+            return None
+        self._reserved_for = None
+        sequence = self._next(client)
+        if sequence is None or not self._may_try(sequence, running):
+            return None
+        lease = self._lease(sequence, len(running))
+        if isinstance(lease, Refusal):
+            self._refused[client] = Refused(sequence.id, self._store.pool.n_drops)
+            return None
+        self.withdraw(sequence)
+        sequence.run_with(lease)
+        if sequence.admissions == 1:
+            self._count(sequence)
+        return sequence
+
+    def giver(
+        self, running: Sequence[LiveSequence], prompts: Container[str]
+    ) -> LiveSequence | None:
+        """Who is to give way, at once, to another client's next that finds no room. One in a step.
+
+        A slot is for the first in turn that runs less than whoever gives it up, and it is made when
+        none of the clients whose `prompts` are computed has its turn before.
+        """
+        if not self.waiting or len(self._turns) == 1:
+            return None
+        giver = self._giver_of_blocks(running) if self._refused else None
+        if giver is None and not self.has_slot(len(running)):
+            in_turn = takewhile(lambda client: client not in prompts, self._turns)
+            giver = self._giver_of_a_slot(running, in_turn)
+        return giver
+
+    def withdraw(self, sequence: LiveSequence) -> None:
+        """It waits no more."""
+        client = sequence.request.client
+        self.waiting.remove(sequence)
+        if (refused := self._refused.get(client)) and refused.sequence_id == sequence.id:
+            del self._refused[client]
+        if client == self._reserved_for and client not in self.waiting:
+            self._reserved_for = None
+        self._forget(sequence)
+
+    def awaited(self, sequence: LiveSequence) -> Lease | None:
+        """Whose tokens it waits for, where it does."""
+        prospect = self._prospects.get(sequence)
+        if prospect is None or prospect.awaited is None or not prospect.is_waiting:
+            return None
+        return prospect.awaited.lease
+
+    def _may_start(self, sequence: LiveSequence) -> bool:
+        """Whether nobody is about to compute what it could adopt."""
+        if _waits_for_first(sequence):
+            return False
+        if not _adopts(sequence) or _forkable(sequence) is not None:
+            return True
+        prospect = self._prospect(sequence)
+        if self._store.announcements.must_wait(prospect):
+            return False
+        may_start = self._recall(sequence, self._wishes.setdefault(sequence, Wish()))
+        return may_start and not self._store.announcements.must_wait(prospect)
+
+    def _next(self, client: str) -> LiveSequence | None:
+        """Of the client's, who may start."""
+        sequence = self.waiting.next(client, self._may_start)
+        refused = self._refused.get(client)
+        if refused and (sequence is None or sequence.id != refused.sequence_id):
+            del self._refused[client]
+        return sequence
+
+    def _giver_of_blocks(self, running: Sequence[LiveSequence]) -> LiveSequence | None:
+        holdings = Holdings(running, tokens)
+        client = self._first_of(self._refused.keys(), holdings)
+        sequence = self._next(client)
+        if sequence is None or client not in self._refused:
+            return None
+        return holdings.giver(client, tokens(sequence))
+
+    def _giver_of_a_slot(
+        self, running: Sequence[LiveSequence], clients: Iterable[str]
+    ) -> LiveSequence | None:
+        holdings = Holdings(running, slots)
+        for client in clients:
+            giver = holdings.giver(client, 1) if client in self.waiting else None
+            sequence = self._next(client) if giver is not None else None
+            if sequence is not None and self._may_try(sequence, running):
+                self._reserved_for = client
+                return giver
+        return None
+
+    def _may_try(self, sequence: LiveSequence, running: Sequence[LiveSequence]) -> bool:
+        """Whether it may be given blocks, if there are any.
+
+        Not while nobody has let go of anything since it was refused, nor while a client that was
+        refused holds less than its own, or as much and has its turn before.
+        """
+        if not self._refused:
+            return True
+        client = sequence.request.client
+        refused = self._refused.get(client)
+        if refused is not None and refused.n_drops == self._store.pool.n_drops:
+            return False
+        return client == self._first_of({client, *self._refused}, Holdings(running, tokens))
+
+    def _first_of(self, clients: Set[str], holdings: Holdings) -> str:
+        """Whoever holds least; of those that hold as much, whose turn it is."""
+        return min(filter(clients.__contains__, self._turns), key=holdings.__getitem__)
+
+    def _prospect(self, sequence: LiveSequence) -> Prospect:
+        prospect = self._prospects.get(sequence)
+        if prospect is None:
+            prospect = self._store.announcements.expect(sequence.namespace, sequence.tokens)
+            self._prospects[sequence] = prospect
+        return prospect
+
+    def _forget(self, sequence: LiveSequence) -> None:
+        self._wishes.pop(sequence, None)
+        prospect = self._prospects.pop(sequence, None)
+        if prospect is not None:
+            self._store.announcements.forget(prospect)
+
+    def _count(self, sequence: LiveSequence) -> None:
+        if _adopts(sequence):
+            self.counters.queried_prompt_tokens += sequence.prompt_tokens
+        self.counters.cached_prompt_tokens += sequence.cached_tokens
+
+    def _lease(self, sequence: LiveSequence, spare_blocks: int) -> Lease | Refusal:
+        """`spare_blocks`: room for the next decode of everybody who runs."""
+        tokens, namespace = sequence.tokens, sequence.namespace
+        reserve_tokens = 1 if sequence.lacks_tokens > 1 else 0  # the last one's KV is never needed
+        if not _adopts(sequence):
+            return self._store.admit_cold(namespace, tokens, reserve_tokens, spare_blocks)
+        forkable = _forkable(sequence)
+        if forkable is not None:
+            forked_tokens = sequence.prompt_tokens - 1
+            return self._store.fork(forkable, tokens, forked_tokens, reserve_tokens, spare_blocks)
+        return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks)
+
+
+def _adopts(sequence: LiveSequence) -> bool:
+    """The logits that a prompt's scores take are in no cache."""
+    return not sequence.lacks_scores
+
+
+def _waits_for_first(sequence: LiveSequence) -> bool:
+    """Whether the first of its request is yet to compute their prompt."""
+    first = sequence.first
+    return first is not None and first.is_live and first.output_tokens == 0
+
+
+def _forkable(sequence: LiveSequence) -> Lease | None:
+    """The lease of its request's first, if that has computed their prompt."""
+    first = sequence.first
+    if sequence.admissions or first is None or first.computed_tokens < sequence.prompt_tokens:
+        return None
+    return first.lease

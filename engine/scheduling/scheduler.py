@@ -1,0 +1,351 @@
+"""Decides what each step computes, and takes in what it has computed.
+
+    add / abort ─► plan() ─► StepPlan ─► (runner) ─► StepResult ─► commit() ─► OutputEvents
+
+A machine without a clock, threads or tensors. The next step may be planned before the one before is
+committed. Sequences that lack a single token come first, so a long prompt is computed in chunks
+beside the others' decodes. The rest of a step goes by the clients' turns (docs/adr/0018).
+"""
+
+from bisect import insort
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection
+from itertools import count
+
+from engine.api import InvalidRequest
+from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.disk_cache.recalls import Prompt, Recalled, Wish
+from engine.output.output import OutputFactory
+from engine.scheduling import events, policy
+from engine.scheduling.admission import Admission
+from engine.scheduling.costs import StepCosts
+from engine.scheduling.counters import AdmissionCounters, SchedulerCounters
+from engine.scheduling.live import LiveSequences
+from engine.scheduling.sequence import LiveSequence, Status, lease_of
+from engine.scheduling.sequence_factory import SequenceFactory
+from engine.scheduling.step_budget import StepBudget
+from engine.scheduling.step_builder import Draft
+from engine.scheduling.submission import Submission
+from engine.scheduling.turns import Turns
+from engine.scheduling.validation import Limits
+from engine.step.plan import SampledToken, SequenceId, StepPlan, StepResult
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import Request
+from kvstore.digest import Digest
+from kvstore.lease import Lease, Refusal
+from kvstore.store import KVStore
+from kvstore.types import DEFAULT_NAMESPACE, Namespace
+
+
+class Scheduler:
+    """Continuous batching over one KVStore. Requests without a salt share one namespace."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        outputs: OutputFactory,
+        limits: Limits,
+        draw_seed: Callable[[], int],
+        unsalted: Namespace = DEFAULT_NAMESPACE,
+        disk: DiskCache = NO_DISK_CACHE,
+    ) -> None:
+        self._store = store
+        self._disk = disk
+        self._turns = Turns()
+        self._admission = Admission(store, limits, self._turns, self._recall)
+        self._sequences = SequenceFactory(outputs, draw_seed, unsalted)
+        self._limits = limits
+        self._costs = StepCosts()
+        self._numbers = count(1)  # of steps
+        self._running: list[LiveSequence] = []
+        self._live = LiveSequences()
+        self._admissions: list[OutputEvent] = []
+        self._leaving: list[SequenceId] = []  # what the runner has not been told yet
+        self.counters = SchedulerCounters()
+
+    @property
+    def store(self) -> KVStore:
+        return self._store
+
+    @property
+    def disk(self) -> DiskCache:
+        return self._disk
+
+    @property
+    def running(self) -> tuple[LiveSequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[LiveSequence, ...]:
+        return tuple(self._admission.waiting)
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._admission.waiting)
+
+    @property
+    def admission_counters(self) -> AdmissionCounters:
+        return self._admission.counters
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live) or self._disk.is_busy
+
+    def sequence(self, sequence_id: SequenceId) -> LiveSequence | None:
+        """None when it is over."""
+        return self._live.get(sequence_id)
+
+    def is_loading(self, sequence: LiveSequence) -> bool:
+        """Whether it waits for what comes from disk."""
+        lease = self._admission.awaited(sequence) if self._disk.is_loading else None
+        return lease is not None and self._disk.loads(lease)
+
+    @property
+    def unanswered(self) -> tuple[LiveSequence, ...]:
+        """Those whose guides' matchers have to be answered before they go on."""
+        return self._live.unanswered
+
+    def take_admissions(self) -> list[OutputEvent]:
+        """News of those who were admitted for the first time since this was last asked."""
+        news, self._admissions = self._admissions, []
+        return news
+
+    def namespace(self, cache_salt: str) -> Namespace:
+        return self._sequences.namespace(cache_salt)
+
+    def names(self, request: Request) -> tuple[Digest, ...]:
+        """What its prompt's blocks are called where they may be on disk. On any thread."""
+        return self._disk.names(self.namespace(request.cache_salt), request.prompt)
+
+    def add(self, submission: Submission) -> None:
+        """Queue the request's n sequences.
+
+        Raises InvalidRequest or NoRoom.
+        """
+        request = submission.request
+        if self._live.of_request(request.id):
+            raise InvalidRequest(f"a request with id {request.id} is being served", "id")
+        self._admission.waiting.check_room(request.client, request.n)
+        for sequence in self._sequences.sequences(submission):
+            self._live.add(sequence)
+            self._turns.enter(request.client)
+            self._admission.add(sequence)
+
+    def abort(self, request_id: str) -> list[OutputEvent]:
+        """End what is left of a request. What it has computed stays in the cache.
+
+        So does what is being computed: a sequence in flight ends when its step is committed.
+        """
+        sequences = self._live.of_request(request_id)
+        for sequence in sequences:
+            sequence.is_aborted = True
+        return [self._end(s, FinishReason.ABORT) for s in sequences if not s.is_in_flight]
+
+    def plan(self) -> StepPlan:
+        """The next step. Takes the blocks for it, preempting where there are too few."""
+        batch_rows = min(self.n_running + self.n_waiting, self._limits.max_running)
+        time = StepBudget(self._costs, self._limits.step_stretch, batch_rows)
+        draft = Draft(self._limits.step_tokens, time, next(self._numbers))
+        self._schedule_rows(draft)
+        draft.reads += self._disk.reads(draft.number, time.moving_seconds)  # behind all writing
+        if draft.is_empty:
+            return StepPlan()
+        draft.before += self._store.take_orders()
+        leaving, self._leaving = self._leaving, []
+        return draft.plan(leaving)
+
+    def took(self, plan: StepPlan, filled: Collection[int], seconds: float) -> None:
+        """It has taken so long, and steps with these numbers have filled in meanwhile."""
+        if filled or plan.reads:
+            if not plan.chunks:  # they are predicted less well than bytes could tell
+                extra_seconds = seconds - self._costs.seconds(plan.work)
+                self._disk.took(filled, plan.number, max(extra_seconds, 0.0))
+        elif plan.work.forwards and not plan.is_scoring:
+            self._costs.observe(plan.work, seconds)
+
+    def settle(self) -> list[OutputEvent]:
+        """What is new of those whose matchers have been answered meanwhile."""
+        return [news for one in self._live.take_answered() for news in self._settled(one)]
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
+        """The step has been computed: publish its blocks, append its tokens, say what is new."""
+        self.counters.steps += 1
+        self._disk.commit(plan.number, result.read)
+        news = []
+        for sequence, n_tokens in self._live.running(plan):
+            if message := result.failed.get(sequence.id):
+                news.append(self._fail(sequence, message))
+                continue
+            self._progress(sequence, n_tokens)
+            if scores := result.scored.get(sequence.id):
+                sequence.prompt_scores += scores
+            sampled = result.sampled.get(sequence.id)
+            if sequence.is_aborted:
+                news.append(self._end(sequence, FinishReason.ABORT))
+            elif sampled is not None:
+                news += self._append(sequence, sampled)
+            elif sequence.is_computed:
+                news.append(self._end(sequence, FinishReason.LENGTH))
+        return news
+
+    def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
+        """The step has raised: its sequences end, and nothing of it is published."""
+        self._store.revoke(plan.before)
+        self._disk.fail(plan.number)
+        return [self._fail(sequence, message) for sequence, _ in self._live.running(plan)]
+
+    def _schedule_rows(self, draft: Draft) -> None:
+        """Decodes first, for which limits leave a token each, then prompts by turns."""
+        prompts, decodes = defaultdict[str, deque[LiveSequence]](deque), list[LiveSequence]()
+        for sequence in self._running:
+            if (n_tokens := sequence.remaining_tokens) > 1:
+                prompts[sequence.request.client].append(sequence)
+            elif n_tokens == 1:
+                decodes.append(sequence)
+        self._turns.begin_step()
+        if (giver := self._admission.giver(self._running, prompts)) is not None:
+            self._preempt(giver, draft)
+            self.counters.gave_way += 1
+        for sequence in policy.by_rows(decodes, self._running):
+            if sequence.status is Status.RUNNING:  # has not given way
+                self._schedule(sequence, 1, draft)
+        for sequence in self._running:
+            if sequence.keeps_logits:
+                draft.keep(sequence)
+                self.counters.rows_sat_out += 1
+        self._fill_in(draft)
+        self._schedule_prompts(prompts, draft)
+        for sequence in draft.preempted:  # not before: what is in flight is not its next lease's
+            self._admission.add(sequence)
+
+    def _fill_in(self, draft: Draft) -> None:
+        """What has come from disk, as much as there is time for beside the decodes."""
+        if fills := self._disk.fills(draft.number, draft.time.moving_seconds):
+            draft.before += [*self._store.take_orders(), *fills]
+            draft.time.move(self._disk.fill_seconds(draft.number))
+
+    def _schedule_prompts(self, prompts: dict[str, deque[LiveSequence]], draft: Draft) -> None:
+        """A chunk of each client in turn, and again, for as long as there is budget."""
+        waiting = self._admission.waiting
+        may_begin = self._admission.has_slot(len(self._running)) and draft.has_room
+        if not prompts and not (may_begin and waiting):
+            return
+        clients = deque(c for c in self._turns if c in prompts or (may_begin and c in waiting))
+        while clients and draft.budget_tokens:
+            client = clients.popleft()
+            if self._take_turn(client, prompts.get(client, deque()), draft):
+                self._turns.had(client)
+                clients.append(client)
+
+    def _take_turn(self, client: str, prompts: deque[LiveSequence], draft: Draft) -> bool:
+        """Go on with one of its prompts, else begin one that waits; False where neither can be."""
+        while prompts:
+            sequence = prompts.popleft()
+            has_lease = sequence.status is Status.RUNNING  # has not given way
+            if has_lease and (n_tokens := draft.allow(sequence, sequence.remaining_tokens)):
+                self._schedule(sequence, n_tokens, draft)
+                return True
+        return draft.has_room and self._begin(client, draft)
+
+    def _begin(self, client: str, draft: Draft) -> bool:
+        """Admit the client's next; False where that cannot be."""
+        sequence = self._admission.admit(client, self._running)
+        if sequence is None:
+            return False
+        if sequence.admissions == 1:
+            self._admissions.append(events.admission(sequence))
+        insort(self._running, sequence, key=policy.admission_key)
+        self._live.must_be_answered(sequence)
+        n_tokens = max(draft.allow(sequence, sequence.remaining_tokens), 1)
+        self._schedule(sequence, n_tokens, draft)  # now, for its orders are in this step
+        return True
+
+    def _schedule(self, sequence: LiveSequence, n_tokens: int, draft: Draft) -> None:
+        """Put so many tokens of the sequence into the step, preempting where blocks are short."""
+        lease = lease_of(sequence)
+        start = lease.planned_tokens
+        if n_tokens > 1:
+            n_tokens = self._store.stride(lease, n_tokens, sequence.split)
+        while isinstance(room := self._store.extend(lease, n_tokens, sequence.split), Refusal):
+            candidates = [
+                s for s in self._running if s.id not in draft.sequence_ids and not s.is_aborted
+            ]
+            victim = policy.victim(candidates, self._running)
+            self._preempt(victim, draft)
+            self.counters.preemptions += 1
+            draft.is_short_of_blocks = True
+            if victim is sequence:
+                return
+        draft.add(sequence, start, n_tokens, room)
+
+    def _recall(self, sequence: LiveSequence, wish: Wish) -> bool:
+        prompt = Prompt(sequence.namespace, sequence.tokens, sequence.names)
+        found = self._disk.recall(prompt, wish, len(self._running), self._costs.prompt_seconds)
+        return found is not Recalled.PUT_OFF
+
+    def _preempt(self, sequence: LiveSequence, draft: Draft) -> None:
+        """Its blocks go to the cache, where it will find most of them when it comes back."""
+        if sequence.is_in_batch:
+            self._leaving.append(sequence.id)
+        self._store.donate(sequence.preempt())
+        self._running.remove(sequence)
+        draft.preempted.append(sequence)
+
+    def _progress(self, sequence: LiveSequence, n_tokens: int) -> None:
+        lease = lease_of(sequence)
+        start = lease.written_tokens
+        self._store.publish(lease, start + n_tokens)
+        if start < sequence.prompt_tokens:
+            computed = min(start + n_tokens, sequence.prompt_tokens) - start
+            self.counters.computed_prompt_tokens += computed
+
+    def _append(self, sequence: LiveSequence, sampled: SampledToken) -> list[OutputEvent]:
+        sequence.take(sampled)
+        self.counters.generated_tokens += 1
+        return [] if self._live.must_be_answered(sequence) else self._settled(sequence)
+
+    def _settled(self, sequence: LiveSequence) -> list[OutputEvent]:
+        """Its guide knows what may follow: the last token is read, if there is one."""
+        if (failed := sequence.failed) is not None:
+            self._retire(sequence)
+            return [events.refusal(sequence, failed)]
+        sampled = sequence.unread
+        if sampled is None:
+            return []
+        delta = sequence.read(sampled)
+        if delta.finish_reason:
+            self._retire(sequence)
+        return [events.token(sequence, sampled, delta)]
+
+    def _end(self, sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
+        """The sequence ends without another token."""
+        self._retire(sequence)
+        return events.end(sequence, reason)
+
+    def _fail(self, sequence: LiveSequence, message: str) -> OutputEvent:
+        """Its blocks may hold anything: they are let go, not donated."""
+        lease = lease_of(sequence)
+        self._leave(sequence)
+        self._store.release(lease)
+        return events.failure(sequence, message)
+
+    def _retire(self, sequence: LiveSequence) -> None:
+        lease = self._leave(sequence)
+        if lease is not None:
+            self._store.donate(lease)
+
+    def _leave(self, sequence: LiveSequence) -> Lease | None:
+        """Out of every list; hands over the lease, if there is one."""
+        if sequence.is_in_batch:
+            self._leaving.append(sequence.id)
+        if sequence.status is Status.RUNNING:
+            self._running.remove(sequence)
+        else:
+            self._admission.withdraw(sequence)
+        self._live.remove(sequence)
+        self._turns.leave(sequence.request.client)
+        return sequence.finish()

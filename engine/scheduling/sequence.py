@@ -1,0 +1,221 @@
+"""One output being generated: its tokens, its lease, its place in life. Engine thread only."""
+
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from engine.constraints.guide import FreeGuide, Guide, matcher_of
+from engine.constraints.matcher import Matcher, Refused, Unanswerable
+from engine.output.output import Output, TextDelta
+from engine.step.plan import SampledToken, SequenceId
+from engine.types.output import FinishReason, TokenLogprob, Usage
+from engine.types.request import Request
+from kvstore.digest import Digest
+from kvstore.lease import Lease
+from kvstore.tokens import Tokens
+from kvstore.types import Namespace
+
+
+class Status(Enum):
+    WAITING = auto()  # never scheduled yet
+    RUNNING = auto()  # has a lease
+    PREEMPTED = auto()  # lost its lease, waits to come back
+    FINISHED = auto()
+
+
+LEGAL_TRANSITIONS = {
+    Status.WAITING: {Status.RUNNING, Status.FINISHED},
+    Status.RUNNING: {Status.PREEMPTED, Status.FINISHED},
+    Status.PREEMPTED: {Status.RUNNING, Status.FINISHED},
+    Status.FINISHED: set[Status](),
+}
+
+
+class IllegalTransitionError(RuntimeError):
+    """A sequence was told to do what its status does not allow."""
+
+
+@dataclass(eq=False, slots=True)
+class LiveSequence:
+    """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
+
+    `tokens` are prompt and output. Progress is two numbers: for `planned_tokens` of them a step has
+    been planned, and `computed_tokens` have KV. Behind them come `awaited_tokens`, which steps that
+    have been planned will sample. A decode is a sequence that lacks one token.
+
+    A guide whose matcher is to be answered by another process keeps the sequence back in two ways:
+    its last token is `unread`, for it may complete the grammar, and the next is not sampled. If a
+    step has computed that one's logits, the runner keeps them (`keeps_logits`).
+    """
+
+    id: SequenceId
+    index: int
+    request: Request
+    namespace: Namespace
+    tokens: Tokens
+    output: Output
+    seed: int
+    stop_token_ids: frozenset[int]
+    guide: Guide = field(default_factory=FreeGuide)
+    names: tuple[Digest, ...] = ()  # of its prompt's blocks, where they may be on disk
+    first: "LiveSequence | None" = None  # of the same request; computes the prompt for the others
+    status: Status = Status.WAITING
+    lease: Lease | None = None
+    cached_tokens: int = 0  # of the prompt, adopted at the first admission
+    admissions: int = 0
+    awaited_tokens: int = 0
+    is_aborted: bool = False  # ends with the step that is in flight
+    is_in_batch: bool = False  # of the runner
+    is_sampling: bool = False  # has sampled since it entered the batch
+    keeps_logits: bool = False  # they are sampled as soon as the guide allows
+    unread: SampledToken | None = None
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.lease.written_tokens if self.lease else 0
+
+    @property
+    def planned_tokens(self) -> int:
+        return self.lease.planned_tokens if self.lease else 0
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens for which a step is to be planned; none when all others are awaited or there."""
+        awaited = self.awaited_tokens
+        if self.is_aborted or (self.request.max_tokens and awaited == self.lacks_tokens):
+            return 0
+        return len(self.tokens) + awaited - self.planned_tokens
+
+    @property
+    def split(self) -> int:
+        """The position whose token is computed apart, for one is sampled after it; 0: none is."""
+        return len(self.tokens) - 1 if self.request.max_tokens > 0 else 0
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a step computes tokens of it that has not been committed."""
+        return self.planned_tokens > self.computed_tokens
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether all its tokens have KV, and none is to come."""
+        return self.request.max_tokens == 0 and self.computed_tokens == len(self.tokens)
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether its prompt is still to be scored: that takes the logits behind every token."""
+        return self.request.prompt_logprobs is not None and self.output_tokens == 0
+
+    @property
+    def lacks_tokens(self) -> int:
+        """Tokens that it may still generate."""
+        return self.request.max_tokens - self.output_tokens
+
+    @property
+    def is_live(self) -> bool:
+        return self.status is not Status.FINISHED
+
+    @property
+    def usage(self) -> Usage:
+        n_read = self.output_tokens - (self.unread is not None)
+        return Usage(self.prompt_tokens, self.cached_tokens, n_read)
+
+    @property
+    def unanswered(self) -> Matcher | None:
+        """The matcher that has to be answered before it goes on."""
+        matcher = matcher_of(self.guide.choice)
+        return matcher if matcher is not None and matcher.answer is None else None
+
+    @property
+    def failed(self) -> Matcher | None:
+        """The matcher that cannot be answered."""
+        matcher = matcher_of(self.guide.choice)
+        if matcher is not None and isinstance(matcher.answer, Refused | Unanswerable):
+            return matcher
+        return None
+
+    @property
+    def banned_tokens(self) -> tuple[int, ...]:
+        """What it must not generate next: stop tokens, before `min_tokens`."""
+        too_early = self.output_tokens < self.request.sampling.min_tokens
+        return tuple(self.stop_token_ids) if too_early else ()
+
+    def plan_sample(self) -> None:
+        """A step has been planned that samples its next token."""
+        self.awaited_tokens += 1
+        self.is_sampling = True
+
+    def sit_out(self) -> None:
+        """The step that was to sample its next token has only computed the logits."""
+        self.awaited_tokens -= 1
+        self.keeps_logits = True
+
+    def take(self, sampled: SampledToken) -> None:
+        """The next token has been generated. It is to be read when the guide's matcher, where it
+        has one, has been answered."""
+        self.awaited_tokens -= 1
+        self.tokens.append(sampled.token_id)
+        self.guide.accept(sampled.token_id)
+        self.unread = sampled
+
+    def read(self, sampled: SampledToken) -> TextDelta:
+        """What can be shown with its last token."""
+        self.unread = None
+        self.guide.answered()
+        piece = self.output.add(sampled.token_id)
+        match piece.finish_reason:
+            case None if self.guide.is_complete:
+                last = self.output.complete()
+                return replace(last, text=piece.text + last.text)
+            case FinishReason.LENGTH if self.guide.is_complete:
+                return replace(piece, finish_reason=FinishReason.STOP)  # nothing is missing
+        return piece
+
+    def run_with(self, lease: Lease) -> None:
+        """It has been admitted."""
+        self._move(Status.RUNNING)
+        self.lease = lease
+        if self.admissions == 0:
+            self.cached_tokens = lease.cached_tokens
+        self.admissions += 1
+
+    def preempt(self) -> Lease:
+        """It must wait again. Hands over the lease."""
+        lease = self._give_lease()
+        self._move(Status.PREEMPTED)
+        if self.lacks_scores:  # else they are whole, and perhaps not told yet
+            self.prompt_scores.clear()
+        self.awaited_tokens = 0  # it will draw them again
+        self.is_in_batch = self.is_sampling = self.keeps_logits = False
+        return lease
+
+    def finish(self) -> Lease | None:
+        """It is over. Hands over the lease, if there is one."""
+        lease = self._give_lease() if self.lease else None
+        self._move(Status.FINISHED)
+        return lease
+
+    def _give_lease(self) -> Lease:
+        lease, self.lease = self.lease, None
+        if lease is None:
+            raise IllegalTransitionError(f"sequence {self.id} is {self.status.name}: no lease")
+        return lease
+
+    def _move(self, status: Status) -> None:
+        if status not in LEGAL_TRANSITIONS[self.status]:
+            raise IllegalTransitionError(f"sequence {self.id}: {self.status.name} -> {status.name}")
+        self.status = status
+
+
+def lease_of(sequence: LiveSequence) -> Lease:
+    """The lease of a running sequence."""
+    assert sequence.lease is not None, f"sequence {sequence.id} is {sequence.status.name}"
+    return sequence.lease

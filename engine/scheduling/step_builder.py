@@ -1,0 +1,100 @@
+"""The step that is being planned: what is in it so far, and what may still join."""
+
+from dataclasses import dataclass, field
+
+from engine.scheduling import rows
+from engine.scheduling.sequence import LiveSequence, lease_of
+from engine.scheduling.step_budget import StepBudget
+from engine.step.plan import Chunk, Entry, SequenceId, StepPlan
+from kvstore.actions import NO_ORDERS, Order, ReadBlock, Room, TablePatch
+
+BEGINNING_TOKENS = 16
+"""A prompt is admitted to a step that has time for so many tokens of it."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """The step that is being planned."""
+
+    budget_tokens: int
+    time: StepBudget
+    number: int = 0
+    sequence_ids: set[SequenceId] = field(default_factory=set)
+    enter: list[Entry] = field(default_factory=list)
+    patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
+    before: list[Order] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    between: list[Order] = field(default_factory=list)
+    decodes: list[SequenceId] = field(default_factory=list)
+    after: list[Order] = field(default_factory=list)
+    reads: list[ReadBlock] = field(default_factory=list)
+    kept: list[SequenceId] = field(default_factory=list)
+    preempted: list[LiveSequence] = field(default_factory=list)
+    is_short_of_blocks: bool = False  # then nobody begins
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is computed, filled in or read."""
+        return not (self.sequence_ids or self.before or self.reads)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a prompt that begins may join."""
+        if self.is_short_of_blocks or self.budget_tokens == 0:
+            return False
+        return self.time.allow(0, BEGINNING_TOKENS) > 0
+
+    def allow(self, sequence: LiveSequence, n_tokens: int) -> int:
+        """How many of its next tokens may join; every decode may."""
+        if n_tokens == 1:
+            return 1
+        return self.time.allow(sequence.planned_tokens, min(n_tokens, self.budget_tokens))
+
+    def add(self, sequence: LiveSequence, start: int, n_tokens: int, room: Room) -> None:
+        """Compute tokens of the sequence, from position `start` on."""
+        self.sequence_ids.add(sequence.id)
+        self.budget_tokens -= n_tokens
+        if not sequence.is_in_batch:
+            self.enter.append(rows.entry(sequence))
+            sequence.is_in_batch = True
+        lease = lease_of(sequence)
+        if lease.is_patched:
+            self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
+        if room is not NO_ORDERS:
+            self.before += room.before
+            self.between += room.between
+            self.after += room.after
+        if n_tokens == 1:
+            self.time.decode(start)
+        else:
+            self.time.chunk(start, n_tokens)
+        if sequence.is_sampling:
+            self.decodes.append(sequence.id)
+            sequence.plan_sample()
+            return
+        chunk = rows.chunk(sequence, start, n_tokens)
+        self.chunks.append(chunk)
+        if chunk.samples:
+            sequence.plan_sample()
+
+    def keep(self, sequence: LiveSequence) -> None:
+        """Sample the sequence from the logits that it has kept."""
+        self.sequence_ids.add(sequence.id)
+        self.kept.append(sequence.id)
+        sequence.plan_sample()
+
+    def plan(self, leave: list[SequenceId]) -> StepPlan:
+        return StepPlan(
+            leave=tuple(leave),
+            enter=tuple(self.enter),
+            patches=tuple(self.patches),
+            before=tuple(self.before),
+            chunks=tuple(self.chunks),
+            between=tuple(self.between),
+            decodes=tuple(self.decodes),
+            after=tuple(self.after),
+            work=self.time.work,
+            reads=tuple(self.reads),
+            number=self.number,
+            kept=tuple(self.kept),
+        )

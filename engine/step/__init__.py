@@ -1,0 +1,1 @@
+"""What the scheduler and the backend say to each other: plain values."""

@@ -1,0 +1,32 @@
+"""What is asked of the cache, and what it says. Frozen values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class CacheTier(StrEnum):
+    """Where KV is kept."""
+
+    MEMORY = "memory"  # the arena
+    DISK = "disk"  # below it; see DiskCacheConfig
+
+
+ALL_TIERS = frozenset(CacheTier)
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What a cache clear gave back of the arena. What it removes from disk is gone from sight at
+    once, and its bytes are free soon after.
+    """
+
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a prompt would find in the cache: tokens, and the names of the whole blocks."""
+
+    cached_tokens: int
+    block_digests: tuple[str, ...]  # hexadecimal; see kvstore/digest.py
