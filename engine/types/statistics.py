@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.memory import MemoryStats
-from engine.recent import HitRecord, RecentHits
+from engine.types.memory import MemoryStats
 from engine.types.output import FinishReason
+from engine.types.recent import HitRecord, RecentHits
 from engine.types.request import RefusalReason
 from kvstore.groups.group import GroupStats
 from kvstore.tier.types import Fault

@@ -156,7 +156,7 @@ class Metrics:
         return generate_latest(registry)
 
     def _families(self, engine: Engine, model: str) -> Iterator[Metric]:
-        stats, up = engine.loop.stats(), float(engine.is_alive())
+        stats, up = engine.stats(), float(engine.is_alive())
         yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", up)
         yield _model_info(engine.card, model)
         yield from self._telemetry.collect()

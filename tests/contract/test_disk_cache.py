@@ -99,7 +99,7 @@ def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path
 
 
 def _is_written(engine: Engine, n_blocks: int) -> bool:
-    disk = engine.loop.stats().loop.cache.disk
+    disk = engine.stats().loop.cache.disk
     assert disk is not None
     return disk.entries >= n_blocks and disk.buffered_bytes == 0
 

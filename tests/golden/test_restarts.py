@@ -51,7 +51,7 @@ class Daemon:
         self._engine.add(Request(name, tuple(prompt), max_tokens=8, sampling=sampling))
         said = list[int]()
         engine = self._engine
-        while engine.scheduling.scheduler.has_work or not engine.loop.pipeline.is_empty:
+        while engine.scheduler.has_work or not engine.pipeline.is_empty:
             self._inbox.handle()
             for event in engine.turn():
                 assert event.error is None
@@ -64,7 +64,7 @@ class Daemon:
     def end(self) -> None:
         disk, engine = self._engine.scheduler.disk, self._engine
         disk.end()
-        while disk.is_ending or not engine.loop.pipeline.is_empty:
+        while disk.is_ending or not engine.pipeline.is_empty:
             engine.turn()
         disk.close()
 

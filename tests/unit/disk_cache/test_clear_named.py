@@ -117,10 +117,10 @@ def test_what_has_come_to_memory_since_somebody_looked_there_is_cleared_there_to
 ) -> None:
     """The others were looked through on another thread."""
     engine = Engine(folder)
-    others = engine.loop.loop.namespaces
+    others = engine.loop.namespaces
     assert ALICE not in others
     assert engine.ask(ALICE) == 36
-    cleared = engine.loop.loop.clear_named(namespace_id(ALICE), others, [*ALL_TIERS])
+    cleared = engine.loop.clear_named(namespace_id(ALICE), others, [*ALL_TIERS])
     assert cleared.blocks > 0
     assert engine.ask(ALICE) == 0
     engine.tier.close()
@@ -129,6 +129,6 @@ def test_what_has_come_to_memory_since_somebody_looked_there_is_cleared_there_to
 @pytest.mark.parametrize("name", ["0123456789ab", root_digest(ALICE).hex()[:8], "1"])
 def test_nobody_is_meant_by_another_name(folder: Path, name: str) -> None:
     engine = Engine(folder)
-    engine.loop.loop.clear_named(name, (), [*ALL_TIERS])
+    engine.loop.clear_named(name, (), [*ALL_TIERS])
     assert engine.tier.roots() == set(map(root_digest, EVERYBODY))
     engine.tier.close()
