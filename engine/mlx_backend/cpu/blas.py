@@ -125,10 +125,10 @@ def _open_global(library: str) -> Any:
 
 def _library_directories() -> list[Path]:
     """Where pip, for everybody or for this user, and conda put the libraries of packages."""
-    places = [sysconfig.get_path("data")]
+    prefixes = [sysconfig.get_path("data")]
     if site.ENABLE_USER_SITE:
-        places.append(sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))
-    return [Path(place) / "lib" for place in places]
+        prefixes.append(sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))
+    return [Path(prefix) / "lib" for prefix in prefixes]
 
 
 def _has_gpu_package() -> bool:

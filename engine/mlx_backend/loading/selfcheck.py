@@ -20,7 +20,7 @@ from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.discovery import RUN_ERRORS
 from engine.mlx_backend.model.execution import Execution
-from engine.mlx_backend.model.forward_batch import Run
+from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.storage.storage import Storage
@@ -151,16 +151,17 @@ def _compute(
         cached.storage.carry_out(room.before)
         for patch in lease.take_patches():
             tables[lease].patch(patch)
-    leases, runs, token_ids = list(chunks), list[Run](), list[int]()
+    leases, spans, token_ids = list(chunks), list[TokenSpan](), list[int]()
     for index, (lease, n_tokens) in enumerate(chunks.items()):
-        piece = tables[lease].piece(starts[lease], n_tokens)
-        runs.append(Run(piece, index, len(token_ids), n_read=int(lease in read)))
-        token_ids += lease.tokens.ids(piece.start, piece.stop)
-    forwards = cached.arrange(runs, _UNBOUNDED)
+        first_token, n_read = len(token_ids), int(lease in read)
+        span = tables[lease].span(starts[lease], n_tokens, index, first_token, n_read)
+        spans.append(span)
+        token_ids += lease.tokens.ids(span.start, span.stop)
+    forwards = cached.arrange(spans, _UNBOUNDED)
     found: dict[Lease, mx.array] = {}
     for batch in (*forwards.prompts, *forwards.sampling):
         computed = cached.forward(batch, mx.array(token_ids))
-        answered = [leases[run.index] for run in batch.runs if run.n_read]
+        answered = [leases[span.index] for span in batch.spans if span.n_read]
         mx.eval(computed.logits if answered else [], cached.storage.arrays())
         found.update(zip(answered, computed.logits, strict=False))
     for lease, n_tokens in chunks.items():

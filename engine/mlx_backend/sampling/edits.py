@@ -100,16 +100,16 @@ def edit_tokens(logits: mx.array, edits: Sequence[Edits]) -> mx.array:
     vocab_size = logits.shape[-1]
     tokens = np.concatenate([of_row.tokens for of_row in edits])
     values = np.concatenate([of_row.values for of_row in edits], axis=1)
-    places = np.repeat(np.arange(len(edits), dtype=np.uint32) * vocab_size, n_tokens) + tokens
+    indices = np.repeat(np.arange(len(edits), dtype=np.uint32) * vocab_size, n_tokens) + tokens
     known = tokens < vocab_size
-    return _edit(logits, mx.array(places[known]), mx.array(values[:, known]))
+    return _edit(logits, mx.array(indices[known]), mx.array(values[:, known]))
 
 
-def _edit(logits: mx.array, places: mx.array, values: mx.array) -> mx.array:
+def _edit(logits: mx.array, indices: mx.array, values: mx.array) -> mx.array:
     # Along an axis: on a CPU indexing takes dozens of times as long for each token.
     flat = mx.flatten(logits)
-    changed = _change(mx.take_along_axis(flat, places, axis=0), *values)
-    return mx.put_along_axis(flat, places, changed, axis=0).reshape(logits.shape)
+    changed = _change(mx.take_along_axis(flat, indices, axis=0), *values)
+    return mx.put_along_axis(flat, indices, changed, axis=0).reshape(logits.shape)
 
 
 @partial(mx.compile, shapeless=True)

@@ -68,7 +68,7 @@ class Maxima:
 
 
 def strips_of(values: mx.array) -> mx.array:
-    """Whole blocks [rows, places] as [rows, BLOCK, places / BLOCK]. Reductions along the strips
+    """Whole blocks [rows, vocab] as [rows, BLOCK, vocab / BLOCK]. Reductions along the strips
     are the fastest that a CPU has: they add whole strips.
     """
     return values.reshape(len(values), BLOCK, -1)

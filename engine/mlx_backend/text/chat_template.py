@@ -64,8 +64,9 @@ class ChatTemplate:
         mark = new_mark(strings)
         marked = {text: self._control_tokens.marked(text, mark) for text in written}
         shown, arguments = _replaced(messages, marked), _replaced(arguments, marked)
-        text, runs = self._with_stand_ins(self._render(shown, arguments), shown, replays, arguments)
-        return self._control_tokens.encode(text, mark, runs)
+        text = self._render(shown, arguments)
+        text, replayed = self._with_stand_ins(text, shown, replays, arguments)
+        return self._control_tokens.encode(text, mark, replayed)
 
     def _with_stand_ins(
         self,
@@ -81,7 +82,7 @@ class ChatTemplate:
         outline = Outline(messages, replays)
         try:
             rendered = self._render(outline.messages, self._allowing(arguments))
-            return outline.spliced(text, rendered, messages, self._control_tokens.run)
+            return outline.spliced(text, rendered, messages, self._control_tokens.replay)
         except (*_REFUSALS, ValueError):  # the template cannot do without the calls
             return text, []
 
