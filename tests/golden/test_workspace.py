@@ -16,9 +16,8 @@ from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
 from engine.mlx_backend.model import output_head
 from engine.mlx_backend.model.batching import LADDER
-from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.execution import Execution
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead

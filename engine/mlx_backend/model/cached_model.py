@@ -7,13 +7,28 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.model.execution import Execution
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardBatch, Indices, StepForwards
 from engine.mlx_backend.model.grouping import FORWARD_TOKENS, ForwardCost
 from engine.mlx_backend.model.layout import Layout
+from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.model.view_tree import ViewFactory, ViewTree
 from engine.mlx_backend.storage.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a model runs over shared storage, as the check at load has found out.
+
+    `rejected`: what was tried before, and why not.
+    """
+
+    batching: Batching
+    attention: Attention
+    head: OutputHead
+    rejected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from engine.mlx_backend.sampling.draws import Choice, choice_for
-from engine.mlx_backend.sampling.edits import edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.maxima import Maxima
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.scores import Scores, as_list, score
 from engine.step.plan import Masks, SampledToken
 from engine.types.output import TokenLogprob
