@@ -103,7 +103,7 @@ class JoinedView(KVView):
 
 
 class UnreadView(CacheView):
-    """Of a row group whose attention nobody needs: its tokens are neither stored nor read after."""
+    """A view of a row group whose attention is not needed: nothing after it is stored or read."""
 
     def attend(
         self,
@@ -121,7 +121,7 @@ class UnreadView(CacheView):
 def _attend(
     view: CacheView, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None
 ) -> mx.array:
-    """Of one row group, whose tokens lie row by row."""
+    """The attention of one row group, whose tokens lie row by row."""
     rows, length = view.forward.rows, view.forward.length
     n_tokens, heads, _, key_dim = queries.shape
     by_row = queries.reshape(rows, length, heads, key_dim).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""A fast BLAS for MLX on Linux CPUs.
+"""A fast BLAS for MLX on Linux CPUs. Off Linux, and on GPUs, nothing here is used.
 
 The wheels on PyPI link the reference BLAS, 20 to 50 times slower than OpenBLAS or MKL in float32.
 A library loaded with RTLD_GLOBAL before `mlx.core` is imported answers its `cblas_*` calls instead.

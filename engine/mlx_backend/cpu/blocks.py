@@ -1,7 +1,11 @@
-"""Attention that reads the arena's blocks where they lie, and merges parts by log-sum-exp.
+"""The operations of `cascade.py`: attention over blocks of the arena, without gathering them.
 
-Parts of one softmax merge exactly: each keeps its peak score, the sum of exp(score - peak) and the
-values weighted so (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
+The plain path, `gather` (`attention/strategy.py`), copies a row's blocks side by side and computes
+one softmax. This attends to blocks in several passes and merges the results.
+
+Attention over parts of the keys merges exactly: each keeps its peak score, the sum of
+exp(score - peak) and the values weighted so (Milakov and Gimelshein 2018, "Online normalizer
+calculation for softmax").
 """
 
 from collections.abc import Sequence

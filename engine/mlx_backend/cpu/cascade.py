@@ -1,6 +1,10 @@
-"""Decodes attend to blocks where they lie, and to blocks that rows share only once.
+"""The attention `cascade`, for CPUs: decodes read the arena's blocks without gathering them, and
+blocks that rows share only once for all of them.
 
-Prompt chunks are gathered and go tile by tile: there the scores, not the reads, are what costs.
+The plain path beside it is `gather` (`attention/strategy.py`): the check at load takes it where a
+model does not run with this one, and a view leaves to it what is not causal attention to all keys.
+Prompt chunks are gathered here too and go through `tiles.py`: the scores, not the reads, are what
+costs there.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""Attention of prompt chunks on a CPU, tile by tile.
+"""Attention of prompt chunks in `cascade`, tile by tile (as in FlashAttention). The plain path,
+`gather`, computes all scores of a chunk at once.
 
 A tile is few enough queries and keys that its scores stay in a core's cache through all passes of
 the softmax, and keys that causality hides from a whole tile are never touched. Its scores have the

@@ -1,9 +1,10 @@
-"""What a step's decodes read, as a list of work items: plain numbers from the block tables.
+"""What a step's decodes read in `cascade`, as a list of work items: plain numbers from the block
+tables. The plain path, `gather`, needs none: each row reads all its blocks.
 
-An item is a run of blocks that neighbouring rows attend to together: a prefix that they share, or
-one row's own blocks. A row's attention is the softmax over all items that it is in, merged. The
-list names no layer, head or array, so that any executor can take it: `cascade.py` in MLX, the
-tests' reference in numpy, a fused kernel.
+An item is neighbouring blocks of a table that neighbouring rows attend to together: a prefix that
+they share, or one row's own blocks. A row's attention is the softmax over all items that it is in,
+merged. The list names no layer, head or array, so that any executor can take it: `cascade.py` in
+MLX, the tests' reference in numpy.
 """
 
 from typing import NamedTuple

@@ -218,7 +218,7 @@ def _steps(rows: Sequence[Sequence[int]]) -> Iterator[dict[int, int]]:
 
 
 def _read_rows(index: int, step: dict[int, int]) -> list[int]:
-    """Of the step of that index."""
+    """The rows whose logits are read in the step of that index."""
     return [row for row in step if (index, row) != (_UNREAD_STEP, _UNREAD_ROW)]
 
 

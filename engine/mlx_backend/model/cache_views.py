@@ -156,8 +156,8 @@ class WindowView(CacheView):
         return self.forward.mask(window_size or self._window)
 
 
-class ChunkView(CacheView):
-    """A layer that sees its own chunk, of one row; the model makes the mask from positions."""
+class ChunkedView(CacheView):
+    """A layer of chunked attention, of one row; the model makes the mask from positions."""
 
     @property
     def start_position(self) -> int:

@@ -11,7 +11,7 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.cache_views import (
     CacheView,
-    ChunkView,
+    ChunkedView,
     KVView,
     StateView,
     UnusedView,
@@ -112,7 +112,7 @@ class ViewFactory:
         self._n_layers_left -= 1
         if isinstance(spec, ChunkedCacheSpec):
             view = _only(views)
-            return ChunkView(view.layer, view.forward)
+            return ChunkedView(view.layer, view.forward)
         if isinstance(of_arena.positions, JoinedForward):
             return JoinedView(views[0].layer, of_arena.positions, self._attending(views))
         return _only(views)

@@ -35,7 +35,7 @@ class Maxima:
 
     @classmethod
     def of(cls, logits: mx.array) -> "Maxima":
-        """Of float32 logits [rows, vocab]."""
+        """The maxima of float32 logits [rows, vocab]."""
         rows, vocab_size = logits.shape
         if beyond := -vocab_size % BLOCK:
             logits = mx.pad(logits, [(0, 0), (0, beyond)], constant_values=-mx.inf)

@@ -15,7 +15,7 @@ from engine.step.plan import Sampling
 from engine.types.request import SamplingParams
 
 _UNIFORM_BITS = 24
-"""What float32 holds exactly."""
+"""Random numbers of so many bits are exact in float32."""
 
 PENALTIES_OFF = (1.0, 0.0, 0.0)
 """repetition_penalty, presence_penalty and frequency_penalty that change nothing."""

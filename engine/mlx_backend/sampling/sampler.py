@@ -1,4 +1,4 @@
-"""Chooses the next tokens of a batch, and reports log-probabilities. Lazy: nothing waits here."""
+"""Chooses the next tokens of a batch, and reports log-probabilities. Lazy: only `read` waits."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from engine.types.output import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The tokens of some rows, before anybody has computed them."""
+    """The tokens chosen for some rows, perhaps not yet computed."""
 
     tokens: mx.array
     """uint32 [rows], always in the vocabulary: what a next forward can read on the device."""
@@ -45,7 +45,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Log-probabilities of given tokens, before anybody has computed them."""
+    """Log-probabilities of given tokens, perhaps not yet computed."""
 
     _peaks: mx.array
     _scores: Scores

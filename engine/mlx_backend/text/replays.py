@@ -26,10 +26,10 @@ class _Placeholder:
 
 
 class Outline:
-    """A conversation in which answers to be replayed are one random word each.
+    """A conversation in which each answer to be replayed is replaced by a random word.
 
-    A template renders a call as JSON of its own, and a model wrote another. Where a rendered
-    conversation and its rendered outline differ, there is such an answer, and nothing else is.
+    A template renders a call as JSON of its own, and the model may have written it otherwise. So
+    the conversation and its outline are both rendered: where they differ is an answer to replay.
     """
 
     def __init__(self, messages: Sequence[Message], replays: Mapping[int, Replay]) -> None:
@@ -130,7 +130,7 @@ def _gaps(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | None:
 
 
 def _common(one: str, other: str) -> str:
-    """What both begin with."""
+    """The longest common prefix."""
     pairs = zip(one, other, strict=False)
     return "".join(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
