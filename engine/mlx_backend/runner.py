@@ -118,7 +118,7 @@ class MlxRunner:
         inputs = self._batch.prepare_inputs(plan)
         forwards = self._model.arrange(inputs.spans)
         for batch in forwards.prompts:
-            yield self._fill(step, inputs, batch)
+            yield self._prefill(step, inputs, batch)
         for chunk, span in inputs.scored:
             yield from self._score(step, inputs, chunk, span)
         self._storage.carry_out(plan.between)
@@ -132,7 +132,7 @@ class MlxRunner:
             yield step.pending(saved)
         self._read(step, plan)
 
-    def _fill(
+    def _prefill(
         self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch
     ) -> PendingForward:
         """A forward whose logits are not read. To keep them would keep the pools it has written."""
