@@ -14,8 +14,7 @@ from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
-from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.execution import Execution
+from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler

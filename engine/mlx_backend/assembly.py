@@ -165,7 +165,7 @@ def _footprint(layout: Layout, block_size: int) -> Footprint:
 def _inventory(
     config: EngineConfig, layout: Layout, storage: Storage, sizes: StorageSizes
 ) -> Iterator[str]:
-    """What has been allocated, for people."""
+    """What has been allocated, in lines for the log."""
     size = config.block_size
     if layout.full_layers:
         bytes_used = f"{storage.full.bytes / 1e9:.2f} GB"

@@ -4,13 +4,13 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.cpu.work import WorkList
-from engine.mlx_backend.model.forward import Table
+from engine.mlx_backend.model.forward import BlockTable
 
 Floats = npt.NDArray[np.floating]
 
 
 def attention(
-    queries: Floats, keys: Floats, values: Floats, table: Table, work: WorkList
+    queries: Floats, keys: Floats, values: Floats, table: BlockTable, work: WorkList
 ) -> npt.NDArray[np.float64]:
     """Attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`, with n heads of each KV head.
 

@@ -1,4 +1,4 @@
-"""Drives the MLX runner by hand: steps chosen by the test, logits read from the sampler's seat."""
+"""Drives the MLX runner by hand: a test chooses steps, and reads what the sampler is given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

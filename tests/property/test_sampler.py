@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.sampling.edits import edit_tokens
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.step.plan import NO_MASKS, Sampling
 from engine.types.request import SamplingParams

@@ -64,9 +64,9 @@ def test_a_fill_behind_a_write_in_flight_copies_no_pool() -> None:
     slow = mx.ones((512, 512))
     for _ in range(20):
         slow = slow @ slow / 512
-    places = held.full.places(mx.array([0], mx.uint32), mx.array([0], mx.uint32), 1)
-    layer.write(places, slow[:1, :64].reshape(1, 1, 1, 64), mx.ones((1, 1, 1, 64)))
-    mx.async_eval(layer.witnesses())
+    slot_mapping = held.full.slot_mapping(mx.array([0], mx.uint32), mx.array([0], mx.uint32), 1)
+    layer.write(slot_mapping, slow[:1, :64].reshape(1, 1, 1, 64), mx.ones((1, 1, 1, 64)))
+    mx.async_eval(layer.fences())
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     held.carry_out([FillBlock(BlockId(7), bytes([1]) * held.part_bytes[0])])

@@ -1,1 +1,1 @@
-"""What serves CPUs alone: a GPU has `attention/strategy.py`, and no BLAS."""
+"""For CPUs alone: a BLAS, and the attention `cascade` in place of `gather`."""

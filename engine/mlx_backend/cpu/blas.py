@@ -1,4 +1,4 @@
-"""A fast BLAS for MLX on Linux CPUs.
+"""A fast BLAS for MLX on Linux CPUs. Off Linux, and on GPUs, nothing here is used.
 
 The wheels on PyPI link the reference BLAS, 20 to 50 times slower than OpenBLAS or MKL in float32.
 A library loaded with RTLD_GLOBAL before `mlx.core` is imported answers its `cblas_*` calls instead.
@@ -125,10 +125,10 @@ def _open_global(library: str) -> Any:
 
 def _library_directories() -> list[Path]:
     """Where pip, for everybody or for this user, and conda put the libraries of packages."""
-    places = [sysconfig.get_path("data")]
+    prefixes = [sysconfig.get_path("data")]
     if site.ENABLE_USER_SITE:
-        places.append(sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))
-    return [Path(place) / "lib" for place in places]
+        prefixes.append(sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))
+    return [Path(prefix) / "lib" for prefix in prefixes]
 
 
 def _has_gpu_package() -> bool:

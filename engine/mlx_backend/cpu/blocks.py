@@ -1,7 +1,11 @@
-"""Attention that reads the arena's blocks where they lie, and merges parts by log-sum-exp.
+"""The operations of `cascade.py`: attention over blocks of the arena, without gathering them.
 
-Parts of one softmax merge exactly: each keeps its peak score, the sum of exp(score - peak) and the
-values weighted so (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
+The plain path, `gather` (`attention/strategy.py`), copies a row's blocks side by side and computes
+one softmax. This attends to blocks in several passes and merges the results.
+
+Attention over parts of the keys merges exactly: each keeps its peak score, the sum of
+exp(score - peak) and the values weighted so (Milakov and Gimelshein 2018, "Online normalizer
+calculation for softmax").
 """
 
 from collections.abc import Sequence
@@ -13,7 +17,7 @@ import numpy.typing as npt
 
 from engine.mlx_backend.cpu.work import Counts
 from engine.mlx_backend.exponential import softmax_exp
-from engine.mlx_backend.model.forward import Table
+from engine.mlx_backend.model.forward import BlockTable
 from engine.mlx_backend.storage.arena import Arena, LayerArena
 
 HIDDEN = -1e30  # finite: what is hidden whole must not make NaN of its peak
@@ -36,9 +40,12 @@ class BlockReads:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Part of a softmax. `peak` and `total`: `[groups, kv_heads, queries, 1]`; `weighted` has the
-    value dimension last. All float32."""
+class PartialAttention:
+    """Attention over some of the keys, before it is normalized, to be merged with other parts.
+
+    `peak` (the largest score) and `total` (the sum of exp(score - peak)): `[groups, kv_heads,
+    queries, 1]`. `weighted` (the values weighted so): the value dimension last. All float32.
+    """
 
     peak: mx.array
     total: mx.array
@@ -49,17 +56,18 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Which parts are those of each row: `parts`, `[rows, most]`, indices into all of them.
+class PartialIndex:
+    """Which partial results belong to each row.
 
-    `hidden`, `[rows, most, 1, 1, 1]`, is 0 or `HIDDEN`, where a row has fewer parts than others.
+    `indices`, `[rows, most]`: into all partial results, one after another. `hidden`, `[rows, most,
+    1, 1, 1]`: 0, or `HIDDEN` where a row has fewer of them than others.
     """
 
-    parts: mx.array
+    indices: mx.array
     hidden: mx.array
 
 
-def reads(arena: Arena, table: Table, rows: Counts, keys: Counts, kv_heads: int) -> BlockReads:
+def reads(arena: Arena, table: BlockTable, rows: Counts, keys: Counts, kv_heads: int) -> BlockReads:
     """For each line of `table`, the first `keys` keys in it and the queries of row `rows`."""
     heads = mx.arange(kv_heads, dtype=mx.uint32)
     queries = mx.array(rows.astype(np.uint32))[:, None] * kv_heads + heads
@@ -80,7 +88,7 @@ def _bias(keys: Counts, n_blocks: int, block_size: int) -> mx.array | None:
     return mx.where(seen, 0.0, HIDDEN).reshape(-1, n_blocks, 1, 1, block_size)
 
 
-def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
+def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
     """Attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`, to each group's blocks."""
     n, key_dim = queries.shape[2:]
     tiles = mx.gather_mm(
@@ -101,42 +109,43 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
         where.tiles,
         where.blocks,
     )
-    return Part(
+    return PartialAttention(
         peak=peak.squeeze(1),
         total=weights.sum(axis=1).sum(axis=3, keepdims=True),
         weighted=weighted.astype(mx.float32).sum(axis=1),
     )
 
 
-def attend_together(queries: mx.array, layer: LayerArena, where: BlockReads) -> Part:
-    """Attention of all rows' queries to one run of blocks; shapes as in `attend`."""
+def attend_together(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
+    """Attention of all rows' queries to blocks that they share; shapes as in `attend`."""
     rows, kv_heads, n, key_dim = queries.shape
     together = queries.swapaxes(0, 1).reshape(1, kv_heads, rows * n, key_dim)
-    part = attend(together, layer, where)
+    partial = attend(together, layer, where)
 
     def by_row(array: mx.array) -> mx.array:
         return array.reshape(kv_heads, rows, n, -1).swapaxes(0, 1)
 
-    return Part(by_row(part.peak), by_row(part.total), by_row(part.weighted))
+    return PartialAttention(by_row(partial.peak), by_row(partial.total), by_row(partial.weighted))
 
 
-def places(rows: npt.NDArray[np.int32], n_rows: int) -> Places:
-    """Where the parts of each of `n_rows` rows are; `rows[i]` is the row of part `i`."""
+def partial_index(rows: npt.NDArray[np.int32], n_rows: int) -> PartialIndex:
+    """The index of `n_rows` rows; `rows[i]` is the row of partial result `i`."""
     counts = np.bincount(rows, minlength=n_rows)
     nth = np.arange(counts.max())
     by_row = np.argsort(rows, kind="stable")
     found = (np.cumsum(counts) - counts)[:, None] + np.minimum(nth, counts[:, None] - 1)
     hidden = np.where(nth < counts[:, None], 0.0, HIDDEN).astype(np.float32)
-    return Places(mx.array(by_row[found]), mx.array(hidden.reshape(*hidden.shape, 1, 1, 1)))
+    return PartialIndex(mx.array(by_row[found]), mx.array(hidden.reshape(*hidden.shape, 1, 1, 1)))
 
 
-def merge_rows(parts: Sequence[Part], where: Places) -> Part:
-    """Each row's softmax over all its parts' keys."""
+def merge_rows(partials: Sequence[PartialAttention], index: PartialIndex) -> PartialAttention:
+    """Each row's attention over the keys of all its partial results."""
     peaks, totals, weighted = (
-        mx.concatenate(list(arrays))[where.parts]  # [rows, most, kv_heads, n, dim]
-        for arrays in zip(*((part.peak, part.total, part.weighted) for part in parts), strict=True)
+        mx.concatenate(list(arrays))[index.indices]  # [rows, most, kv_heads, n, dim]
+        for arrays in zip(*((one.peak, one.total, one.weighted) for one in partials), strict=True)
     )
-    peaks = peaks + where.hidden
+    peaks = peaks + index.hidden
     peak = peaks.max(axis=1, keepdims=True)
     weights = softmax_exp(peaks - peak)
-    return Part(peak.squeeze(1), (weights * totals).sum(axis=1), (weights * weighted).sum(axis=1))
+    total, weighted = (weights * totals).sum(axis=1), (weights * weighted).sum(axis=1)
+    return PartialAttention(peak.squeeze(1), total, weighted)

@@ -1,6 +1,10 @@
-"""Decodes attend to blocks where they lie, and to blocks that rows share only once.
+"""The attention `cascade`, for CPUs: decodes read the arena's blocks without gathering them, and
+blocks that rows share only once for all of them.
 
-Prompt chunks are gathered and go tile by tile: there the scores, not the reads, are what costs.
+The plain path beside it is `gather` (`attention/strategy.py`): the check at load takes it where a
+model does not run with this one, and a view leaves to it what is not causal attention to all keys.
+Prompt chunks are gathered here too and go through `tiles.py`: the scores, not the reads, are what
+costs there.
 """
 
 import math
@@ -12,17 +16,17 @@ import numpy as np
 
 from engine.mlx_backend.cpu.blocks import (
     BlockReads,
-    Part,
+    PartialAttention,
     attend,
     attend_together,
     merge_rows,
-    places,
+    partial_index,
     reads,
 )
 from engine.mlx_backend.cpu.tiles import TiledView, TilePlan
 from engine.mlx_backend.cpu.work import WorkList, work_list
 from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.forward import Forward, Table
+from engine.mlx_backend.model.forward import BlockTable, Forward
 from engine.mlx_backend.model.grouping import group_by_length
 from engine.mlx_backend.storage.arena import Arena, LayerArena
 
@@ -80,7 +84,7 @@ class CascadePlan:
     all rows are padded to the longest.
     """
 
-    def __init__(self, arena: Arena, table: Table, work: WorkList) -> None:
+    def __init__(self, arena: Arena, table: BlockTable, work: WorkList) -> None:
         self._arena = arena
         self._table = table
         own = work[work["rows"] == 1]
@@ -90,20 +94,20 @@ class CascadePlan:
         ]
         rows = [items["row"] for items in self._passes]
         rows += [np.arange(item["row"], item["row"] + item["rows"]) for item in self.shared]
-        self._places = places(np.concatenate(rows), len(own)) if len(rows) > 1 else None
+        self._index = partial_index(np.concatenate(rows), len(own)) if len(rows) > 1 else None
         self._reads: dict[int, LayerReads] = {}
 
     def attend(self, queries: mx.array, layer: LayerArena) -> mx.array:
         """The attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`; value_dim last."""
         where = self.reads_of(layer.shape.kv_heads)
-        parts = [attend(queries, layer, own) for own in where.passes]
+        partials = [attend(queries, layer, own) for own in where.passes]
         for item, shared in zip(self.shared, where.shared, strict=True):
             rows = queries[item["row"] : item["row"] + item["rows"]]
-            parts.append(attend_together(rows, layer, shared))
-        return self._merged(parts).output()
+            partials.append(attend_together(rows, layer, shared))
+        return self._merged(partials).output()
 
-    def _merged(self, parts: list[Part]) -> Part:
-        return parts[0] if self._places is None else merge_rows(parts, self._places)
+    def _merged(self, partials: list[PartialAttention]) -> PartialAttention:
+        return partials[0] if self._index is None else merge_rows(partials, self._index)
 
     def reads_of(self, kv_heads: int) -> LayerReads:
         if kv_heads not in self._reads:

@@ -1,4 +1,5 @@
-"""Attention of prompt chunks on a CPU, tile by tile.
+"""Attention of prompt chunks in `cascade`, tile by tile (as in FlashAttention). The plain path,
+`gather`, computes all scores of a chunk at once.
 
 A tile is few enough queries and keys that its scores stay in a core's cache through all passes of
 the softmax, and keys that causality hides from a whole tile are never touched. Its scores have the
@@ -37,7 +38,7 @@ TWO_STREAM_SCORES = 2**15
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class KeySpan:
     """Keys [first, last) of a row. `bias`, `[keys, queries]`, hides what lies ahead of a query."""
 
     first: int
@@ -51,7 +52,7 @@ class Tile:
 
     first: int
     last: int
-    spans: tuple[Span, ...]
+    spans: tuple[KeySpan, ...]
 
 
 class TilePlan:
@@ -66,7 +67,7 @@ class TilePlan:
         self._streams = streams
         self._tiles: dict[tuple[int, int], list[Tile]] = {}
 
-    def parts(self, row: int, kv_heads: int) -> Iterator[tuple[slice, mx.Stream]]:
+    def head_slices(self, row: int, kv_heads: int) -> Iterator[tuple[slice, mx.Stream]]:
         """Which of the KV heads of a row each stream takes."""
         start, stop = self._rows[row]
         gains = (stop - start) * stop >= TWO_STREAM_SCORES
@@ -97,13 +98,13 @@ def _tiles(start: int, stop: int, n_queries: int, n_keys: int) -> list[Tile]:
     return tiles
 
 
-def _spans(first_query: int, last_query: int, n_keys: int) -> tuple[Span, ...]:
+def _spans(first_query: int, last_query: int, n_keys: int) -> tuple[KeySpan, ...]:
     """The keys that the queries at positions [first_query, last_query) see, and a few more."""
     spans = []
     for first in range(0, last_query, TILE_KEYS):
         last = min(first + TILE_KEYS, -(-last_query // KEYS_STEP) * KEYS_STEP, n_keys)
         bias = _bias(first_query, last_query, first, last) if last > first_query + 1 else None
-        spans.append(Span(first, last, bias))
+        spans.append(KeySpan(first, last, bias))
     return tuple(spans)
 
 
@@ -113,8 +114,10 @@ def _bias(first_query: int, last_query: int, first_key: int, last_key: int) -> m
 
 
 @dataclass(frozen=True, slots=True)
-class TilePart:
-    """What a tile's queries have of some keys. All float32.
+class PartialTile:
+    """A tile's attention over some of its keys: a `PartialAttention` with the queries last.
+
+    All float32.
 
     `peak` and `total`: `[kv_heads, 1, queries]`; `weighted`: `[kv_heads, value_dim, queries]`.
     """
@@ -124,22 +127,22 @@ class TilePart:
     weighted: mx.array
 
 
-def part_of(scores: mx.array, values: mx.array) -> TilePart:
-    """The part over keys with `scores`, `[kv_heads, keys, queries]`, and `values`, `[kv_heads,
-    keys, value_dim]`.
+def partial_tile(scores: mx.array, values: mx.array) -> PartialTile:
+    """Over keys with `scores`, `[kv_heads, keys, queries]`, and `values`, `[kv_heads, keys,
+    value_dim]`.
     """
     scores = scores.astype(mx.float32)  # half precision would lose the exponential's squarings
     peak = scores.max(axis=1, keepdims=True)
     weights = softmax_exp(scores - peak)
     total = weights.sum(axis=1, keepdims=True)
-    return TilePart(peak, total, values.swapaxes(1, 2) @ weights)
+    return PartialTile(peak, total, values.swapaxes(1, 2) @ weights)
 
 
-def merge(left: TilePart, right: TilePart) -> TilePart:
-    """The softmax over both parts' keys."""
+def merge(left: PartialTile, right: PartialTile) -> PartialTile:
+    """Attention over the keys of both."""
     peak = mx.maximum(left.peak, right.peak)
     of_left, of_right = softmax_exp(left.peak - peak), softmax_exp(right.peak - peak)
-    return TilePart(
+    return PartialTile(
         peak,
         left.total * of_left + right.total * of_right,
         left.weighted * of_left + right.weighted * of_right,
@@ -176,7 +179,7 @@ class TiledView(CacheView):
         kv_heads = self.layer.shape.kv_heads
         blocks = self.forward.heads(kv_heads)[row : row + 1, :, : self._plan.n_blocks(row)]
         outputs = []
-        for heads, stream in self._plan.parts(row, kv_heads):
+        for heads, stream in self._plan.head_slices(row, kv_heads):
             with mx.stream(stream):
                 keys, values = self.layer.read(blocks[:, heads])
                 own = queries[heads]
@@ -201,13 +204,13 @@ def _attend_tile(queries: mx.array, keys: mx.array, values: mx.array, tile: Tile
     n = tile.last - tile.first
     own = queries[:, :, tile.first : tile.last].reshape(kv_heads, group * n, key_dim)
     own = own.swapaxes(1, 2)
-    part: TilePart | None = None
+    partial: PartialTile | None = None
     for span in tile.spans:
         scores = keys[:, span.first : span.last] @ own
         if span.bias is not None:
             scores = scores + mx.concatenate([span.bias] * group, axis=1)
-        new = part_of(scores, values[:, span.first : span.last])
-        part = new if part is None else merge(part, new)
-    assert part is not None, "a tile sees at least its own first token"
-    output = (part.weighted / part.total).swapaxes(1, 2)
+        new = partial_tile(scores, values[:, span.first : span.last])
+        partial = new if partial is None else merge(partial, new)
+    assert partial is not None, "a tile sees at least its own first token"
+    output = (partial.weighted / partial.total).swapaxes(1, 2)
     return output.reshape(kv_heads, group, n, -1)

@@ -1,4 +1,4 @@
-"""Chooses the next tokens of a batch, and reports log-probabilities. Lazy: nothing waits here."""
+"""Chooses the next tokens of a batch, and reports log-probabilities. Lazy: only `read` waits."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,9 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from engine.mlx_backend.sampling.draws import Choice, choice_for
-from engine.mlx_backend.sampling.edits import edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.maxima import Maxima
-from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens, keep_allowed
 from engine.mlx_backend.sampling.scores import Scores, as_list, score
 from engine.step.plan import Masks, SampledToken
 from engine.types.output import TokenLogprob
@@ -18,7 +17,7 @@ from engine.types.output import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The tokens of some rows, before anybody has computed them."""
+    """The tokens chosen for some rows, perhaps not yet computed."""
 
     tokens: mx.array
     """uint32 [rows], always in the vocabulary: what a next forward can read on the device."""
@@ -46,7 +45,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Log-probabilities of given tokens, before anybody has computed them."""
+    """Log-probabilities of given tokens, perhaps not yet computed."""
 
     _peaks: mx.array
     _scores: Scores

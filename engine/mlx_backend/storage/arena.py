@@ -3,8 +3,8 @@
 Layout per layer, K and V each: `[blocks, kv_heads, block_size, dim]`. One block of one layer is one
 contiguous run of memory, so a copy is a single memcpy and the pool viewed as
 `[blocks * kv_heads, block_size, dim]` can be read block by block without moving it. It is kept as
-the vectors that a write finds by their places, `[blocks * kv_heads * block_size, dim]`. The layout
-is this file's secret and was chosen by measurement (`load_tests/bench/arena.py`).
+the vectors that a slot mapping indexes, `[blocks * kv_heads * block_size, dim]`. The layout is
+this file's secret and was chosen by measurement (`load_tests/bench/arena.py`).
 
 MLX writes into an array in place only while nobody else refers to it. Every operation below
 therefore rebinds its array at once and hands out no second reference that outlives a step.
@@ -66,19 +66,19 @@ class LayerArena:
         self._keys = mx.zeros((vectors, shape.key_dim), shape.key_dtype)
         self._values = mx.zeros((vectors, shape.value_dim), shape.value_dtype)
 
-    def write(self, places: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Write new tokens' K and V where `places` says.
+    def write(self, slot_mapping: mx.array, keys: mx.array, values: mx.array) -> None:
+        """Write new tokens' K and V to the slots of `slot_mapping`.
 
-        `places`: `Arena.places` for this layer's kv_heads, `[rows * length * kv_heads, 1]`.
-        `keys`: `[rows, kv_heads, length, key_dim]`, `values` the same with value_dim, each in its
-        dtype.
+        `slot_mapping`: `Arena.slot_mapping` for this layer's kv_heads, `[rows * length * kv_heads,
+        1]`. `keys`: `[rows, kv_heads, length, key_dim]`, `values` the same with value_dim, each in
+        its dtype.
 
         Raises ArenaError on any other shape or dtype.
         """
-        self._check(keys, self._keys, places.size)
-        self._check(values, self._values, places.size)
-        self._keys = _put(self._keys, places, _vectors(keys))
-        self._values = _put(self._values, places, _vectors(values))
+        self._check(keys, self._keys, slot_mapping.size)
+        self._check(values, self._values, slot_mapping.size)
+        self._keys = _put(self._keys, slot_mapping, _vectors(keys))
+        self._values = _put(self._values, slot_mapping, _vectors(values))
 
     def read(self, heads: mx.array) -> tuple[mx.array, mx.array]:
         """K and V of a padded block table, gathered into contiguous arrays.
@@ -100,10 +100,10 @@ class LayerArena:
         """Copies of whole blocks, K and V, `[ids, kv_heads, block_size, dim]`."""
         return self._by_block(self._keys)[ids], self._by_block(self._values)[ids]
 
-    def clear(self, places: mx.array) -> None:
-        """Zero the vectors at `places`, as `Arena.places` gives them."""
-        self._keys = _put(self._keys, places, mx.zeros((1, 1), self._keys.dtype))
-        self._values = _put(self._values, places, mx.zeros((1, 1), self._values.dtype))
+    def clear(self, slot_mapping: mx.array) -> None:
+        """Zero K and V in the slots of a mapping that `Arena.slot_mapping` made."""
+        self._keys = _put(self._keys, slot_mapping, mx.zeros((1, 1), self._keys.dtype))
+        self._values = _put(self._values, slot_mapping, mx.zeros((1, 1), self._values.dtype))
 
     def put_blocks(self, first: int, keys: mx.array, values: mx.array) -> None:
         """Overwrite whole blocks, as many as there are in what `blocks` returned, from `first` on.
@@ -120,8 +120,8 @@ class LayerArena:
     def arrays(self) -> tuple[mx.array, mx.array]:
         return self._keys, self._values
 
-    def witnesses(self) -> list[mx.array]:
-        """Numbers that are known only when all that has been written is.
+    def fences(self) -> list[mx.array]:
+        """One number of each pool. Evaluating them completes all writes made so far.
 
         Unlike the pools they may be evaluated, and kept, while steps are in flight: MLX copies a
         pool at its next write when it has been evaluated itself and is still being computed.
@@ -129,7 +129,7 @@ class LayerArena:
         # The sum is a new array: without it MLX would keep a view, and with it the pool.
         return [pool[:1, :1] + 0 for pool in (self._keys, self._values) if pool.size]
 
-    def _check(self, new: mx.array, pool: mx.array, n_places: int) -> None:
+    def _check(self, new: mx.array, pool: mx.array, n_slots: int) -> None:
         kv_heads, dim = self.shape.kv_heads, pool.shape[1]
         if new.ndim != 4 or new.shape[1] != kv_heads or new.shape[3] != dim:
             raise ArenaError(
@@ -137,8 +137,8 @@ class LayerArena:
             )
         if new.dtype != pool.dtype:
             raise ArenaError(f"this layer holds {pool.dtype}, got {new.dtype}")
-        if new.size != n_places * dim:
-            raise ArenaError(f"{n_places} places for K or V of shape {list(new.shape)}")
+        if new.size != n_slots * dim:
+            raise ArenaError(f"{n_slots} slots for K or V of shape {list(new.shape)}")
 
     def _gather(self, pool: mx.array, heads: mx.array) -> mx.array:
         rows, kv_heads, blocks = heads.shape
@@ -155,17 +155,17 @@ class LayerArena:
 
 
 def _vectors(new: mx.array) -> mx.array:
-    """`[rows, kv_heads, length, dim]` in the order of `Arena.places`, `[places, dim]`."""
+    """`[rows, kv_heads, length, dim]` in the order of `Arena.slot_mapping`, `[slots, dim]`."""
     rows, kv_heads, length, dim = new.shape
     return new.transpose(0, 2, 1, 3).reshape(rows * length * kv_heads, dim)
 
 
-def _put(pool: mx.array, places: mx.array, vectors: mx.array) -> mx.array:
-    """The pool with `vectors` at `places`, in place once the caller rebinds it."""
+def _put(pool: mx.array, slot_mapping: mx.array, vectors: mx.array) -> mx.array:
+    """The pool with `vectors` in the slots of a mapping, in place once the caller rebinds it."""
     if pool.size == 0:
         return pool
     # Twice as fast on the CPU as an assignment by block and slot.
-    return mx.put_along_axis(pool, places, vectors, axis=0)
+    return mx.put_along_axis(pool, slot_mapping, vectors, axis=0)
 
 
 def _where(keep: mx.array, array: mx.array) -> mx.array:
@@ -237,15 +237,15 @@ class Arena:
         """
         return table[:, None, :] * kv_heads + mx.arange(kv_heads, dtype=table.dtype)[None, :, None]
 
-    def places(self, blocks: mx.array, slots: mx.array, kv_heads: int) -> mx.array:
-        """Where token `i`, written to slot `slots[i]` of `blocks[i]`, has its heads.
+    def slot_mapping(self, blocks: mx.array, slots: mx.array, kv_heads: int) -> mx.array:
+        """The slot of each head of token `i`, which is written to `slots[i]` of `blocks[i]`.
 
         `blocks` and `slots`: `[tokens]`. Returns int64 `[tokens * kv_heads, 1]` for
         `LayerArena.write`; one array serves K and V of all layers with that many heads.
         """
         heads = blocks[:, None] * kv_heads + mx.arange(kv_heads, dtype=blocks.dtype)
-        places = (heads * self.block_size + slots[:, None]).reshape(-1, 1)
-        return places.astype(mx.int64)  # Metal's kernel multiplies it by the dimension in its type
+        mapping = (heads * self.block_size + slots[:, None]).reshape(-1, 1)
+        return mapping.astype(mx.int64)  # Metal's kernel multiplies it by the dimension in its type
 
     def _copy_together(self, orders: Sequence[CopyBlock]) -> None:
         contents = self.contents(

@@ -11,13 +11,13 @@ from kvstore.actions import Parts
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One part of those reads that ask for it, which are named by their places among all."""
+    """One part, of the reads that ask for it; `readers` are their indices among all reads."""
 
     readers: Sequence[int]
     packed: Packed
 
 
-class Reading:
+class PendingReads:
     """`columns`: the block, each window's block, the state."""
 
     def __init__(self, n_reads: int, columns: Sequence[Column]) -> None:
@@ -37,4 +37,4 @@ class Reading:
         return map(found.get, range(self._n_reads))
 
 
-NO_READING = Reading(0, ())
+NO_READS = PendingReads(0, ())

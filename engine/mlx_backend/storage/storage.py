@@ -16,7 +16,7 @@ from engine.mlx_backend.storage.packing import (
     pack_blocks,
     pack_states,
 )
-from engine.mlx_backend.storage.reading import Column, Reading
+from engine.mlx_backend.storage.reading import Column, PendingReads
 from engine.mlx_backend.storage.state_arena import StateArena, state_bytes
 from kvstore.actions import (
     CopyBlock,
@@ -80,7 +80,7 @@ class Storage:
         for arena, changes in zip(self.windows, windows, strict=True):
             _change(arena, changes)
 
-    def read(self, reads: Sequence[ReadBlock]) -> Reading:
+    def read(self, reads: Sequence[ReadBlock]) -> PendingReads:
         """Lay out what is to be read, as it is now.
 
         It refers to the arenas' arrays until it has been computed. Raises ArenaError for a block
@@ -96,7 +96,7 @@ class Storage:
             columns.append(Column(list(asked), packed))
         asked = _asked(read.state for read in reads)
         columns.append(Column(list(asked), pack_states(self.states, list(asked.values()))))
-        return Reading(len(reads), columns)
+        return PendingReads(len(reads), columns)
 
     def arrays(self) -> list[mx.array]:
         """All that a forward may have written, to be evaluated at once and not kept."""
@@ -118,7 +118,7 @@ def _change(arena: Arena, orders: Iterable[CopyBlock | FillBlock]) -> None:
 
 
 def _asked(slots: Iterable[SlotId | None]) -> dict[int, SlotId]:
-    """Who reads something, by place."""
+    """The slots to read, by the index of the read."""
     return {index: slot for index, slot in enumerate(slots) if slot is not None}
 
 

@@ -6,26 +6,26 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.mlx_backend.model.forward import Piece
+from engine.mlx_backend.model.forward import TokenSpan
 from kvstore.actions import TablePatch
 
-Entries: TypeAlias = npt.NDArray[np.uint32]
+Ids: TypeAlias = npt.NDArray[np.uint32]
 
-_LEAST_ENTRIES = 16
+_LEAST_IDS = 16
 
 
 class Table:
-    """Block or slot ids by entry. It grows by doubling."""
+    """Block or slot ids, one for each block of a sequence. It grows by doubling."""
 
     __slots__ = ("_end", "_ids")
 
     def __init__(self) -> None:
-        self._ids: Entries = np.zeros(_LEAST_ENTRIES, dtype=np.uint32)
+        self._ids: Ids = np.zeros(_LEAST_IDS, dtype=np.uint32)
         self._end = 0
 
     @property
-    def entries(self) -> Entries:
-        """All up to the last one that was given, to be read before the next patch."""
+    def ids(self) -> Ids:
+        """All up to the last one that was given. A view: read it before the next patch."""
         return self._ids[: self._end]
 
     def patch(self, first: int, ids: Sequence[int]) -> None:
@@ -47,14 +47,24 @@ class SequenceTables:
         self._groups = tuple(Table() for _ in range(n_groups))
 
     @property
-    def blocks(self) -> Entries:
-        return self._blocks.entries
+    def blocks(self) -> Ids:
+        return self._blocks.ids
 
     def patch(self, patch: TablePatch) -> None:
         table = self._blocks if patch.group is None else self._groups[patch.group]
         table.patch(patch.first, patch.ids)
 
-    def piece(self, start: int, n_tokens: int) -> Piece:
-        """Tokens of the sequence, from position `start` on."""
-        groups = tuple(table.entries for table in self._groups)
-        return Piece(start, n_tokens, self._blocks.entries, groups=groups)
+    def span(
+        self, start: int, n_tokens: int, index: int, first_token: int, n_read: int
+    ) -> TokenSpan:
+        """Tokens of the sequence, from position `start` on; see `TokenSpan`."""
+        groups = tuple(table.ids for table in self._groups)
+        return TokenSpan(
+            start,
+            n_tokens,
+            self._blocks.ids,
+            groups=groups,
+            index=index,
+            first_token=first_token,
+            n_read=n_read,
+        )
