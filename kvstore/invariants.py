@@ -134,7 +134,5 @@ def _groups(store: KVStore) -> Iterator[str]:
     pool = store.pool
     known = frozenset(block for block in map(BlockId, range(pool.n_blocks)) if pool.count(block))
     for index, group in enumerate(store.groups):
-        shares = [
-            lease.shares[index] for lease in store.leases if lease.shares
-        ]  # else it is filled
-        yield from group.problems(shares, known)
+        states = [each.group_states[index] for each in store.leases if each.group_states]
+        yield from group.problems(states, known)

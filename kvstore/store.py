@@ -3,7 +3,7 @@
 probe  how much of a prompt is here?          changes nothing
 restore what was here before is filled in     a Lease of no steps, or a Refusal
 admit  adopt what is here, allocate the rest  a Lease, or a Refusal and no trace
-extend room for the next tokens, and planned  orders for the arena, or a Refusal
+extend room for the next tokens, and planned  StepOps, or a Refusal
 publish these tokens' KV has been written     whole blocks become visible to all
 donate / release  the sequence has ended      its blocks go to the index / are let go
 
@@ -12,7 +12,7 @@ A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 
 from collections.abc import Sequence
 
-from kvstore.actions import NO_ORDERS, CopyBlock, Order, Room
+from kvstore.actions import NO_OPS, CopyBlock, StepOps, StorageOp
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import BlockTable, blocks_for
 from kvstore.groups.group import Group
@@ -115,7 +115,7 @@ class KVStore:
         """A lease for KV that no step computes: it is filled in, published and donated.
 
         It adopts the whole blocks that are indexed and counts as written what fills blocks of
-        `have_tokens`. Nobody goes on behind it, so it has no share of the groups.
+        `have_tokens`. Nobody goes on behind it, so it has no group states.
         """
         match = self._index.match(namespace, tokens.packed(0, len(tokens)))
         adopted = match.blocks[: match.n_tokens // self._block_size]
@@ -158,38 +158,41 @@ class KVStore:
             forked.is_fork = True
         return forked
 
-    def stride(self, lease: Lease, n_tokens: int, split: int = 0) -> int:
-        """See Lease.stride."""
-        return lease.stride(n_tokens, split)
+    def max_step_tokens(self, lease: Lease, n_tokens: int, last_prompt_position: int = 0) -> int:
+        """See Lease.max_step_tokens."""
+        return lease.max_step_tokens(n_tokens, last_prompt_position)
 
     def checkpoint(self, lease: Lease, n_tokens: int) -> None:
         """Somebody will want to resume behind the first `n_tokens` tokens of this lease."""
         lease.checkpoint(n_tokens)
 
-    def extend(self, lease: Lease, n_tokens: int, split: int = 0) -> Room | Refusal:
+    def extend(
+        self, lease: Lease, n_tokens: int, last_prompt_position: int = 0
+    ) -> StepOps | Refusal:
         """Plan the next `n_tokens` (at least one) positions and make them writable, or nothing.
 
-        No block that is written has another holder: a shared one is replaced by a copy. The orders
-        are for the next step, those among them that admissions have left. `split`: see `stride`.
+        Blocks are copied on write: one that others refer to is replaced by a copy. The ops are for
+        the next step; those that admissions have left are among them.
+        `last_prompt_position`: see `max_step_tokens`.
         """
         end_tokens = lease.planned_tokens + n_tokens
         if end_tokens <= lease.ready_tokens:
             lease.planned_tokens = end_tokens
-            return NO_ORDERS
+            return NO_OPS
         copies = self._make_writable(lease, end_tokens)
         if isinstance(copies, Refusal):
             return copies
-        room = lease.plan(end_tokens, split, copies, self.take_orders())
+        step_ops = lease.plan(end_tokens, last_prompt_position, copies, self.take_ops())
         self._supply.drop([copy.source for copy in copies])
-        return room
+        return step_ops
 
-    def take_orders(self) -> list[Order]:
-        """Those for the next step that have not been given out with room."""
-        return self._groups.take_orders()
+    def take_ops(self) -> list[StorageOp]:
+        """Those for the next step that have not been handed out by `extend`."""
+        return self._groups.take_ops()
 
-    def revoke(self, orders: Sequence[Order]) -> None:
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
         """These were not, or perhaps not, carried out: nothing that rests on them is cached."""
-        self._groups.revoke(orders)
+        self._groups.revoke(ops)
 
     def publish(self, lease: Lease, n_tokens: int) -> None:
         """The KV of the lease's first `n_tokens` tokens has been written: index whole blocks.
@@ -216,7 +219,7 @@ class KVStore:
             if self.groups and (block := self._published.carry_end(lease)) is not None:
                 last_tokens = (lease.written_tokens - 1) % self._block_size + 1
                 ahead_tokens = lease.planned_tokens - lease.written_tokens
-                self._groups.donate(lease.shares, block, last_tokens, ahead_tokens)
+                self._groups.donate(lease.group_states, block, last_tokens, ahead_tokens)
         self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -225,8 +228,8 @@ class KVStore:
             raise ValueError("the lease has been released before")
         self._leases.remove(lease)
         self.announcements.retract(lease)
-        for share in lease.shares:
-            share.release()
+        for state in lease.group_states:
+            state.release()
         self._supply.drop(lease.table[:])
 
     def clear(self, namespace: Namespace | None = None) -> int:
@@ -279,7 +282,7 @@ class KVStore:
             return blocks
         table = BlockTable(self._block_size, blocks)
         lease = Lease.adopting(namespace, tokens, table, adopted_tokens)
-        lease.shares = self._groups.admit(table, lease.cached_tokens, len(tokens))
+        lease.group_states = self._groups.admit(table, lease.cached_tokens, len(tokens))
         return self._begin(lease)
 
     def _begin(self, lease: Lease) -> Lease:

@@ -18,7 +18,7 @@ from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.entries import Entries
 from engine.disk_cache.load_budget import UNLIMITED, LoadBudget, LoadLimits
 from engine.disk_cache.tier import Found, Ticket, Tier
-from kvstore.actions import Order
+from kvstore.actions import StorageOp
 from kvstore.digest import Digest, digest_behind, root_digest
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
@@ -196,14 +196,14 @@ class Recalls:
         wish.had_tokens = found.have_tokens
         return Recalled.COMING
 
-    def plan(self, number: int, seconds: float) -> list[Order]:
+    def plan(self, number: int, seconds: float) -> list[StorageOp]:
         """What the step of that number fills in, in so much time: an entry at least, where one has
         arrived.
         """
         self._budget.begin_round()
         self._expire()
         self._step_bytes = allowed = self._pace.bytes_in(seconds, self._tier.read_rate)
-        orders, planned = list[Order](), 0
+        ops, planned = list[StorageOp](), 0
         for load in tuple(self._loads):
             n_entries = n_bytes = 0
             while load.arrived and (not planned or planned + load.arrived[0].n_bytes <= allowed):
@@ -212,16 +212,16 @@ class Recalls:
                     self._tier.forget(load.names[load.n_filled])
                     self._cut(load)
                     break
-                orders += self._fill(load, each)
+                ops += self._fill(load, each)
                 n_entries, n_bytes = n_entries + 1, n_bytes + each.n_bytes
                 planned += each.n_bytes
             if n_entries:
                 self._fills.setdefault(number, []).append((load, n_entries, n_bytes))
             self._settle(load)
-        if not orders:
+        if not ops:
             self._skip(number)
         self._read_on()
-        return orders
+        return ops
 
     def filled_bytes(self, number: int) -> int:
         """How much the step fills in."""
@@ -379,7 +379,7 @@ class Recalls:
         else:
             self._commit(fills)
 
-    def _fill(self, load: _Load, each: _Arrived) -> Iterator[Order]:
+    def _fill(self, load: _Load, each: _Arrived) -> Iterator[StorageOp]:
         index = load.first + load.n_filled
         block = load.lease.table[index]
         load.n_filled += 1

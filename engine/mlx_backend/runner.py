@@ -1,4 +1,4 @@
-"""The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
+"""The model runner: a step's ops, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -109,7 +109,7 @@ class MlxRunner:
 
     def _lay_out(self, flight: _Flight, plan: StepPlan) -> Iterator[Laid]:
         """All forwards, each to be launched before the next is asked for."""
-        self._storage.carry_out(plan.before)
+        self._storage.execute(plan.before)
         self._storage.states.begin_step()
         step = self._batch.lay_out(plan)
         forwards = self._model.arrange(step.runs)
@@ -117,13 +117,13 @@ class MlxRunner:
             yield self._fill(flight, step, batch)
         for chunk, run in step.scored:
             yield from self._score(flight, step, chunk, run)
-        self._storage.carry_out(plan.between)
+        self._storage.execute(plan.after_chunks)
         for batch in forwards.sampling:
             yield self._compute(flight, step, batch)
         for seat, logits in self._batch.kept(plan.kept):
             flight.logits.append(logits)
             flight.sampling.append(seat)
-        self._storage.carry_out(plan.after)
+        self._storage.execute(plan.after)
         if saved := self._storage.states.unevaluated():
             yield flight.laid(saved)
         self._read(flight, plan)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvstore.actions import CopyBlock, Order
+from kvstore.actions import CopyBlock, StorageOp
 from kvstore.blocks.table import BlockTable
 from kvstore.types import BlockId, SlotId
 
@@ -27,18 +27,18 @@ class GroupStats:
     unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
 
 
-class Share(Protocol):
-    """One lease's share of a group.
+class GroupState(Protocol):
+    """What one lease has of one group: its slots, and what is planned for them.
 
     `table` is the lease's, brought up to date before each call. The calls come in the order in
-    which the lease lives: stride, extend, save and, when that step has been computed, advance,
-    again and again, and release once. The next step may be planned before an advance.
+    which the lease lives: max_step_tokens, extend, save and, when that step has been computed,
+    advance, again and again, and release once. The next step may be planned before an advance.
     """
 
-    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
         """How many of the next `n_tokens` one step may compute (at least one).
 
-        Something can be saved where they end, and at position `split` if that is among them.
+        Something can be saved where they end, and at `last_prompt_position` if that is among them.
         """
         ...
 
@@ -52,7 +52,7 @@ class Share(Protocol):
         planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
-    ) -> Sequence[Order]:
+    ) -> Sequence[StorageOp]:
         """Make the next positions writable. `copies`: what was just copied, by target."""
         ...
 
@@ -60,7 +60,7 @@ class Share(Protocol):
         """How many may be planned before something is to be saved; blocks are the store's care."""
         ...
 
-    def save(self, planned_tokens: int) -> Sequence[Order]:
+    def save(self, planned_tokens: int) -> Sequence[StorageOp]:
         """A step will have written so many tokens: what is to be saved right behind them."""
         ...
 
@@ -79,7 +79,9 @@ class Share(Protocol):
         """Runs of entries that have changed since this was last asked, and their slots."""
         ...
 
-    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int
+    ) -> Sequence[StorageOp]:
         """All that was written ends in the indexed `last_block`, at its `block_tokens`.
 
         A step in flight writes `ahead_tokens` more, which nobody needs any more.
@@ -110,7 +112,7 @@ class Group(Protocol):
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Share, Sequence[Order]]:
+    ) -> tuple[GroupState, Sequence[StorageOp]]:
         """Go on behind the first `n_tokens` tokens (a resume point) of `end_tokens`."""
         ...
 
@@ -134,7 +136,7 @@ class Group(Protocol):
         """After how many of the block's tokens one can go on; None: after each."""
         ...
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
         """Let a block carry a slot with what was once read of one like it; None: no room.
 
         The slot is nobody's, and goes when another needs the room more.
@@ -145,8 +147,8 @@ class Group(Protocol):
         """The block is free."""
         ...
 
-    def revoke(self, orders: Sequence[Order]) -> None:
-        """These orders were not, or perhaps not, carried out: cache nothing that rests on them."""
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
+        """These ops were not, or perhaps not, carried out: cache nothing that rests on them."""
         ...
 
     def when_carried(self, tell: Callable[[BlockId], None]) -> None:
@@ -155,6 +157,6 @@ class Group(Protocol):
 
     def stats(self) -> GroupStats: ...
 
-    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
-        """What does not add up, given all leases' shares and the blocks that are not free."""
+    def problems(self, states: Sequence[GroupState], known: frozenset[BlockId]) -> Iterator[str]:
+        """What does not add up, given the states of all leases and the blocks that are not free."""
         ...

@@ -8,14 +8,14 @@ prompt ends, at every so many tokens of a long one, and where a prompt left what
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from kvstore.actions import CopyBlock, CopyState, FillState, Order, ResetState, RollBackState
+from kvstore.actions import CopyBlock, CopyState, FillState, ResetState, RollBackState, StorageOp
 from kvstore.blocks.table import BlockTable, blocks_for
 from kvstore.groups.carried import CarriedSlots
-from kvstore.groups.group import NEVER, GroupStats, Share
+from kvstore.groups.group import NEVER, GroupState, GroupStats
 from kvstore.types import BlockId, SlotId
 
 
-class StateShare:
+class RecurrentState:
     """`slot` has the lease's state, behind the tokens of all steps that have been planned."""
 
     def __init__(self, group: "RecurrentGroup", slot: SlotId, checkpoints: set[int]) -> None:
@@ -25,9 +25,11 @@ class StateShare:
         self._saving: deque[tuple[int, SlotId]] = deque()  # tokens, and where the state goes
         self._is_new = True
 
-    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
         end = planned_tokens + n_tokens
-        inside = (c for c in self._checkpoints if planned_tokens < c < end and c != split)
+        inside = (
+            c for c in self._checkpoints if planned_tokens < c < end and c != last_prompt_position
+        )
         return min(inside, default=end) - planned_tokens
 
     def checkpoint(self, n_tokens: int) -> None:
@@ -39,13 +41,13 @@ class StateShare:
         planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
-    ) -> Sequence[Order]:
+    ) -> Sequence[StorageOp]:
         return ()
 
     def ready_tokens(self, planned_tokens: int) -> int:
         return min((c - 1 for c in self._checkpoints if c > planned_tokens), default=NEVER)
 
-    def save(self, planned_tokens: int) -> Sequence[Order]:
+    def save(self, planned_tokens: int) -> Sequence[StorageOp]:
         if planned_tokens not in self._checkpoints:
             return ()
         self._checkpoints.discard(planned_tokens)
@@ -72,7 +74,9 @@ class StateShare:
         is_new, self._is_new = self._is_new, False
         return ((0, (self.slot,)),) if is_new else ()
 
-    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int
+    ) -> Sequence[StorageOp]:
         """The running state becomes a saved one: nobody will run it on."""
         if block_tokens in self._group.slots.carried_by(last_block):
             return ()
@@ -125,11 +129,11 @@ class RecurrentGroup:
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Share, Sequence[Order]]:
+    ) -> tuple[GroupState, Sequence[StorageOp]]:
         saved = self._saved(blocks, n_tokens)
-        slot, orders = self._new() if saved is None else self._resumed(saved)
+        slot, ops = self._new() if saved is None else self._resumed(saved)
         self._leases += 1
-        return StateShare(self, slot, self._checkpoints(n_tokens, end_tokens)), orders
+        return RecurrentState(self, slot, self._checkpoints(n_tokens, end_tokens)), ops
 
     def begin_saving(self) -> SlotId | None:
         """A slot for a state that a step in flight will leave; None where there is no room."""
@@ -166,17 +170,17 @@ class RecurrentGroup:
     def stops(self, block: BlockId) -> Collection[int] | None:
         return self.slots.carried_by(block)
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
         slot = self.slots.leave(block, n_tokens)
         return None if slot is None else FillState(slot, data)
 
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
 
-    def revoke(self, orders: Sequence[Order]) -> None:
-        for order in orders:
-            if isinstance(order, RollBackState | FillState):
-                self.slots.uncarry(order.slot)
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
+        for op in ops:
+            if isinstance(op, RollBackState | FillState):
+                self.slots.uncarry(op.slot)
 
     def when_carried(self, tell: Callable[[BlockId], None]) -> None:
         self.slots.when_carried(tell)
@@ -184,22 +188,22 @@ class RecurrentGroup:
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
-    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, states: Sequence[GroupState], known: frozenset[BlockId]) -> Iterator[str]:
         held = Counter(
-            slot for share in shares if isinstance(share, StateShare) for slot in share.slots()
+            slot for state in states if isinstance(state, RecurrentState) for slot in state.slots()
         )
         yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
-        if self._leases != len(shares):
-            yield f"{self.name}: {self._leases} leases, recounted {len(shares)}"
+        if self._leases != len(states):
+            yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
         if strangers := self.slots.blocks() - known:
             yield f"{self.name}: free blocks {sorted(strangers)} carry states"
 
-    def _new(self) -> tuple[SlotId, Sequence[Order]]:
+    def _new(self) -> tuple[SlotId, Sequence[StorageOp]]:
         slot = self.slots.allocate()
         assert slot is not None, "leases hold more states than were kept for them"
         return slot, (ResetState(slot),)
 
-    def _resumed(self, saved: SlotId) -> tuple[SlotId, Sequence[Order]]:
+    def _resumed(self, saved: SlotId) -> tuple[SlotId, Sequence[StorageOp]]:
         """A copy of the saved state; where there is no room for one, the saved state itself."""
         self.slots.hold(saved)  # lest it be evicted for its own copy
         slot = self.slots.allocate()

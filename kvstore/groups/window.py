@@ -7,16 +7,16 @@ has moved on, until another lease needs the room.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, Order
+from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, StorageOp
 from kvstore.blocks.table import BlockTable, Journal, blocks_for
 from kvstore.groups.carried import CarriedSlots
-from kvstore.groups.group import NEVER, GroupStats, Share
+from kvstore.groups.group import NEVER, GroupState, GroupStats
 from kvstore.types import BlockId, SlotId
 
 _WHOLE = 0  # a window's block is carried at no number of tokens: it fills as its carrier does
 
 
-class WindowShare:
+class WindowState:
     """`slots[i]` is the window's block for entry `first + i` of the lease's table."""
 
     def __init__(self, group: "WindowGroup", first: int, slots: list[SlotId]) -> None:
@@ -26,7 +26,7 @@ class WindowShare:
         self._journal = Journal()
         self._journal.note(first, first + len(slots))
 
-    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
         """A step is planned while the one before is computed, so two of them may be held: where
         there is one lease's room alone, the second is cut short.
         """
@@ -42,9 +42,9 @@ class WindowShare:
         planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
-    ) -> Sequence[Order]:
+    ) -> Sequence[StorageOp]:
         first = max(self.first, planned_tokens // table.block_size)  # none above is copied
-        orders = [
+        ops = [
             self._fork(index, copy)
             for index in range(first, self.first + len(self.slots))
             if (copy := copies.get(table[index])) is not None
@@ -54,12 +54,12 @@ class WindowShare:
         for index in range(begun, end):
             self.slots.append(self.group.begin(table[index]))
         self._journal.note(begun, end)
-        return orders
+        return ops
 
     def ready_tokens(self, planned_tokens: int) -> int:
         return NEVER
 
-    def save(self, planned_tokens: int) -> Sequence[Order]:
+    def save(self, planned_tokens: int) -> Sequence[StorageOp]:
         """Blocks carry their windows from their beginning."""
         return ()
 
@@ -78,7 +78,9 @@ class WindowShare:
             first = max(changed, self.first)  # what it has let go of since is read no more
             yield first, tuple(self.slots[first - self.first : end - self.first])
 
-    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int
+    ) -> Sequence[StorageOp]:
         """The blocks carry their windows already."""
         return ()
 
@@ -86,7 +88,7 @@ class WindowShare:
         self.group.end(self.slots)
         self.slots.clear()
 
-    def _fork(self, index: int, copy: CopyBlock) -> Order:
+    def _fork(self, index: int, copy: CopyBlock) -> StorageOp:
         source = self.slots[index - self.first]
         target = self.slots[index - self.first] = self.group.begin(copy.target)
         self._journal.note(index, index + 1)
@@ -136,7 +138,7 @@ class WindowGroup:
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Share, Sequence[Order]]:
+    ) -> tuple[GroupState, Sequence[StorageOp]]:
         first = self.first_needed(n_tokens)
         slots = [
             self.slots.carried_by(block)[_WHOLE]
@@ -145,7 +147,7 @@ class WindowGroup:
         for slot in slots:
             self.slots.hold(slot)
         self._leases += 1
-        return WindowShare(self, first, slots), ()
+        return WindowState(self, first, slots), ()
 
     def begin(self, block: BlockId) -> SlotId:
         """A slot for the same tokens as `block`, which carries it from now on.
@@ -179,18 +181,18 @@ class WindowGroup:
     def stops(self, block: BlockId) -> Collection[int] | None:
         return None
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
         slot = self.slots.leave(block, _WHOLE)
         return None if slot is None else FillWindow(self.index, slot, data)
 
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
 
-    def revoke(self, orders: Sequence[Order]) -> None:
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
         """Copies of blocks are for leases whose step has failed, too."""
-        for order in orders:
-            if isinstance(order, FillWindow) and order.group == self.index:
-                self.slots.uncarry(order.slot)
+        for op in ops:
+            if isinstance(op, FillWindow) and op.group == self.index:
+                self.slots.uncarry(op.slot)
 
     def when_carried(self, tell: Callable[[BlockId], None]) -> None:
         self.slots.when_carried(tell)
@@ -198,13 +200,13 @@ class WindowGroup:
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
-    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, states: Sequence[GroupState], known: frozenset[BlockId]) -> Iterator[str]:
         held = Counter(
-            slot for share in shares if isinstance(share, WindowShare) for slot in share.slots
+            slot for state in states if isinstance(state, WindowState) for slot in state.slots
         )
         yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
-        if self._leases != len(shares):
-            yield f"{self.name}: {self._leases} leases, recounted {len(shares)}"
+        if self._leases != len(states):
+            yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
         if strangers := self.slots.blocks() - known:
             yield f"{self.name}: free blocks {sorted(strangers)} carry slots"
 

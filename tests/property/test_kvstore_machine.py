@@ -59,9 +59,9 @@ class Arena:
         self._block_size = block_size
         self._slots: list[list[Slot]] = [[None] * block_size for _ in range(n_blocks)]
 
-    def copy(self, order: CopyBlock) -> None:
-        copied = self._slots[order.source][: order.n_tokens]
-        self._slots[order.target] = copied + [None] * (self._block_size - order.n_tokens)
+    def copy(self, op: CopyBlock) -> None:
+        copied = self._slots[op.source][: op.n_tokens]
+        self._slots[op.target] = copied + [None] * (self._block_size - op.n_tokens)
 
     def write(self, block: BlockId, position: int, slot: Slot) -> None:
         self._slots[block][position % self._block_size] = slot
@@ -202,8 +202,8 @@ class KVStoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.planned)
     @rule()
     def run_step(self) -> None:
-        for order in self.copies:
-            self.arena.copy(order)
+        for op in self.copies:
+            self.arena.copy(op)
         for lease, n_tokens in self.planned.items():
             self.write(lease, n_tokens)
         for lease, n_tokens in self.planned.items():
@@ -345,12 +345,12 @@ class KVStoreMachine(RuleBasedStateMachine):
         if n_tokens == 0:
             return
         before = self.snapshot()
-        room = self.store.extend(lease, n_tokens)
-        if isinstance(room, Refusal):
+        step_ops = self.store.extend(lease, n_tokens)
+        if isinstance(step_ops, Refusal):
             self.check_refused(before)
         else:
             self.planned[lease] = n_tokens
-            self.copies += [order for order in room.before if isinstance(order, CopyBlock)]
+            self.copies += [op for op in step_ops.before if isinstance(op, CopyBlock)]
 
     def joined(self, lease: Lease | Refusal, before: object) -> None:
         if isinstance(lease, Refusal):

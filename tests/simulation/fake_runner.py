@@ -24,11 +24,11 @@ from kvstore.actions import (
     FillBlock,
     FillState,
     FillWindow,
-    Order,
     Parts,
     ReadBlock,
     ResetState,
     RollBackState,
+    StorageOp,
     TablePatch,
 )
 from kvstore.blocks.pool import BlockPool
@@ -116,14 +116,14 @@ class FakeRunner:
         assert plan.is_due, "a step that does nothing"
         self._change_batch(plan)
         self._fault()
-        for order in plan.before:
-            self._carry_out(order)
+        for op in plan.before:
+            self._execute(op)
         self._states_before.clear()
         flight = Flight(plan)
         for chunk in plan.chunks:
             self._compute_chunk(flight, chunk)
-        for order in plan.between:
-            self._carry_out(order)
+        for op in plan.after_chunks:
+            self._execute(op)
         for sequence_id in plan.kept:
             seat = self._seats[sequence_id]
             assert seat.kept_kv is not None, "a step was sat out by who was not in it"
@@ -135,8 +135,8 @@ class FakeRunner:
             assert seat.kept_kv is None, "a decode of who has yet to sample"
             assert seat.last_token is not None, "a decode of what has not been sampled"
             flight.kv[sequence_id] = self._forward(sequence_id, (seat.last_token,))[-1]
-        for order in plan.after:
-            self._carry_out(order)
+        for op in plan.after:
+            self._execute(op)
         flight.read = tuple(map(self._read, plan.reads))
         self._flights.append(flight)
         assert len(self._flights) <= 2, "more than one step in flight"
@@ -226,8 +226,8 @@ class FakeRunner:
         assert bits.any(), "a mask that leaves nothing"
         return frozenset(np.flatnonzero(bits == 0).tolist())
 
-    def _carry_out(self, order: Order) -> None:
-        match order:
+    def _execute(self, op: StorageOp) -> None:
+        match op:
             case CopyBlock(source, target, n_tokens):
                 for slot in range(n_tokens):
                     self._slots[target, slot] = self._slots.get((source, slot), (-1, -1))

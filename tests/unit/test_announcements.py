@@ -133,7 +133,7 @@ def test_who_computes_saves_a_state_where_somebody_waits(comes_first: bool) -> N
     prospect = expect(store, prompt) if comes_first else None
     leader = admit(store, A)
     prospect = prospect or expect(store, prompt)
-    assert store.stride(leader, 40) == 20
+    assert store.max_step_tokens(leader, 40) == 20
     write(store, leader, 20)
     assert not store.announcements.must_wait(prospect)
     assert store.probe(NS, prospect.tokens) == 20
@@ -147,7 +147,7 @@ def test_its_own_prompt_saves_no_state_on_the_way() -> None:
     store.announcements.expect(NS, tokens)
     lease = store.admit(NS, tokens)
     assert isinstance(lease, Lease)
-    assert store.stride(lease, 38) == 37
+    assert store.max_step_tokens(lease, 38) == 37
 
 
 def test_without_an_index_nobody_waits() -> None:

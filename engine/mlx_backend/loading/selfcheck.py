@@ -146,9 +146,9 @@ def _compute(
     """Compute so many tokens of each lease; logits after the last ones of those that are read."""
     starts = {lease: lease.planned_tokens for lease in chunks}
     for lease, n_tokens in chunks.items():
-        room = store.extend(lease, n_tokens)
-        assert not isinstance(room, Refusal), "the check's storage is too small"
-        cached.storage.carry_out(room.before)
+        step_ops = store.extend(lease, n_tokens)
+        assert not isinstance(step_ops, Refusal), "the check's storage is too small"
+        cached.storage.execute(step_ops.before)
         for patch in lease.take_patches():
             tables[lease].patch(patch)
     leases, runs, token_ids = list(chunks), list[Run](), list[int]()

@@ -45,7 +45,7 @@ class ContentCheck:
 
     def check_carried(self) -> None:
         """A block in the tree carries, for so many tokens, what its own KV says of them."""
-        unfinished = {o.slot for o in self._store._groups.orders() if isinstance(o, RollBackState)}
+        unfinished = {o.slot for o in self._store._groups.ops() if isinstance(o, RollBackState)}
         for block, n_tokens in self._blocks():
             for index, group in enumerate(self._store.groups):
                 if isinstance(group, WindowGroup):
