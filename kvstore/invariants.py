@@ -29,7 +29,7 @@ def check(store: KVStore) -> None:
         *_siblings(store, walked),
         *_leases(store, walked),
         *_groups(store),
-        *store.announcements.problems(store.leases),
+        *store.in_flight.problems(store.leases),
         *store.index.problems(),
     ]
     if problems:

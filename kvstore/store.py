@@ -43,7 +43,7 @@ class KVStore:
         for group in groups:
             pool.when_freed(group.forget)
         self._leases: set[Lease] = set()
-        self.announcements = index.announcements(self.probe, self.checkpoint)
+        self.in_flight = index.in_flight(self.probe, self.checkpoint)
         self.counters = StoreCounters()
         self._supply = BlockSupply(pool, index, self.counters)
         self._published = Publication(pool, index, self._supply, self._groups)
@@ -227,7 +227,7 @@ class KVStore:
         if lease not in self._leases:
             raise ValueError("the lease has been released before")
         self._leases.remove(lease)
-        self.announcements.retract(lease)
+        self.in_flight.end(lease)
         for state in lease.group_states:
             state.release()
         self._supply.drop(lease.table[:])
@@ -287,7 +287,7 @@ class KVStore:
 
     def _begin(self, lease: Lease) -> Lease:
         self._leases.add(lease)
-        self.announcements.announce(lease)
+        self.in_flight.begin(lease)
         return lease
 
     def _make_writable(self, lease: Lease, end_tokens: int) -> Sequence[CopyBlock] | Refusal:

@@ -2,7 +2,7 @@
 
 A prompt that could be admitted is looked up first. Where the tier has much more of it than memory,
 and reading and filling are predicted to take less time than computing, a *load* begins: a lease,
-announced like any other, so that the prompt and its twins wait for it. Loads have a budget of
+in flight like any other, so that the prompt and its duplicates wait for it. Loads have a budget of
 bytes; who does not fit into it waits for others' to end. Readers deliver entries root to leaf; each
 step fills in what it has time for; what has been filled is published. However a load ends, what was
 published stays, and those who have waited ask for the rest, or compute it.

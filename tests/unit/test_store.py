@@ -7,7 +7,7 @@ import pytest
 from kvstore import invariants
 from kvstore.actions import CopyBlock
 from kvstore.blocks.pool import BlockPool
-from kvstore.index.prefix_index import NoIndex
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -428,7 +428,7 @@ def test_what_is_cached_above_a_held_block_cannot_be_taken() -> None:
 class TestNoIndex:
     def test_nothing_is_shared_and_nothing_is_left(self) -> None:
         pool = BlockPool(8)
-        store = KVStore(pool, NoIndex(), BLOCK)
+        store = KVStore(pool, PrefixIndex(), BLOCK)
         assert serve(store, PROMPT) == 0
         assert serve(store, PROMPT, run_of(200, 5)) == 0
         assert store.probe(NS, Tokens(PROMPT)) == 0
@@ -436,13 +436,13 @@ class TestNoIndex:
         invariants.check_idle(store)
 
     def test_forks_share_all_the_same(self) -> None:
-        store = KVStore(BlockPool(8), NoIndex(), BLOCK)
+        store = KVStore(BlockPool(8), PrefixIndex(), BLOCK)
         one = admit(store, PROMPT)
         compute(store, one)
         assert len(compute(store, fork(store, one, PROMPT, 9))) == 1
         assert store.pool.n_shared == 2
 
     def test_a_full_pool_refuses(self) -> None:
-        store = KVStore(BlockPool(2), NoIndex(), BLOCK)
+        store = KVStore(BlockPool(2), PrefixIndex(), BLOCK)
         assert store.admit(NS, Tokens(PROMPT)) == Refusal(3, 2)
         assert drain(store) == []
