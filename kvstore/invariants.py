@@ -37,39 +37,43 @@ def check(store: KVStore) -> None:
 
 
 def check_idle(store: KVStore) -> None:
-    """Raise InvariantError unless, besides, nobody holds anything."""
+    """Raise InvariantError unless, besides, there are no leases and no references."""
     check(store)
-    if store.leases or store.pool.n_held:
+    if store.leases or store.pool.n_referenced:
         raise InvariantError(
-            f"idle, but {len(store.leases)} leases hold {store.pool.n_held} blocks"
+            f"idle, but {len(store.leases)} leases hold {store.pool.n_referenced} blocks"
         )
 
 
 def _references(store: KVStore, walked: Walked) -> Iterator[str]:
     pool = store.pool
-    holders = Counter(block for lease in store.leases for block in lease.table)
-    kept = Counter(block for _, _, node in walked for block in node.blocks)
+    ref_counts = Counter(block for lease in store.leases for block in lease.table)
+    cached = Counter(block for _, _, node in walked for block in node.blocks)
     for block in map(BlockId, range(pool.n_blocks)):
-        if pool.holders(block) != holders[block]:
-            yield f"block {block}: {pool.holders(block)} holders, {holders[block]} tables list it"
-        if pool.is_kept(block) != kept[block]:
-            yield f"block {block}: kept is {pool.is_kept(block)}, indexed {kept[block]} times"
-    shared = sum(count > 1 for count in holders.values())
-    if (pool.n_held, pool.n_shared) != (len(holders), shared):
-        yield f"{pool.n_held}/{pool.n_shared} held/shared, recounted {len(holders)}/{shared}"
-    saved = sum(count - 1 for count in holders.values())
+        count, tables = pool.ref_count(block), ref_counts[block]
+        if count != tables:
+            yield f"block {block}: {count} references, {tables} tables list it"
+        if pool.is_cached(block) != cached[block]:
+            yield f"block {block}: cached is {pool.is_cached(block)}, indexed {cached[block]} times"
+    shared = sum(count > 1 for count in ref_counts.values())
+    counted, recounted = (pool.n_referenced, pool.n_shared), (len(ref_counts), shared)
+    if counted != recounted:
+        yield "{}/{} referenced/shared, recounted {}/{}".format(*counted, *recounted)
+    saved = sum(count - 1 for count in ref_counts.values())
     if pool.n_saved != saved:
         yield f"{pool.n_saved} blocks saved, recounted {saved}"
-    cached = len(kept.keys() - holders.keys())
-    if pool.n_cached != cached or pool.n_free + cached + len(holders) != pool.n_blocks:
-        yield f"free {pool.n_free} + cached {cached} + held {len(holders)} != {pool.n_blocks}"
+    evictable = len(cached.keys() - ref_counts.keys())
+    referenced = len(ref_counts)
+    if pool.n_evictable != evictable or pool.n_free + evictable + referenced != pool.n_blocks:
+        parts = f"free {pool.n_free} + evictable {evictable} + referenced {referenced}"
+        yield f"{parts} != {pool.n_blocks}"
 
 
 def _free_list(store: KVStore) -> Iterator[str]:
     free = store.pool.free_blocks()
     if len(set(free)) != len(free):
         yield "a block stands in the free list twice"
-    unfree = [block for block in free if store.pool.count(block)]
+    unfree = [block for block in free if store.pool.total_refs(block)]
     if unfree:
         yield f"blocks {unfree} are free and referred to"
 
@@ -117,7 +121,7 @@ def _leases(store: KVStore, walked: Walked) -> Iterator[str]:
         ready_tokens = max(lease.ready_tokens, lease.planned_tokens)
         end = blocks_for(ready_tokens, store.block_size)
         for block in lease.table[first:end] if ready_tokens > lease.written_tokens else ():
-            if (references := store.pool.count(block)) != 1:
+            if (references := store.pool.total_refs(block)) != 1:
                 yield f"block {block} is to be written, and has {references} references"
         for i, block in enumerate(lease.table):
             written = min((i + 1) * store.block_size, lease.written_tokens)
@@ -132,7 +136,9 @@ def _leases(store: KVStore, walked: Walked) -> Iterator[str]:
 
 def _groups(store: KVStore) -> Iterator[str]:
     pool = store.pool
-    known = frozenset(block for block in map(BlockId, range(pool.n_blocks)) if pool.count(block))
+    known = frozenset(
+        block for block in map(BlockId, range(pool.n_blocks)) if pool.total_refs(block)
+    )
     for index, group in enumerate(store.groups):
         states = [each.group_states[index] for each in store.leases if each.group_states]
         yield from group.problems(states, known)

@@ -183,7 +183,7 @@ class KVStore:
         if isinstance(copies, Refusal):
             return copies
         step_ops = lease.plan(end_tokens, last_prompt_position, copies, self.take_ops())
-        self._supply.drop([copy.source for copy in copies])
+        self._supply.release([copy.source for copy in copies])
         return step_ops
 
     def take_ops(self) -> list[StorageOp]:
@@ -191,7 +191,7 @@ class KVStore:
         return self._groups.take_ops()
 
     def revoke(self, ops: Sequence[StorageOp]) -> None:
-        """These were not, or perhaps not, carried out: nothing that rests on them is cached."""
+        """These were not, or perhaps not, executed: nothing that rests on them is cached."""
         self._groups.revoke(ops)
 
     def publish(self, lease: Lease, n_tokens: int) -> None:
@@ -207,7 +207,7 @@ class KVStore:
         if (whole := n_tokens // self._block_size) > published:
             self._published.insert(lease, whole * self._block_size)
         if lease.advance(n_tokens):
-            self._published.carry_end(lease)
+            self._published.attach_at_end(lease)
 
     def donate(self, lease: Lease) -> None:
         """Release the lease, leaving all that it has written to the index, the tail too.
@@ -216,7 +216,7 @@ class KVStore:
         """
         if lease in self._leases and lease.written_tokens:
             self._published.insert(lease, lease.written_tokens)
-            if self.groups and (block := self._published.carry_end(lease)) is not None:
+            if self.groups and (block := self._published.attach_at_end(lease)) is not None:
                 last_tokens = (lease.written_tokens - 1) % self._block_size + 1
                 ahead_tokens = lease.planned_tokens - lease.written_tokens
                 self._groups.donate(lease.group_states, block, last_tokens, ahead_tokens)
@@ -230,7 +230,7 @@ class KVStore:
         self.in_flight.end(lease)
         for state in lease.group_states:
             state.release()
-        self._supply.drop(lease.table[:])
+        self._supply.release(lease.table[:])
 
     def clear(self, namespace: Namespace | None = None) -> int:
         """Forget the index of one namespace, or all. Returns how many blocks became free.
@@ -260,8 +260,8 @@ class KVStore:
     ) -> Lease | Refusal:
         table_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size)
         fresh_blocks = table_blocks - len(match.blocks)
-        forked_blocks = 1 if match.n_tokens % self._block_size else 0
-        needed = fresh_blocks + forked_blocks + spare_blocks
+        copied_blocks = 1 if match.n_tokens % self._block_size else 0
+        needed = fresh_blocks + copied_blocks + spare_blocks
         if needed > (available := self._supply.available_beside(match.blocks)):
             return Refusal(needed, available)
         return self._lease(namespace, tokens, match.blocks, match.n_tokens, fresh_blocks)
@@ -274,7 +274,7 @@ class KVStore:
         adopted_tokens: int,
         fresh_blocks: int,
     ) -> Lease | Refusal:
-        """Hold `adopted` and allocate the rest, or leave everything as it was."""
+        """Retain `adopted` and allocate the rest, or leave everything as it was."""
         if not self._groups.has_room():
             return Refusal(needed_blocks=1, available_blocks=0)
         blocks = self._supply.take_behind(adopted, fresh_blocks)
@@ -295,7 +295,7 @@ class KVStore:
         first = lease.planned_tokens // self._block_size
         end = blocks_for(end_tokens, self._block_size)
         reached = range(first, min(end, len(lease.table)))
-        shared = [i for i in reached if self._pool.count(lease.table[i]) > 1]
+        shared = [i for i in reached if self._pool.total_refs(lease.table[i]) > 1]
         blocks = self._supply.take(len(shared) + max(end - len(lease.table), 0))
         if isinstance(blocks, Refusal):
             return blocks

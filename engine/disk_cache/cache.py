@@ -233,7 +233,7 @@ class TieredCache:
         store.index.observers.add(self._archive)
         store.pool.when_freed(self._names.forget)
         for group in store.groups:
-            group.when_carried(self._archive.carried)
+            group.when_attached(self._archive.attached)
 
     @property
     def is_loading(self) -> bool:

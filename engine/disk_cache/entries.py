@@ -40,7 +40,7 @@ class Entries:
 
     def candidate(self, parent: Digest, name: Digest, block: BlockId, n_tokens: int) -> Candidate:
         """Of an indexed block's first tokens."""
-        slots = [group.carried(block, n_tokens) for group in self._groups]
+        slots = [group.attached(block, n_tokens) for group in self._groups]
         slots += [None] * (self._n_windows + 1 - len(slots))
         has = (True, *(slot is not None for slot in slots))
         n_bytes = sum(size for size, here in zip(self._part_bytes, has, strict=True) if here)
@@ -74,7 +74,7 @@ class Entries:
         if is_new and parts[0] is not None:
             yield FillBlock(block, parts[0])
         for group, part in zip(self._groups, parts[1:], strict=False):
-            if part is not None and group.carried(block, n_tokens) is None:
+            if part is not None and group.attached(block, n_tokens) is None:
                 op = group.fill(block, n_tokens, part)
                 if op is not None:
                     yield op

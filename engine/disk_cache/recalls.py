@@ -65,7 +65,7 @@ class Wish:
 
     is_settled: bool = False
     n_bytes: int = 0  # for which there was no budget
-    n_drops: int = -1  # of blocks, when there were too few
+    n_releases: int = -1  # of blocks, when there were too few
     had_tokens: int = -1  # that memory had of it when it was last loaded
 
 
@@ -191,7 +191,7 @@ class Recalls:
         if not self._budget.takes(found.n_bytes):
             return Recalled.PUT_OFF
         if not self._begin(prompt, found, spare_blocks):
-            wish.n_drops = self._store.pool.n_drops
+            wish.n_releases = self._store.pool.n_releases
             return Recalled.NO_BLOCKS
         wish.had_tokens = found.have_tokens
         return Recalled.COMING
@@ -269,7 +269,7 @@ class Recalls:
         """What can be said without another look."""
         if wish.is_settled:
             return Recalled.NOTHING
-        if wish.n_drops == self._store.pool.n_drops:
+        if wish.n_releases == self._store.pool.n_releases:
             return Recalled.NO_BLOCKS
         if wish.n_bytes and not self._budget.takes(wish.n_bytes):
             return Recalled.PUT_OFF
@@ -330,7 +330,7 @@ class Recalls:
         lease = self._store.restore(prompt.namespace, tokens, found.have_tokens, spare_blocks)
         if isinstance(lease, Refusal):
             return False
-        new_from = sum(map(self._store.pool.is_kept, lease.table))
+        new_from = sum(map(self._store.pool.is_cached, lease.table))
         first = min(new_from, self._entries.needed(n_tokens).start, len(names) - 1)
         first = max(first, lease.written_tokens // self._block_size)
         now = self._clock()

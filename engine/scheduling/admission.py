@@ -28,7 +28,7 @@ class Refused:
     """A client's next sequence found no blocks, when so many had been let go."""
 
     sequence_id: SequenceId
-    n_drops: int
+    n_releases: int
 
 
 class Admission:
@@ -70,7 +70,7 @@ class Admission:
             return None
         lease = self._lease(sequence, len(running))
         if isinstance(lease, Refusal):
-            self._refused[client] = Refused(sequence.id, self._store.pool.n_drops)
+            self._refused[client] = Refused(sequence.id, self._store.pool.n_releases)
             return None
         self.withdraw(sequence)
         sequence.run_with(lease)
@@ -161,7 +161,7 @@ class Admission:
             return True
         client = sequence.request.client
         refused = self._refused.get(client)
-        if refused is not None and refused.n_drops == self._store.pool.n_drops:
+        if refused is not None and refused.n_releases == self._store.pool.n_releases:
             return False
         return client == self._first_of({client, *self._refused}, Holdings(running, tokens))
 

@@ -20,9 +20,9 @@ class GroupStats:
     name: str
     total: int
     free: int
-    cached: int  # left behind for others, and evicted when room is needed
-    held: int
-    saved: int  # that there would be besides if no lease shared any
+    cached: int  # used by no lease; what eviction can free
+    held: int  # used by leases
+    saved: int  # by sharing: uses beyond the first of each slot
     evictions: int
     unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
 
@@ -128,8 +128,8 @@ class Group(Protocol):
         """Of a table with so many tokens, the entries whose slots it takes to go on behind them."""
         ...
 
-    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
-        """The slot that a block carries for its first `n_tokens` tokens."""
+    def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        """The slot that is attached to a block for its first `n_tokens` tokens."""
         ...
 
     def stops(self, block: BlockId) -> Collection[int] | None:
@@ -137,9 +137,9 @@ class Group(Protocol):
         ...
 
     def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
-        """Let a block carry a slot with what was once read of one like it; None: no room.
+        """Attach a slot to the block, to be filled with `data`, which was read from one like it.
 
-        The slot is nobody's, and goes when another needs the room more.
+        None: there is no slot. No lease uses the slot, so it can be evicted.
         """
         ...
 
@@ -148,11 +148,11 @@ class Group(Protocol):
         ...
 
     def revoke(self, ops: Sequence[StorageOp]) -> None:
-        """These ops were not, or perhaps not, carried out: cache nothing that rests on them."""
+        """These ops were not, or perhaps not, executed: cache nothing that rests on them."""
         ...
 
-    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
-        """Call `tell` with each block that carries one slot more from then on."""
+    def when_attached(self, tell: Callable[[BlockId], None]) -> None:
+        """Call `tell` with each block, when one more slot is attached to it."""
         ...
 
     def stats(self) -> GroupStats: ...

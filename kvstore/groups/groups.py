@@ -67,7 +67,7 @@ class Groups:
             group.repoint(old, new)
 
     def revoke(self, ops: Sequence[StorageOp]) -> None:
-        """These ops were not, or perhaps not, carried out: cache nothing that rests on them."""
+        """These ops were not, or perhaps not, executed: cache nothing that rests on them."""
         for group in self.all:
             group.revoke(ops)
 

@@ -1,8 +1,9 @@
 """Recurrent layers: each lease has one running state, and states are saved where others resume.
 
-A state stands for all tokens before it, so it serves at exactly its position. Blocks carry saved
-states: at `n` tokens of a block the one behind those `n` and all before. They are saved where a
-prompt ends, at every so many tokens of a long one, and where a prompt left what was cached.
+A state stands for all tokens before it, so it serves at exactly its position. A saved
+state is attached to a block at `n` of its tokens: it stands for those `n` and all before. States
+are saved where a prompt ends, at every so many tokens of a long one, and where a prompt left what
+was cached.
 """
 
 from collections import Counter, deque
@@ -10,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from kvstore.actions import CopyBlock, CopyState, FillState, ResetState, RollBackState, StorageOp
 from kvstore.blocks.table import BlockTable, blocks_for
-from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import NEVER, GroupState, GroupStats
+from kvstore.groups.slot_pool import GroupSlotPool
 from kvstore.types import BlockId, SlotId
 
 
@@ -65,7 +66,7 @@ class RecurrentState:
         while self._saving and self._saving[0][0] <= written_tokens:
             saved_tokens, slot = self._saving.popleft()
             index, before = divmod(saved_tokens - 1, table.block_size)
-            self._group.slots.carry(table[index], before + 1, slot)
+            self._group.slots.attach(table[index], before + 1, slot)
             self._group.end_saving(slot)
         return len(self._saving) < n_saving
 
@@ -78,9 +79,9 @@ class RecurrentState:
         self, last_block: BlockId, block_tokens: int, ahead_tokens: int
     ) -> Sequence[StorageOp]:
         """The running state becomes a saved one: nobody will run it on."""
-        if block_tokens in self._group.slots.carried_by(last_block):
+        if block_tokens in self._group.slots.attached_to(last_block):
             return ()
-        self._group.slots.carry(last_block, block_tokens, self.slot)
+        self._group.slots.attach(last_block, block_tokens, self.slot)
         return (RollBackState(self.slot),) if ahead_tokens else ()
 
     def release(self) -> None:
@@ -90,7 +91,7 @@ class RecurrentState:
         self._group.end(self.slot)
 
     def slots(self) -> Iterator[SlotId]:
-        """All that it holds."""
+        """All slots that it uses."""
         yield self.slot
         yield from (slot for _, slot in self._saving)
 
@@ -104,7 +105,7 @@ class RecurrentGroup:
     name = "recurrent"
 
     def __init__(self, n_running: int, n_saved: int, block_size: int, interval_tokens: int) -> None:
-        self.slots = CarriedSlots(n_running + n_saved)
+        self.slots = GroupSlotPool(n_running + n_saved)
         self._n_running = n_running
         self._n_saved = n_saved
         self.block_size = block_size
@@ -116,7 +117,7 @@ class RecurrentGroup:
         last = (n_tokens - 1) // self.block_size if n_tokens else -1
         for index in range(last, -1, -1):
             start = index * self.block_size
-            saved = self.slots.carried_by(blocks[index])
+            saved = self.slots.attached_to(blocks[index])
             if best := max((n for n in saved if start + n <= n_tokens), default=0):
                 return start + best
         return 0
@@ -145,13 +146,13 @@ class RecurrentGroup:
         return slot
 
     def end_saving(self, slot: SlotId) -> None:
-        """A block carries the state now, or nobody needs it."""
-        self.slots.drop(slot)
+        """The state is attached to a block now, or not needed."""
+        self.slots.release(slot)
         self._n_saving -= 1
 
     def end(self, slot: SlotId) -> None:
         """A lease is over, and lets go of its slot."""
-        self.slots.drop(slot)
+        self.slots.release(slot)
         self._leases -= 1
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
@@ -164,14 +165,14 @@ class RecurrentGroup:
         end = blocks_for(n_tokens, self.block_size)
         return range(end - 1, end)
 
-    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
-        return self.slots.carried_by(block).get(n_tokens)
+    def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        return self.slots.attached_to(block).get(n_tokens)
 
     def stops(self, block: BlockId) -> Collection[int] | None:
-        return self.slots.carried_by(block)
+        return self.slots.attached_to(block)
 
     def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
-        slot = self.slots.leave(block, n_tokens)
+        slot = self.slots.allocate_for(block, n_tokens)
         return None if slot is None else FillState(slot, data)
 
     def forget(self, block: BlockId) -> None:
@@ -180,10 +181,10 @@ class RecurrentGroup:
     def revoke(self, ops: Sequence[StorageOp]) -> None:
         for op in ops:
             if isinstance(op, RollBackState | FillState):
-                self.slots.uncarry(op.slot)
+                self.slots.detach(op.slot)
 
-    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
-        self.slots.when_carried(tell)
+    def when_attached(self, tell: Callable[[BlockId], None]) -> None:
+        self.slots.when_attached(tell)
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
@@ -196,7 +197,7 @@ class RecurrentGroup:
         if self._leases != len(states):
             yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
         if strangers := self.slots.blocks() - known:
-            yield f"{self.name}: free blocks {sorted(strangers)} carry states"
+            yield f"{self.name}: states are attached to free blocks {sorted(strangers)}"
 
     def _new(self) -> tuple[SlotId, Sequence[StorageOp]]:
         slot = self.slots.allocate()
@@ -205,19 +206,19 @@ class RecurrentGroup:
 
     def _resumed(self, saved: SlotId) -> tuple[SlotId, Sequence[StorageOp]]:
         """A copy of the saved state; where there is no room for one, the saved state itself."""
-        self.slots.hold(saved)  # lest it be evicted for its own copy
+        self.slots.retain(saved)  # lest it be evicted for its own copy
         slot = self.slots.allocate()
         if slot is None:
-            self.slots.uncarry(saved)
+            self.slots.detach(saved)
             return saved, ()
-        self.slots.drop(saved)
+        self.slots.release(saved)
         return slot, (CopyState(saved, slot),)
 
     def _saved(self, blocks: Sequence[BlockId], n_tokens: int) -> SlotId | None:
         if n_tokens == 0:
             return None
         index, block_tokens = divmod(n_tokens - 1, self.block_size)
-        slot = self.slots.carried_by(blocks[index])[block_tokens + 1]
+        slot = self.slots.attached_to(blocks[index])[block_tokens + 1]
         self.slots.touch(slot)
         return slot
 

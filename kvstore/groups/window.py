@@ -1,7 +1,7 @@
 """Sliding windows: a lease holds the blocks of the last `window` tokens, and lets go of the rest.
 
-A window's block is carried by the block of the same tokens. It stays behind when a lease's window
-has moved on, until another lease needs the room.
+A window's block is a slot, attached to the block of the same tokens. It stays cached when a lease's
+window has moved on, until another lease needs the slot.
 """
 
 from collections import Counter
@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, StorageOp
 from kvstore.blocks.table import BlockTable, Journal, blocks_for
-from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import NEVER, GroupState, GroupStats
+from kvstore.groups.slot_pool import GroupSlotPool
 from kvstore.types import BlockId, SlotId
 
-_WHOLE = 0  # a window's block is carried at no number of tokens: it fills as its carrier does
+_WHOLE = 0  # a window's slot is attached at 0 tokens: it fills as its block does
 
 
 class WindowState:
@@ -45,7 +45,7 @@ class WindowState:
     ) -> Sequence[StorageOp]:
         first = max(self.first, planned_tokens // table.block_size)  # none above is copied
         ops = [
-            self._fork(index, copy)
+            self._copy_on_write(index, copy)
             for index in range(first, self.first + len(self.slots))
             if (copy := copies.get(table[index])) is not None
         ]
@@ -60,7 +60,7 @@ class WindowState:
         return NEVER
 
     def save(self, planned_tokens: int) -> Sequence[StorageOp]:
-        """Blocks carry their windows from their beginning."""
+        """Slots are attached to their blocks from the beginning."""
         return ()
 
     def due_tokens(self) -> int:
@@ -69,7 +69,7 @@ class WindowState:
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
         needed = self.group.first_needed(written_tokens)
         while self.first < needed and self.slots:
-            self.group.slots.drop(self.slots.pop(0))
+            self.group.slots.release(self.slots.pop(0))
             self.first += 1
         return False
 
@@ -81,18 +81,18 @@ class WindowState:
     def donate(
         self, last_block: BlockId, block_tokens: int, ahead_tokens: int
     ) -> Sequence[StorageOp]:
-        """The blocks carry their windows already."""
+        """The slots are attached to their blocks already."""
         return ()
 
     def release(self) -> None:
         self.group.end(self.slots)
         self.slots.clear()
 
-    def _fork(self, index: int, copy: CopyBlock) -> StorageOp:
+    def _copy_on_write(self, index: int, copy: CopyBlock) -> StorageOp:
         source = self.slots[index - self.first]
         target = self.slots[index - self.first] = self.group.begin(copy.target)
         self._journal.note(index, index + 1)
-        self.group.slots.drop(source)
+        self.group.slots.release(source)
         return CopyWindowBlock(self.group.index, source, target, copy.n_tokens)
 
 
@@ -109,7 +109,7 @@ class WindowGroup:
         self.index = index
         self.window = window
         self.step_tokens = step_tokens
-        self.slots = CarriedSlots(n_slots)
+        self.slots = GroupSlotPool(n_slots)
         self._block_size = block_size
         self._leases = 0
         self._lease_slots = lease_slots(window, block_size, step_tokens)
@@ -141,48 +141,48 @@ class WindowGroup:
     ) -> tuple[GroupState, Sequence[StorageOp]]:
         first = self.first_needed(n_tokens)
         slots = [
-            self.slots.carried_by(block)[_WHOLE]
+            self.slots.attached_to(block)[_WHOLE]
             for block in blocks[first : blocks_for(n_tokens, self._block_size)]
         ]
         for slot in slots:
-            self.slots.hold(slot)
+            self.slots.retain(slot)
         self._leases += 1
         return WindowState(self, first, slots), ()
 
     def begin(self, block: BlockId) -> SlotId:
-        """A slot for the same tokens as `block`, which carries it from now on.
+        """A slot for the same tokens as `block`, attached to it.
 
         There is one: no lease holds more than the room that `has_room` kept for it.
         """
         slot = self.slots.allocate()
         assert slot is not None, f"{self.name}: leases hold more than was kept for them"
-        self.slots.carry(block, _WHOLE, slot)
+        self.slots.attach(block, _WHOLE, slot)
         return slot
 
     def end(self, slots: Sequence[SlotId]) -> None:
         """A lease is over, and lets go of its slots."""
         for slot in slots:
-            self.slots.drop(slot)
+            self.slots.release(slot)
         self._leases -= 1
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         """A copy will be written to, and gets a slot of its own in `extend`."""
 
     def repoint(self, old: BlockId, new: BlockId) -> None:
-        """`new` may have lost its own: then it carries what `old` does."""
+        """`new` may have lost its own slot: then it gets that of `old`."""
         self.slots.copy(old, new, _WHOLE)
 
     def needed(self, n_tokens: int) -> range:
         return range(self.first_needed(n_tokens), blocks_for(n_tokens, self._block_size))
 
-    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
-        return self.slots.carried_by(block).get(_WHOLE)
+    def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        return self.slots.attached_to(block).get(_WHOLE)
 
     def stops(self, block: BlockId) -> Collection[int] | None:
         return None
 
     def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
-        slot = self.slots.leave(block, _WHOLE)
+        slot = self.slots.allocate_for(block, _WHOLE)
         return None if slot is None else FillWindow(self.index, slot, data)
 
     def forget(self, block: BlockId) -> None:
@@ -192,10 +192,10 @@ class WindowGroup:
         """Copies of blocks are for leases whose step has failed, too."""
         for op in ops:
             if isinstance(op, FillWindow) and op.group == self.index:
-                self.slots.uncarry(op.slot)
+                self.slots.detach(op.slot)
 
-    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
-        self.slots.when_carried(tell)
+    def when_attached(self, tell: Callable[[BlockId], None]) -> None:
+        self.slots.when_attached(tell)
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
@@ -208,12 +208,12 @@ class WindowGroup:
         if self._leases != len(states):
             yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
         if strangers := self.slots.blocks() - known:
-            yield f"{self.name}: free blocks {sorted(strangers)} carry slots"
+            yield f"{self.name}: slots are attached to free blocks {sorted(strangers)}"
 
     def _last_missing(self, blocks: Sequence[BlockId], n_tokens: int) -> int | None:
         last = (n_tokens - 1) // self._block_size
         for index in range(last, self.first_needed(n_tokens) - 1, -1):
-            if not self.slots.carried_by(blocks[index]):
+            if not self.slots.attached_to(blocks[index]):
                 return index
         return None
 

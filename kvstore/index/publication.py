@@ -39,11 +39,11 @@ class Publication:
             if lease.table[entry] != block:
                 self._repoint(lease, entry, block)
 
-    def carry_end(self, lease: Lease) -> BlockId | None:
-        """Let the indexed block that holds the lease's last written token, and all before it in it,
-        carry what the lease's own does up to there. Returns it, None where there is none.
+    def attach_at_end(self, lease: Lease) -> BlockId | None:
+        """Attach what is attached to the lease's own last block to the indexed block that begins
+        with the same tokens, as far as they are written. Returns that block, or None.
 
-        It may be another's, which begins with the same tokens and goes on otherwise.
+        It may be another lease's block, with other tokens behind these.
         """
         index, before = divmod(lease.written_tokens - 1, lease.table.block_size)
         indexed, own = self._holder(lease, index), lease.table[index]
@@ -62,7 +62,7 @@ class Publication:
 
     def _indexed(self, lease: Lease, entry: int) -> BlockId | None:
         """The block of that entry of the table, if there is one and the index has all of it: it may
-        have been cleared since, and then have got a part of the block from a fork.
+        have been cleared since, and then have got a part of the block from a fork of the lease.
         """
         if entry < 0 or not self._index.has_whole(block := lease.table[entry]):
             return None
@@ -70,6 +70,6 @@ class Publication:
 
     def _repoint(self, lease: Lease, entry: int, block: BlockId) -> None:
         self._groups.repoint(lease.table[entry], block)
-        self._pool.hold((block,))
-        self._supply.drop((lease.table.repoint(entry, block),))
+        self._pool.retain((block,))
+        self._supply.release((lease.table.repoint(entry, block),))
         lease.is_patched = True

@@ -254,7 +254,7 @@ class RadixTree(PrefixIndex):
         first = len(node.blocks)
         node.blocks += blocks
         for block in blocks:
-            self._pool.keep(block)
+            self._pool.cache(block)
             self._node_of[block] = node
         self.observers.stored(node, first)
 
@@ -282,7 +282,7 @@ class RadixTree(PrefixIndex):
         self.observers.split(node, lower)
 
     def _is_evictable(self, node: Node) -> bool:
-        return not node.children and self._pool.holders(node.blocks[-1]) == 0
+        return not node.children and self._pool.ref_count(node.blocks[-1]) == 0
 
     def _trim(self, leaf: Node) -> BlockId:
         """Forget a leaf's last block, and with its only one the leaf."""
@@ -293,7 +293,7 @@ class RadixTree(PrefixIndex):
             leaf.blocks.pop()
             del leaf.packed[len(leaf.blocks) * self._block_bytes :]
             del self._node_of[block]
-            self._pool.forget(block)
+            self._pool.uncache(block)
             self.observers.removed(leaf, 1)
         return block
 
@@ -321,7 +321,7 @@ class RadixTree(PrefixIndex):
         """Drop a node's references."""
         for block in node.blocks:
             del self._node_of[block]
-            self._pool.forget(block)
+            self._pool.uncache(block)
         node.blocks, node.children = [], []
         self._n_nodes -= 1
         self._queue.leave(node)

@@ -94,7 +94,7 @@ class Driver:
         pool = BlockPool(ROOM.n_blocks)
         blocks = pool.allocate(ROOM.n_blocks)
         np.random.default_rng(seed).shuffle(blocks)
-        pool.drop(blocks)
+        pool.release(blocks)
         self.store = new_store(served, ROOM, pool)
         self._entering: list[Entry] = []
         self._ids = 0

@@ -376,7 +376,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         ids, pool = ids_of(lease), self.store.pool
         for position in range(lease.written_tokens, lease.written_tokens + n_tokens):
             block = lease.table[position // self.block_size]
-            assert (pool.holders(block), pool.is_kept(block)) == (1, False), "others read it"
+            assert (pool.ref_count(block), pool.is_cached(block)) == (1, False), "others read it"
             self.arena.write(block, position, (lease.namespace, ids[: position + 1]))
 
     def publish(self, lease: Lease, n_tokens: int) -> None:

@@ -242,7 +242,7 @@ class FakeRunner:
             case CopyState(saved, restored):
                 self._states[restored] = self._states[saved]
             case FillBlock(filled, data):
-                assert self._pool.count(filled) == 1, f"block {filled} is filled and shared"
+                assert self._pool.total_refs(filled) == 1, f"block {filled} is filled and shared"
                 kv = unpacked(data)
                 for slot, both in enumerate(zip(kv[::2], kv[1::2], strict=True)):
                     self._slots[filled, slot] = both
@@ -274,7 +274,7 @@ class FakeRunner:
         self._check_groups(seat, past)
         for position, token_id in enumerate(tokens, start=seat.position):
             block = BlockId(seat.tables[None][position // self._block_size])
-            assert self._pool.count(block) == 1, f"block {block} is written and shared"
+            assert self._pool.total_refs(block) == 1, f"block {block} is written and shared"
             self._slots[block, position % self._block_size] = kv, chain(kv, token_id)
             kv = chain(kv, token_id)
             values.append(kv)
@@ -305,7 +305,7 @@ class FakeRunner:
             for position, value in enumerate(values, start=seat.position):
                 entry, slot = divmod(position, self._block_size)
                 own = SlotId(table[entry])
-                assert group.slots.holders(own) == 1, "a window's block is shared"
+                assert group.slots.ref_count(own) == 1, "a window's block is shared"
                 self._windows[index, own, slot] = value
 
     def _attend(self, seat: Seat) -> list[int]:

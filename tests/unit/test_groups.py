@@ -1,5 +1,6 @@
 """Windows and recurrent states behind the store's operations, seen from outside."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -9,10 +10,10 @@ from engine.types.cache import Cleared
 from kvstore import invariants
 from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, ResetState, StorageOp
 from kvstore.blocks.pool import BlockPool
-from kvstore.groups.carried import CarriedSlots
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup, RecurrentState
 from kvstore.groups.sizes import StorageBytes
+from kvstore.groups.slot_pool import GroupSlotPool
 from kvstore.groups.window import WindowGroup, WindowState, lease_slots
 from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
@@ -69,63 +70,67 @@ def held(lease: Lease) -> WindowState:
     return state
 
 
-class TestCarriedSlots:
+class TestGroupSlotPool:
     def test_a_slot_is_free_held_or_cached(self) -> None:
-        slots = CarriedSlots(2)
+        slots = GroupSlotPool(2)
         slot = slots.allocate()
         assert slot is not None
-        assert (slots.n_free, slots.n_held, slots.n_cached) == (1, 1, 0)
-        slots.carry(BlockId(7), 3, slot)
-        slots.drop(slot)
-        assert (slots.n_free, slots.n_held, slots.n_cached) == (1, 0, 1)
+        assert (slots.n_free, slots.n_referenced, slots.n_evictable) == (1, 1, 0)
+        slots.attach(BlockId(7), 3, slot)
+        slots.release(slot)
+        assert (slots.n_free, slots.n_referenced, slots.n_evictable) == (1, 0, 1)
         slots.forget(BlockId(7))
-        assert (slots.n_free, slots.n_held, slots.n_cached) == (2, 0, 0)
+        assert (slots.n_free, slots.n_referenced, slots.n_evictable) == (2, 0, 0)
 
     def test_the_least_recently_used_goes_first(self) -> None:
-        slots = CarriedSlots(3)
+        slots = GroupSlotPool(3)
         for block in range(3):
             slot = slots.allocate()
             assert slot is not None
-            slots.carry(BlockId(block), 0, slot)
-            slots.drop(slot)
-        slots.touch(slots.carried_by(BlockId(0))[0])
+            slots.attach(BlockId(block), 0, slot)
+            slots.release(slot)
+        slots.touch(slots.attached_to(BlockId(0))[0])
         slots.allocate()
-        assert [bool(slots.carried_by(BlockId(block))) for block in range(3)] == [True, False, True]
+        assert [bool(slots.attached_to(BlockId(block))) for block in range(3)] == [
+            True,
+            False,
+            True,
+        ]
         assert slots.evictions == 1
 
     def test_what_is_held_is_never_evicted(self) -> None:
-        slots = CarriedSlots(1)
+        slots = GroupSlotPool(1)
         assert slots.allocate() is not None
         assert slots.allocate() is None
 
-    def test_two_blocks_carry_one_slot(self) -> None:
-        slots = CarriedSlots(1)
+    def test_one_slot_is_attached_to_two_blocks(self) -> None:
+        slots = GroupSlotPool(1)
         slot = slots.allocate()
         assert slot is not None
-        slots.carry(BlockId(1), 2, slot)
+        slots.attach(BlockId(1), 2, slot)
         slots.copy(BlockId(1), BlockId(2), 2)
         slots.copy(BlockId(1), BlockId(3), 1)
-        slots.drop(slot)
+        slots.release(slot)
         slots.forget(BlockId(1))
-        assert slots.carried_by(BlockId(2)) == {2: slot}
-        assert not slots.carried_by(BlockId(3))
-        assert slots.n_cached == 1
+        assert slots.attached_to(BlockId(2)) == {2: slot}
+        assert not slots.attached_to(BlockId(3))
+        assert slots.n_evictable == 1
 
     def test_misuse_raises(self) -> None:
-        slots = CarriedSlots(1)
-        with pytest.raises(ValueError, match="free and cannot be held"):
-            slots.hold(SlotId(0))
-        with pytest.raises(ValueError, match="held by no lease"):
-            slots.drop(SlotId(0))
+        slots = GroupSlotPool(1)
+        with pytest.raises(ValueError, match="free and cannot be retained"):
+            slots.retain(SlotId(0))
+        with pytest.raises(ValueError, match="used by no lease"):
+            slots.release(SlotId(0))
         with pytest.raises(ValueError, match="at least one slot"):
-            CarriedSlots(0)
+            GroupSlotPool(0)
 
     def test_problems_are_found(self) -> None:
-        slots = CarriedSlots(2)
+        slots = GroupSlotPool(2)
         slot = slots.allocate()
         assert slot is not None
-        assert list(slots.problems({slot: 1})) == []
-        assert list(slots.problems({})) == [f"slot {slot}: 1 holders, 0 leases"]
+        assert list(slots.problems(Counter({slot: 1}))) == []
+        assert list(slots.problems(Counter())) == [f"slot {slot}: 1 references, 0 leases"]
 
 
 class TestWindows:
@@ -326,11 +331,11 @@ class TestRecurrent:
         group = states(n_saved=2, n_running=1)
         store = make_store(group)
         serve(store, run_of(0, 15))
-        cached_blocks = store.pool.n_cached
+        cached_blocks = store.pool.n_evictable
         serve(store, run_of(500, 15))
         assert store.probe(NS, Tokens(run_of(0, 15))) == 0
         assert store.probe(NS, Tokens(run_of(500, 15))) == 14
-        assert store.pool.n_cached == 2 * cached_blocks
+        assert store.pool.n_evictable == 2 * cached_blocks
         assert group.stats().unresumable_tokens == 0, "a look is no admission"
         assert serve(store, run_of(0, 15)) == 0
         assert (group.stats().unresumable_tokens, group.stats().evictions) == (14, 4)

@@ -48,12 +48,12 @@ def root(store: KVStore) -> Node:
     return parent
 
 
-def hold_unlisted(store: KVStore, lease: Lease) -> None:
-    store.pool.hold(lease.table[:1])
+def retain_unlisted(store: KVStore, lease: Lease) -> None:
+    store.pool.retain(lease.table[:1])
 
 
 def forget_indexed(store: KVStore, lease: Lease) -> None:
-    store.pool.forget(lease.table[0])
+    store.pool.uncache(lease.table[0])
 
 
 def index_twice(store: KVStore, lease: Lease) -> None:
@@ -64,8 +64,8 @@ def list_elsewhere(store: KVStore, lease: Lease) -> None:
     lease.table.repoint(0, BlockId(15))
 
 
-def miscount_held(store: KVStore, lease: Lease) -> None:
-    store.pool._n_held += 1
+def miscount_referenced(store: KVStore, lease: Lease) -> None:
+    store.pool._n_referenced += 1
 
 
 def miscount_shared(store: KVStore, lease: Lease) -> None:
@@ -73,7 +73,7 @@ def miscount_shared(store: KVStore, lease: Lease) -> None:
 
 
 def miscount_saved(store: KVStore, lease: Lease) -> None:
-    store.pool._n_listed += 1
+    store.pool._n_references += 1
 
 
 def lose_a_block(store: KVStore, lease: Lease) -> None:
@@ -143,14 +143,14 @@ def change_its_namespace(store: KVStore, lease: Lease) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (hold_unlisted, "2 holders, 1 tables list it"),
-        (forget_indexed, "kept is False, indexed 1 times"),
-        (index_twice, "kept is True, indexed 2 times"),
-        (list_elsewhere, "block 15: 0 holders, 1 tables list it"),
-        (miscount_held, "4/0 held/shared, recounted 3/0"),
-        (miscount_shared, "3/1 held/shared, recounted 3/0"),
+        (retain_unlisted, "2 references, 1 tables list it"),
+        (forget_indexed, "cached is False, indexed 1 times"),
+        (index_twice, "cached is True, indexed 2 times"),
+        (list_elsewhere, "block 15: 0 references, 1 tables list it"),
+        (miscount_referenced, "4/0 referenced/shared, recounted 3/0"),
+        (miscount_shared, "3/1 referenced/shared, recounted 3/0"),
         (miscount_saved, "1 blocks saved, recounted 0"),
-        (lose_a_block, r"free \d+ \+ cached \d+ \+ held 3 != 16"),
+        (lose_a_block, r"free \d+ \+ evictable \d+ \+ referenced 3 != 16"),
         (free_twice, "in the free list twice"),
         (free_a_held_block, "are free and referred to"),
         (lose_tokens_of_an_edge, "0 bytes in 1 blocks"),

@@ -61,7 +61,7 @@ def test_while_duplicates_run_their_prefix_is_held_by_all_and_stored_once() -> N
         harness.step()
     tables = [s.lease.table[:10] for s in harness.scheduler.running if s.lease]
     assert all(table == tables[0] for table in tables)
-    assert {harness.pool.count(block) for block in tables[0]} == {5 + 1}
+    assert {harness.pool.total_refs(block) for block in tables[0]} == {5 + 1}
 
 
 def test_without_a_prefix_cache_nothing_is_shared_and_nothing_changes() -> None:
@@ -253,7 +253,7 @@ def test_abort_gives_everything_back_in_every_state(steps: int) -> None:
     harness.take(harness.scheduler.abort(request))
     assert [harness.reason(request, i) for i in range(2)] == [FinishReason.ABORT] * 2
     assert not harness.scheduler.has_work
-    assert harness.pool.n_held == 0
+    assert harness.pool.n_referenced == 0
     assert harness.scheduler.abort(request) == []
 
 

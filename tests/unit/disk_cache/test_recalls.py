@@ -56,7 +56,7 @@ def test_what_was_written_comes_back_block_for_block(desk: Desk, shelf: Shelf) -
     assert desk.cached(PROMPT) == len(PROMPT)
     stats = desk.disk.stats()
     assert (stats.hits, stats.loaded_tokens) == (1, len(PROMPT))
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
 
 
 def test_what_is_filled_in_is_published_with_its_step_and_not_before(
@@ -136,7 +136,7 @@ def test_what_memory_gets_meanwhile_stays(desk: Desk, shelf: Shelf) -> None:
     shelf.hand_over(10)
     desk.step()
     assert desk.cached(PROMPT) == len(PROMPT)
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
     assert desk.store.pool.n_free == 64 - 10
 
 
@@ -182,7 +182,7 @@ def test_parts_of_a_wrong_size_end_the_load_at_once(desk: Desk, shelf: Shelf) ->
     assert not desk.store.in_flight.must_wait(waiting)
     assert shelf.tickets[0].is_over
     assert desk.cached(PROMPT) == shelf.known(names) * BLOCK == 4 * BLOCK
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
 
 
 def test_wrong_parts_are_forgotten_once(desk: Desk, shelf: Shelf) -> None:
@@ -262,7 +262,7 @@ def test_a_failed_step_publishes_nothing_of_what_it_filled_in(desk: Desk, shelf:
     desk.disk.fail(number)
     assert not desk.disk.is_loading
     assert desk.cached(PROMPT) == 4 * BLOCK
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
 
 
 @pytest.mark.parametrize("namespace", [None, NS])
@@ -315,7 +315,7 @@ def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
     desk = Desk(before.shelf, groups=(group,), n_windows=1)
     serve(desk.store, PROMPT)
     other = admit(desk.store, run_of(500, 14 * BLOCK))
-    while group.slots.n_held < group.slots.n_slots:
+    while group.slots.n_referenced < group.slots.n_slots:
         assert not isinstance(desk.store.extend(other, 1), Refusal)
     assert desk.recall([*PROMPT, 0])
     before.shelf.hand_over(10)
@@ -327,7 +327,7 @@ def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
 def test_with_nothing_on_the_shelf_there_is_no_load() -> None:
     desk = Desk(Shelf())
     assert not desk.recall([*PROMPT, 0])
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
 
 
 def test_a_load_has_as_long_as_it_takes_while_something_comes(desk: Desk, shelf: Shelf) -> None:

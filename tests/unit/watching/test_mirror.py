@@ -90,8 +90,8 @@ def test_a_subtree_weighs_what_is_in_it() -> None:
     follow(TreeJournal(store.index), mirror)
     (top,) = mirror.roots[NS].children.values()
     assert top.weight.nodes == store.index.n_nodes
-    assert top.weight.blocks == store.pool.n_cached
-    assert top.weight.tokens == 4 * store.pool.n_cached
+    assert top.weight.blocks == store.pool.n_evictable
+    assert top.weight.tokens == 4 * store.pool.n_evictable
     store.clear()
 
 

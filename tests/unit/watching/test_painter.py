@@ -298,7 +298,7 @@ def indexed(n_nodes: int) -> Watcher:
         tokens = Tokens([i, 1, 2, 3]).packed(0, 4)
         (block,) = harness.pool.allocate(1)
         harness.store.index.insert(Namespace(), tokens, (block,))
-        harness.pool.drop((block,))
+        harness.pool.release((block,))
     return Watcher(harness)
 
 
