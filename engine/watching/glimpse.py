@@ -17,8 +17,8 @@ from engine.watching.timing import Timing
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
-from kvstore.index.mirror.changes import Change
-from kvstore.index.mirror.journal import TreeJournal
+from kvstore.index.replica.changes import Change
+from kvstore.index.replica.journal import TreeJournal
 from kvstore.lease import Lease
 from kvstore.types import BlockId, Namespace
 
