@@ -1,13 +1,13 @@
 """What the store asks of a group, whatever its layers keep."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.actions import CopyBlock, StorageOp
 from kvstore.blocks.table import BlockTable
-from kvstore.types import BlockId, SlotId
+from kvstore.types import BlockId, Finding, SlotId
 
 NEVER = sys.maxsize
 """More tokens than any sequence has."""
@@ -157,6 +157,6 @@ class Group(Protocol):
 
     def stats(self) -> GroupStats: ...
 
-    def problems(self, states: Sequence[GroupState], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, states: Sequence[GroupState], known: Set[BlockId]) -> Iterator[Finding]:
         """What does not add up, given the states of all leases and the blocks that are not free."""
         ...

@@ -7,13 +7,13 @@ was cached.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 
 from kvstore.actions import CopyBlock, CopyState, FillState, ResetState, RollBackState, StorageOp
 from kvstore.blocks.table import BlockTable, blocks_for
 from kvstore.groups.group import NEVER, GroupState, GroupStats
 from kvstore.groups.slot_pool import GroupSlotPool
-from kvstore.types import BlockId, SlotId
+from kvstore.types import BlockId, Finding, SlotId
 
 
 class RecurrentState:
@@ -189,11 +189,12 @@ class RecurrentGroup:
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
-    def problems(self, states: Sequence[GroupState], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, states: Sequence[GroupState], known: Set[BlockId]) -> Iterator[Finding]:
         held = Counter(
             slot for state in states if isinstance(state, RecurrentState) for slot in state.slots()
         )
-        yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
+        for found in self.slots.problems(held):
+            yield found and f"{self.name}: {found}"
         if self._leases != len(states):
             yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
         if strangers := self.slots.blocks() - known:

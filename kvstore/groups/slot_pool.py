@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from kvstore.groups.group import GroupStats
-from kvstore.types import BlockId, SlotId
+from kvstore.types import BlockId, Finding, SlotId
 
 _NOTHING: Mapping[int, SlotId] = MappingProxyType({})
 
@@ -154,7 +154,7 @@ class GroupSlotPool:
             unresumable_tokens=self.unresumable_tokens,
         )
 
-    def problems(self, leases: Counter[SlotId]) -> Iterator[str]:
+    def problems(self, leases: Counter[SlotId]) -> Iterator[Finding]:
         """What does not add up, given how many leases use each slot."""
         free, evictable = set(self._free), set(self._evictable)
         if len(free) != len(self._free):
@@ -171,6 +171,7 @@ class GroupSlotPool:
             for block, n_tokens in blocks:
                 if self._slots_of.get(block, {}).get(n_tokens) != slot:
                     yield f"slot {slot}: block {block} does not have it at {n_tokens} tokens"
+            yield None
         saved = sum(count - 1 for count in leases.values())
         if self.n_saved != saved:
             yield f"{self.n_saved} slots saved, recounted {saved}"

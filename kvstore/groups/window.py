@@ -5,13 +5,13 @@ window has moved on, until another lease needs the slot.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 
 from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, StorageOp
 from kvstore.blocks.table import BlockTable, Journal, blocks_for
 from kvstore.groups.group import NEVER, GroupState, GroupStats
 from kvstore.groups.slot_pool import GroupSlotPool
-from kvstore.types import BlockId, SlotId
+from kvstore.types import BlockId, Finding, SlotId
 
 _WHOLE = 0  # a window's slot is attached at 0 tokens: it fills as its block does
 
@@ -200,11 +200,12 @@ class WindowGroup:
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
-    def problems(self, states: Sequence[GroupState], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, states: Sequence[GroupState], known: Set[BlockId]) -> Iterator[Finding]:
         held = Counter(
             slot for state in states if isinstance(state, WindowState) for slot in state.slots
         )
-        yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
+        for found in self.slots.problems(held):
+            yield found and f"{self.name}: {found}"
         if self._leases != len(states):
             yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
         if strangers := self.slots.blocks() - known:

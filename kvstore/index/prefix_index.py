@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from kvstore.index.in_flight import Checkpoint, InFlight, Probe
 from kvstore.index.observer import Observers
 from kvstore.index.radix_node import Match, Node
-from kvstore.types import BlockId, Namespace
+from kvstore.types import BlockId, Finding, Namespace
 
 
 class PrefixIndex:
@@ -89,6 +89,6 @@ class PrefixIndex:
         """The prefixes in flight of a store whose leases are indexed here."""
         return InFlight()
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Finding]:
         """What does not add up besides the nodes."""
         yield from ()

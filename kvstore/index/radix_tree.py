@@ -22,7 +22,7 @@ from kvstore.index.in_flight import Checkpoint, InFlight, InFlightPrefixes, Prob
 from kvstore.index.prefix_index import PrefixIndex
 from kvstore.index.radix_node import Match, Node, Root, each_below
 from kvstore.tokens import TOKEN_BYTES, common_tokens
-from kvstore.types import BlockId, Namespace
+from kvstore.types import BlockId, Finding, Namespace
 
 
 class RadixTree(PrefixIndex):
@@ -179,7 +179,7 @@ class RadixTree(PrefixIndex):
     def namespaces(self) -> Sequence[Namespace]:
         return tuple(self._roots)
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Finding]:
         """What does not add up besides the nodes: the queue of those that can be evicted."""
         return self._queue.problems(node for _, _, node in self.walk())
 

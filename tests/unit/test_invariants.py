@@ -1,6 +1,7 @@
 """Every check must catch its fault: each test breaks one thing behind the store's back."""
 
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 
@@ -136,6 +137,10 @@ def change_its_tokens(store: KVStore, lease: Lease) -> None:
     lease.tokens = Tokens([*run_of(100, 7), 99, 99])
 
 
+def change_its_first_token(store: KVStore, lease: Lease) -> None:
+    lease.tokens = Tokens([99, *run_of(101, 8)])
+
+
 def change_its_namespace(store: KVStore, lease: Lease) -> None:
     lease.namespace = Namespace(model="other")
 
@@ -164,6 +169,7 @@ def change_its_namespace(store: KVStore, lease: Lease) -> None:
         (drop_from_the_queue, "could be evicted, but is not in the queue"),
         (write_beyond_the_table, "13 tokens written in 3 blocks"),
         (change_its_tokens, "indexed under tokens that are not its sequence's"),
+        (change_its_first_token, "indexed under tokens that are not its sequence's"),
         (change_its_namespace, "indexed under tokens that are not its sequence's"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -190,6 +196,16 @@ def test_all_that_was_found_is_listed() -> None:
     write_beyond_the_table(store, lease)
     with pytest.raises(InvariantError, match=r"children out of order; 13 tokens written"):
         invariants.check(store)
+
+
+def test_a_recount_comes_in_pieces_and_can_be_dropped_after_each() -> None:
+    store, lease = make_busy_store()
+    pieces = list(invariants.recount(store))
+    assert not any(pieces)
+    assert len(pieces) > store.pool.n_blocks + store.index.n_nodes
+    for n_pieces in range(len(pieces)):
+        assert not any(islice(invariants.recount(store), n_pieces))
+    invariants.check(store)
 
 
 def test_idle_means_that_nobody_holds_anything() -> None:
