@@ -1,4 +1,4 @@
-"""What the store hands a sequence: its table and its references, released exactly once."""
+"""A lease: one sequence's block table and its references, released exactly once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Lease:
     `tokens` belongs to the sequence and grows as it generates. Positions [0, cached_tokens) were
     adopted; [0, written_tokens) hold KV that was adopted or that a step has computed;
     positions from there to `planned_tokens` are computed by steps that have been planned, and those
-    from there to `ready_tokens` can be without another word: they are in blocks that nobody else
-    refers to, and no group has anything to do. There is nothing to publish before `due_tokens` have
-    been written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
+    from there to `ready_tokens` can be planned at once: they are in blocks that nobody else refers
+    to, and no group has ops for them. There is nothing to publish before `due_tokens` have been
+    written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
     `group_states` has one state for each of the store's groups, in their order. What a fork has
     adopted is another lease's, not the index's.
     """
@@ -55,7 +55,7 @@ class Lease:
         )
 
     def max_step_tokens(self, n_tokens: int, last_prompt_position: int) -> int:
-        """How many of the next `n_tokens` tokens the next step may compute, at least one.
+        """How many of the next `n_tokens` tokens one step may compute, at least one.
 
         The token at `last_prompt_position` is computed with the decodes, behind all chunks.
         """
@@ -64,7 +64,7 @@ class Lease:
         return n_tokens
 
     def checkpoint(self, n_tokens: int) -> None:
-        """Somebody will want to resume behind its first `n_tokens` tokens."""
+        """Save what it takes to resume behind `n_tokens` tokens, if no step is planned beyond."""
         if n_tokens > self.planned_tokens:
             for state in self.group_states:
                 state.checkpoint(n_tokens)
@@ -97,19 +97,20 @@ class Lease:
         return StepOps(tuple(before), tuple(after_chunks), tuple(after))
 
     def advance(self, n_tokens: int) -> bool:
-        """It has written so many tokens, a block's end or what is due. Whether a group has saved
-        something there.
+        """It has written so many tokens: to a block's end, or what is due.
+
+        Returns whether a group has saved something there.
         """
         saved = [state.advance(self.table, n_tokens) for state in self.group_states]
         self.note_due((n_tokens // self.table.block_size + 1) * self.table.block_size)
         return any(saved)
 
     def note_due(self, n_tokens: int) -> None:
-        """There is nothing to publish before so many are written, or a group has saved."""
+        """There is nothing to publish before so many tokens are written or a group has saved."""
         self.due_tokens = min(n_tokens, *(state.due_tokens() for state in self.group_states), NEVER)
 
     def take_patches(self) -> Iterator[TablePatch]:
-        """What has changed in its tables since this was last asked; at first all that is there."""
+        """What has changed in its tables since the last call; at first all of them."""
         self.is_patched = False
         for first, blocks in self.table.take_changes():
             yield TablePatch(None, first, blocks)
@@ -120,7 +121,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nothing was handed out: the blocks that were needed and those that could be had."""
+    """Nothing was handed out: more blocks were needed than were available."""
 
     needed_blocks: int
     available_blocks: int

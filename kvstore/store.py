@@ -1,11 +1,12 @@
 """The KV store: hands sequences the blocks they need and shares equal prefixes among them.
 
-probe  how much of a prompt is here?          changes nothing
-restore what was here before is filled in     a Lease of no steps, or a Refusal
-admit  adopt what is here, allocate the rest  a Lease, or a Refusal and no trace
-extend room for the next tokens, and planned  StepOps, or a Refusal
-publish these tokens' KV has been written     whole blocks become visible to all
-donate / release  the sequence has ended      its blocks go to the index / are let go
+probe    count what is cached of a prompt          changes nothing
+restore  room for KV that is filled in from disk   a Lease that no step computes, or a Refusal
+admit    adopt what is cached, allocate the rest   a Lease, or a Refusal and no change
+extend   plan the next tokens, and room for them   StepOps, or a Refusal
+publish  these tokens' KV has been written         whole blocks are indexed, visible to all
+donate   the sequence has ended                    its blocks go to the index
+release  the same                                  its references are dropped
 
 A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 """
@@ -115,7 +116,7 @@ class KVStore:
         """A lease for KV that no step computes: it is filled in, published and donated.
 
         It adopts the whole blocks that are indexed and counts as written what fills blocks of
-        `have_tokens`. Nobody goes on behind it, so it has no group states.
+        `have_tokens`. No sequence resumes from it, so it has no group states.
         """
         match = self._index.match(namespace, tokens.packed(0, len(tokens)))
         adopted = match.blocks[: match.n_tokens // self._block_size]
@@ -163,7 +164,7 @@ class KVStore:
         return lease.max_step_tokens(n_tokens, last_prompt_position)
 
     def checkpoint(self, lease: Lease, n_tokens: int) -> None:
-        """Somebody will want to resume behind the first `n_tokens` tokens of this lease."""
+        """See Lease.checkpoint."""
         lease.checkpoint(n_tokens)
 
     def extend(
@@ -187,11 +188,11 @@ class KVStore:
         return step_ops
 
     def take_ops(self) -> list[StorageOp]:
-        """Those for the next step that have not been handed out by `extend`."""
+        """The ops for the next step that `extend` has not handed out."""
         return self._groups.take_ops()
 
     def revoke(self, ops: Sequence[StorageOp]) -> None:
-        """These were not, or perhaps not, executed: nothing that rests on them is cached."""
+        """These ops were not, or perhaps not, executed: cache nothing that rests on them."""
         self._groups.revoke(ops)
 
     def publish(self, lease: Lease, n_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""What the store asks of a group, whatever its layers keep."""
+"""The interface of a group: layers that keep one kind of cache, and what a lease has of them."""
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -24,7 +24,7 @@ class GroupStats:
     held: int  # used by leases
     saved: int  # by sharing: uses beyond the first of each slot
     evictions: int
-    unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
+    unresumable_tokens: int  # matched by prompts, and computed again for want of a slot
 
 
 class GroupState(Protocol):
@@ -57,19 +57,19 @@ class GroupState(Protocol):
         ...
 
     def ready_tokens(self, planned_tokens: int) -> int:
-        """How many may be planned before something is to be saved; blocks are the store's care."""
+        """How many tokens may be planned before something is to be saved."""
         ...
 
     def save(self, planned_tokens: int) -> Sequence[StorageOp]:
-        """A step will have written so many tokens: what is to be saved right behind them."""
+        """A step will have written so many tokens. Returns the ops that save the state there."""
         ...
 
     def due_tokens(self) -> int:
-        """How many are written when what is to be saved next has been, as far as is planned."""
+        """How many tokens are written when the next planned save has been made."""
         ...
 
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
-        """The lease has written so many tokens. Whether something was saved there.
+        """The lease has written so many tokens. Returns whether something was saved there.
 
         Called where a block ends and where something is to be saved.
         """
@@ -82,14 +82,14 @@ class GroupState(Protocol):
     def donate(
         self, last_block: BlockId, block_tokens: int, ahead_tokens: int
     ) -> Sequence[StorageOp]:
-        """All that was written ends in the indexed `last_block`, at its `block_tokens`.
+        """The lease has ended: what it wrote ends in the indexed `last_block`, at `block_tokens`.
 
-        A step in flight writes `ahead_tokens` more, which nobody needs any more.
+        Steps in flight write `ahead_tokens` more, which are not needed.
         """
         ...
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Release all slots."""
         ...
 
 
@@ -99,11 +99,11 @@ class Group(Protocol):
     name: str
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
-        """The last position up to `n_tokens` at which a lease of these blocks could go on."""
+        """The last position up to `n_tokens` at which a lease of these blocks could resume."""
         ...
 
     def count_unresumable(self, n_tokens: int) -> None:
-        """A prompt matched so many tokens behind what it can resume from."""
+        """A prompt matched so many tokens beyond the point where it can resume."""
         ...
 
     def has_room(self) -> bool:
@@ -113,7 +113,7 @@ class Group(Protocol):
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
     ) -> tuple[GroupState, Sequence[StorageOp]]:
-        """Go on behind the first `n_tokens` tokens (a resume point) of `end_tokens`."""
+        """The state of a lease that resumes at `n_tokens` of `end_tokens`, and its ops."""
         ...
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
@@ -125,7 +125,7 @@ class Group(Protocol):
         ...
 
     def needed(self, n_tokens: int) -> range:
-        """Of a table with so many tokens, the entries whose slots it takes to go on behind them."""
+        """The entries of a table of so many tokens whose slots it takes to resume behind them."""
         ...
 
     def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
@@ -133,7 +133,7 @@ class Group(Protocol):
         ...
 
     def stops(self, block: BlockId) -> Collection[int] | None:
-        """After how many of the block's tokens one can go on; None: after each."""
+        """After how many of the block's tokens a lease can resume; None: after each."""
         ...
 
     def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:

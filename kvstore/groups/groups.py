@@ -1,4 +1,4 @@
-"""All groups of a store together, and what they want done around the next step."""
+"""All groups of a store together, and their ops for the next step."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,19 +9,19 @@ from kvstore.types import BlockId
 
 
 class Groups:
-    """A lease goes on only where each of them can, and has a state in each, in their order."""
+    """A lease resumes only where every group can, and has a state in each, in their order."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.all = tuple(groups)
         self._ops: list[StorageOp] = []  # for the next step
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
-        """The last position up to `n_tokens` at which a lease of these blocks could go on."""
+        """The last position up to `n_tokens` at which a lease of these blocks could resume."""
         return n_tokens - sum(self.unresumable(blocks, n_tokens))
 
     def unresumable(self, blocks: Sequence[BlockId], n_tokens: int) -> Sequence[int]:
-        """How many of the last of `n_tokens` tokens each group cannot go on behind, beyond what
-        those before it cannot.
+        """By how many tokens each group moves the resume point back from `n_tokens`, beyond the
+        groups before it.
         """
         missing, asked = [0] * len(self.all), None
         while n_tokens != asked:
@@ -33,7 +33,7 @@ class Groups:
         return missing
 
     def count_unresumable(self, missing: Sequence[int]) -> None:
-        """A prompt was admitted that matched so many tokens in vain."""
+        """A prompt was admitted that matched so many tokens and cannot resume there."""
         for group, n_tokens in zip(self.all, missing, strict=True):
             group.count_unresumable(n_tokens)
 
@@ -42,7 +42,7 @@ class Groups:
         return all(group.has_room() for group in self.all)
 
     def admit(self, table: BlockTable, cached_tokens: int, n_tokens: int) -> tuple[GroupState, ...]:
-        """The group states of a lease that goes on behind what it has adopted."""
+        """The group states of a lease that resumes at `cached_tokens`."""
         admitted = [group.admit(table, cached_tokens, n_tokens) for group in self.all]
         self._ops += [op for _, ops in admitted for op in ops]
         return tuple(state for state, _ in admitted)
@@ -50,8 +50,8 @@ class Groups:
     def donate(
         self, states: Iterable[GroupState], block: BlockId, last_tokens: int, ahead_tokens: int
     ) -> None:
-        """Leave what there is at a lease's end to the indexed `block` that ends there, and in which
-        it has `last_tokens`; `ahead_tokens` are planned behind its end.
+        """Attach what a lease has at its end to the indexed `block` there, of which it has written
+        `last_tokens`; steps in flight compute `ahead_tokens` more.
         """
         for state in states:
             self._ops += state.donate(block, last_tokens, ahead_tokens)
@@ -72,10 +72,10 @@ class Groups:
             group.revoke(ops)
 
     def ops(self) -> Iterator[StorageOp]:
-        """For the next step, as long as nobody has taken them."""
+        """The ops for the next step that have not been taken."""
         return iter(self._ops)
 
     def take_ops(self) -> list[StorageOp]:
-        """Those for the next step, once."""
+        """Hand out the ops for the next step, once."""
         ops, self._ops = self._ops, []
         return ops

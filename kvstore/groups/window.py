@@ -1,4 +1,4 @@
-"""Sliding windows: a lease holds the blocks of the last `window` tokens, and lets go of the rest.
+"""Sliding windows: a lease retains the slots of the last `window` tokens and releases the others.
 
 A window's block is a slot, attached to the block of the same tokens. It stays cached when a lease's
 window has moved on, until another lease needs the slot.

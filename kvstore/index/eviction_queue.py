@@ -1,4 +1,4 @@
-"""Which leaf of a radix tree is forgotten next: a heap, brought up to date as leaves come up."""
+"""Which leaf of a radix tree is evicted next: a heap, brought up to date as leaves come up."""
 
 import heapq
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The way of a lease's blocks into the index."""
+"""Publishes a lease's blocks: puts them into the index."""
 
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import blocks_for
@@ -10,7 +10,7 @@ from kvstore.types import BlockId
 
 
 class Publication:
-    """Goes on behind what is indexed of a lease, so that a block costs the same at any depth."""
+    """Inserts behind what is already indexed of a lease: a block costs the same at any depth."""
 
     def __init__(
         self, pool: BlockPool, index: PrefixIndex, supply: BlockSupply, groups: Groups

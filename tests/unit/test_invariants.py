@@ -199,7 +199,7 @@ def test_all_that_was_found_is_listed() -> None:
 
 
 def test_a_recount_comes_in_pieces_and_can_be_dropped_after_each() -> None:
-    store, lease = make_busy_store()
+    store, _ = make_busy_store()
     pieces = list(invariants.recount(store))
     assert not any(pieces)
     assert len(pieces) > store.pool.n_blocks + store.index.n_nodes

@@ -1,4 +1,4 @@
-"""What a step reads, on its way from the storage to bytes."""
+"""What a step reads of the storage: laid out by the step, turned into bytes after it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from kvstore.actions import Parts
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One part of those reads that ask for it, which are named by their places among all."""
+    """One part of the reads that ask for it; `readers` are the indices of these reads."""
 
     readers: Sequence[int]
     packed: Packed

@@ -1,4 +1,4 @@
-"""The arrays behind every group of the store: an arena for each kind of block, and the states."""
+"""The arrays of all groups of the store: an arena for each kind of block, and the states."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -59,8 +59,8 @@ class Storage:
     def execute(self, ops: Iterable[StorageOp]) -> None:
         """Each group's ops, one after another; groups do not depend on each other.
 
-        Raises ArenaError or IndexError for a block or a state that there is not, and for bytes of
-        another size than theirs.
+        Raises ArenaError or IndexError for an unknown block or state, and for bytes of the wrong
+        size.
         """
         blocks: list[CopyBlock | FillBlock] = []
         windows: list[list[CopyBlock | FillBlock]] = [[] for _ in self.windows]
@@ -83,8 +83,8 @@ class Storage:
     def read(self, reads: Sequence[ReadBlock]) -> Reading:
         """Lay out what is to be read, as it is now.
 
-        It refers to the arenas' arrays until it has been computed. Raises ArenaError for a block
-        that there is not.
+        It refers to the arenas' arrays until it has been computed. Raises ArenaError for an
+        unknown block.
         """
         lengths = [read.n_tokens for read in reads]
         blocks = pack_blocks(self.full, [read.block for read in reads], lengths)
@@ -118,7 +118,7 @@ def _change(arena: Arena, ops: Iterable[CopyBlock | FillBlock]) -> None:
 
 
 def _asked(slots: Iterable[SlotId | None]) -> dict[int, SlotId]:
-    """Who reads something, by place."""
+    """The slots that are read, by the index of their reader."""
     return {index: slot for index, slot in enumerate(slots) if slot is not None}
 
 
