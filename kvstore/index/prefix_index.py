@@ -35,7 +35,7 @@ class PrefixIndex:
         """Whether the block is indexed, and not as a tail."""
         return False
 
-    def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
+    def find_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
         """The indexed block that holds `packed`, up to a block of tokens behind a whole `block`."""
         return None
 

@@ -46,17 +46,17 @@ class Publication:
         It may be another lease's block, with other tokens behind these.
         """
         index, before = divmod(lease.written_tokens - 1, lease.table.block_size)
-        indexed, own = self._holder(lease, index), lease.table[index]
+        indexed, own = self._find_end(lease, index), lease.table[index]
         if indexed is not None and own != indexed:
             self._groups.copy(own, indexed, before + 1)
         return indexed
 
-    def _holder(self, lease: Lease, index: int) -> BlockId | None:
+    def _find_end(self, lease: Lease, index: int) -> BlockId | None:
         written_tokens = lease.written_tokens
         above = self._indexed(lease, index - 1)
         if above is not None:
             packed = lease.tokens.packed(index * lease.table.block_size, written_tokens)
-            return self._index.holder_behind(above, packed)
+            return self._index.find_behind(above, packed)
         match = self._index.match(lease.namespace, lease.tokens.packed(0, written_tokens))
         return match.blocks[-1] if match.n_tokens == written_tokens else None
 

@@ -71,7 +71,7 @@ class RadixTree(PrefixIndex):
             return False
         return node.blocks[-1] != block or len(node.packed) == len(node.blocks) * self._block_bytes
 
-    def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
+    def find_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
         node: Node | None = self._node_of[block]
         assert node is not None
         above = node.blocks.index(block) + 1 if node.blocks[-1] != block else len(node.blocks)

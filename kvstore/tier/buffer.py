@@ -59,7 +59,7 @@ class WriteBuffer:
             return self._room()
 
     def allow(self, n_bytes: float, longest_path: int = 0) -> None:
-        """Set how many bytes may be written, the queued ones included, and how long a path may be."""
+        """Set how many bytes may be written, queued ones included, and how long a path may be."""
         with self._changed:
             self._allowance, self._longest_path = n_bytes, longest_path
 

@@ -423,10 +423,10 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         run = pool.allocate(3)
         tree.insert(NS, packed(A[:10]), run)
-        assert tree.holder_behind(run[0], packed(A[4:7])) == run[1]
-        assert tree.holder_behind(run[1], packed(A[8:10])) == run[2]
-        assert tree.holder_behind(run[1], packed(A[8:11])) is None
-        assert tree.holder_behind(run[1], packed(B[:1])) is None
+        assert tree.find_behind(run[0], packed(A[4:7])) == run[1]
+        assert tree.find_behind(run[1], packed(A[8:10])) == run[2]
+        assert tree.find_behind(run[1], packed(A[8:11])) is None
+        assert tree.find_behind(run[1], packed(B[:1])) is None
 
 
 def test_a_block_of_which_a_fork_has_left_a_part_is_indexed_whole_again() -> None:
