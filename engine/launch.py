@@ -29,7 +29,7 @@ from engine.types.settings import EngineConfig
 from engine.watching.timing import Timing
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.sizes import build_groups
-from kvstore.index.prefix_index import NoIndex, PrefixIndex
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.types import Namespace
@@ -70,7 +70,7 @@ def assemble(
     """Everything around a loaded backend. Belongs to the thread that loaded it."""
     pool = BlockPool(backend.sizes.n_blocks)
     groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
-    index: PrefixIndex = NoIndex()
+    index: PrefixIndex = PrefixIndex()
     if config.prefix_cache:
         index = RadixTree(pool, config.block_size, time.monotonic)
     store = KVStore(pool, index, config.block_size, groups)

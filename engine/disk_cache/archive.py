@@ -127,11 +127,11 @@ class Archive:
         self._unwritten.stored(node, first)
         self._soil(node)
 
-    def carried(self, block: BlockId) -> None:
+    def attached(self, block: BlockId) -> None:
         """A group has left something more with it: a state where somebody stopped, say."""
         node = self._index.node_of(block)
         if node is not None and self._takes(node):
-            self._unwritten.carried(node, block)
+            self._unwritten.attached(node, block)
             self._soil(node)
 
     def split(self, node: Node, lower: Node) -> None:

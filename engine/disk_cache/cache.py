@@ -20,7 +20,7 @@ from engine.disk_cache.recalls import (
 )
 from engine.disk_cache.tier import Tier
 from engine.types.statistics import DiskCacheStats
-from kvstore.actions import Order, Parts, ReadBlock
+from kvstore.actions import Parts, ReadBlock, StorageOp
 from kvstore.digest import Digest, block_digests, root_digest
 from kvstore.lease import Lease
 from kvstore.store import KVStore
@@ -59,7 +59,7 @@ class DiskCache(Protocol):
         """Whether more of the prompt comes from now on."""
         ...
 
-    def fills(self, number: int, seconds: float) -> Sequence[Order]:
+    def fills(self, number: int, seconds: float) -> Sequence[StorageOp]:
         """What a step is to fill in, in so much time."""
         ...
 
@@ -80,7 +80,7 @@ class DiskCache(Protocol):
         ...
 
     def fail(self, number: int) -> None:
-        """A step has not, or perhaps not, been carried out, and its orders have been revoked."""
+        """A step has not, or perhaps not, been carried out, and its ops have been revoked."""
         ...
 
     def wait_seconds(self) -> float | None:
@@ -150,7 +150,7 @@ class NoDiskCache:
     ) -> Recalled:
         return Recalled.NOTHING
 
-    def fills(self, number: int, seconds: float) -> Sequence[Order]:
+    def fills(self, number: int, seconds: float) -> Sequence[StorageOp]:
         return ()
 
     def fill_seconds(self, number: int) -> float:
@@ -233,7 +233,7 @@ class TieredCache:
         store.index.observers.add(self._archive)
         store.pool.when_freed(self._names.forget)
         for group in store.groups:
-            group.when_carried(self._archive.carried)
+            group.when_attached(self._archive.attached)
 
     @property
     def is_loading(self) -> bool:
@@ -258,7 +258,7 @@ class TieredCache:
     ) -> Recalled:
         return self._recalls.begin(prompt, wish, spare_blocks, compute_seconds)
 
-    def fills(self, number: int, seconds: float) -> Sequence[Order]:
+    def fills(self, number: int, seconds: float) -> Sequence[StorageOp]:
         return self._recalls.plan(number, seconds)
 
     def fill_seconds(self, number: int) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstore.actions import FillBlock, Order, ReadBlock
+from kvstore.actions import FillBlock, ReadBlock, StorageOp
 from kvstore.blocks.table import blocks_for
 from kvstore.digest import Digest
 from kvstore.groups.group import Group
@@ -40,7 +40,7 @@ class Entries:
 
     def candidate(self, parent: Digest, name: Digest, block: BlockId, n_tokens: int) -> Candidate:
         """Of an indexed block's first tokens."""
-        slots = [group.carried(block, n_tokens) for group in self._groups]
+        slots = [group.attached(block, n_tokens) for group in self._groups]
         slots += [None] * (self._n_windows + 1 - len(slots))
         has = (True, *(slot is not None for slot in slots))
         n_bytes = sum(size for size, here in zip(self._part_bytes, has, strict=True) if here)
@@ -69,15 +69,15 @@ class Entries:
 
     def fill(
         self, block: BlockId, n_tokens: int, parts: Sequence[bytes | None], *, is_new: bool
-    ) -> Iterator[Order]:
+    ) -> Iterator[StorageOp]:
         """What puts an entry's parts where they are lacking."""
         if is_new and parts[0] is not None:
             yield FillBlock(block, parts[0])
         for group, part in zip(self._groups, parts[1:], strict=False):
-            if part is not None and group.carried(block, n_tokens) is None:
-                order = group.fill(block, n_tokens, part)
-                if order is not None:
-                    yield order
+            if part is not None and group.attached(block, n_tokens) is None:
+                op = group.fill(block, n_tokens, part)
+                if op is not None:
+                    yield op
 
     def needed(self, n_tokens: int) -> range:
         """The last entries of a table, as many as it takes to go on behind so many tokens."""

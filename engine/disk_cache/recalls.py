@@ -2,7 +2,7 @@
 
 A prompt that could be admitted is looked up first. Where the tier has much more of it than memory,
 and reading and filling are predicted to take less time than computing, a *load* begins: a lease,
-announced like any other, so that the prompt and its twins wait for it. Loads have a budget of
+in flight like any other, so that the prompt and its duplicates wait for it. Loads have a budget of
 bytes; who does not fit into it waits for others' to end. Readers deliver entries root to leaf; each
 step fills in what it has time for; what has been filled is published. However a load ends, what was
 published stays, and those who have waited ask for the rest, or compute it.
@@ -18,7 +18,7 @@ from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.entries import Entries
 from engine.disk_cache.load_budget import UNLIMITED, LoadBudget, LoadLimits
 from engine.disk_cache.tier import Found, Ticket, Tier
-from kvstore.actions import Order
+from kvstore.actions import StorageOp
 from kvstore.digest import Digest, digest_behind, root_digest
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
@@ -65,7 +65,7 @@ class Wish:
 
     is_settled: bool = False
     n_bytes: int = 0  # for which there was no budget
-    n_drops: int = -1  # of blocks, when there were too few
+    n_releases: int = -1  # of blocks, when there were too few
     had_tokens: int = -1  # that memory had of it when it was last loaded
 
 
@@ -191,19 +191,19 @@ class Recalls:
         if not self._budget.takes(found.n_bytes):
             return Recalled.PUT_OFF
         if not self._begin(prompt, found, spare_blocks):
-            wish.n_drops = self._store.pool.n_drops
+            wish.n_releases = self._store.pool.n_releases
             return Recalled.NO_BLOCKS
         wish.had_tokens = found.have_tokens
         return Recalled.COMING
 
-    def plan(self, number: int, seconds: float) -> list[Order]:
+    def plan(self, number: int, seconds: float) -> list[StorageOp]:
         """What the step of that number fills in, in so much time: an entry at least, where one has
         arrived.
         """
         self._budget.begin_round()
         self._expire()
         self._step_bytes = allowed = self._pace.bytes_in(seconds, self._tier.read_rate)
-        orders, planned = list[Order](), 0
+        ops, planned = list[StorageOp](), 0
         for load in tuple(self._loads):
             n_entries = n_bytes = 0
             while load.arrived and (not planned or planned + load.arrived[0].n_bytes <= allowed):
@@ -212,16 +212,16 @@ class Recalls:
                     self._tier.forget(load.names[load.n_filled])
                     self._cut(load)
                     break
-                orders += self._fill(load, each)
+                ops += self._fill(load, each)
                 n_entries, n_bytes = n_entries + 1, n_bytes + each.n_bytes
                 planned += each.n_bytes
             if n_entries:
                 self._fills.setdefault(number, []).append((load, n_entries, n_bytes))
             self._settle(load)
-        if not orders:
+        if not ops:
             self._skip(number)
         self._read_on()
-        return orders
+        return ops
 
     def filled_bytes(self, number: int) -> int:
         """How much the step fills in."""
@@ -269,7 +269,7 @@ class Recalls:
         """What can be said without another look."""
         if wish.is_settled:
             return Recalled.NOTHING
-        if wish.n_drops == self._store.pool.n_drops:
+        if wish.n_releases == self._store.pool.n_releases:
             return Recalled.NO_BLOCKS
         if wish.n_bytes and not self._budget.takes(wish.n_bytes):
             return Recalled.PUT_OFF
@@ -330,7 +330,7 @@ class Recalls:
         lease = self._store.restore(prompt.namespace, tokens, found.have_tokens, spare_blocks)
         if isinstance(lease, Refusal):
             return False
-        new_from = sum(map(self._store.pool.is_kept, lease.table))
+        new_from = sum(map(self._store.pool.is_cached, lease.table))
         first = min(new_from, self._entries.needed(n_tokens).start, len(names) - 1)
         first = max(first, lease.written_tokens // self._block_size)
         now = self._clock()
@@ -379,7 +379,7 @@ class Recalls:
         else:
             self._commit(fills)
 
-    def _fill(self, load: _Load, each: _Arrived) -> Iterator[Order]:
+    def _fill(self, load: _Load, each: _Arrived) -> Iterator[StorageOp]:
         index = load.first + load.n_filled
         block = load.lease.table[index]
         load.n_filled += 1

@@ -41,7 +41,7 @@ class Unwritten:
         self._names = names
         self._entries = entries
         self._seen: dict[Node, int] = {}  # so many of its first blocks were written or are being
-        self._renewed: dict[Node, set[BlockId]] = {}  # of these, those that carry more since
+        self._renewed: dict[Node, set[BlockId]] = {}  # of these, those with more attached since
         self._reading: dict[Digest, _Reading] = {}
 
     @property
@@ -53,8 +53,8 @@ class Unwritten:
         if self._seen.get(node, 0) > first:
             self._seen[node] = first
 
-    def carried(self, node: Node, block: BlockId) -> None:
-        """One of the node's blocks carries more than it did."""
+    def attached(self, node: Node, block: BlockId) -> None:
+        """One more slot is attached to one of the node's blocks."""
         if self._seen.get(node, 0):
             self._renewed.setdefault(node, set()).add(block)
 

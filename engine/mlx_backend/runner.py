@@ -1,4 +1,4 @@
-"""The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
+"""The model runner: a step's ops, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -113,7 +113,7 @@ class MlxRunner:
 
     def _build_forwards(self, step: _SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
         """All forwards of the step, each to be launched before the next is built."""
-        self._storage.carry_out(plan.before)
+        self._storage.execute(plan.before)
         self._storage.states.begin_step()
         inputs = self._batch.prepare_inputs(plan)
         forwards = self._model.arrange(inputs.spans)
@@ -121,13 +121,13 @@ class MlxRunner:
             yield self._prefill(step, inputs, batch)
         for chunk, span in inputs.scored:
             yield from self._score(step, inputs, chunk, span)
-        self._storage.carry_out(plan.between)
+        self._storage.execute(plan.after_chunks)
         for batch in forwards.sampling:
             yield self._compute(step, inputs, batch)
         for row, logits in self._batch.take_kept(plan.kept):
             step.logits.append(logits)
             step.sampling.append(row)
-        self._storage.carry_out(plan.after)
+        self._storage.execute(plan.after)
         if saved := self._storage.states.unevaluated():
             yield step.pending(saved)
         self._read(step, plan)

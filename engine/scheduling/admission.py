@@ -13,12 +13,12 @@ from engine.scheduling.turns import Turns
 from engine.scheduling.validation import Limits
 from engine.scheduling.waiting import WaitingQueue
 from engine.step.plan import SequenceId
-from kvstore.index.announcements import Prospect
+from kvstore.index.in_flight import PendingPrompt
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 
 Recall: TypeAlias = Callable[[LiveSequence, Wish], bool]
-"""Has what is worth it of a prompt loaded from disk; what is coming then is announced. False: it
+"""Has what is worth it of a prompt loaded from disk; what is coming then is in flight. False: it
 would be worth it, and is to wait for others' loads.
 """
 
@@ -28,7 +28,7 @@ class Refused:
     """A client's next sequence found no blocks, when so many had been let go."""
 
     sequence_id: SequenceId
-    n_drops: int
+    n_releases: int
 
 
 class Admission:
@@ -43,7 +43,7 @@ class Admission:
         self._recall = recall
         self._wishes: dict[LiveSequence, Wish] = {}  # of those that wait
         self._max_running = limits.max_running
-        self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
+        self._pending: dict[LiveSequence, PendingPrompt] = {}  # of those that wait and may adopt
         self._refused: dict[str, Refused] = {}  # by client
         self._reserved_for: str | None = None  # the slot that somebody has just given up
         self._turns = turns
@@ -54,7 +54,7 @@ class Admission:
         """It waits from now on: it is new, or has been preempted."""
         self.waiting.add(sequence)
         if _adopts(sequence) and not _waits_for_first(sequence):
-            self._prospect(sequence)
+            self._pending_prompt(sequence)
 
     def has_slot(self, n_running: int) -> bool:
         """Whether somebody may run beside so many."""
@@ -70,7 +70,7 @@ class Admission:
             return None
         lease = self._lease(sequence, len(running))
         if isinstance(lease, Refusal):
-            self._refused[client] = Refused(sequence.id, self._store.pool.n_drops)
+            self._refused[client] = Refused(sequence.id, self._store.pool.n_releases)
             return None
         self.withdraw(sequence)
         sequence.run_with(lease)
@@ -106,10 +106,10 @@ class Admission:
 
     def awaited(self, sequence: LiveSequence) -> Lease | None:
         """Whose tokens it waits for, where it does."""
-        prospect = self._prospects.get(sequence)
-        if prospect is None or prospect.awaited is None or not prospect.is_waiting:
+        pending = self._pending.get(sequence)
+        if pending is None or pending.awaited is None or not pending.is_waiting:
             return None
-        return prospect.awaited.lease
+        return pending.awaited.lease
 
     def _may_start(self, sequence: LiveSequence) -> bool:
         """Whether nobody is about to compute what it could adopt."""
@@ -117,11 +117,11 @@ class Admission:
             return False
         if not _adopts(sequence) or _forkable(sequence) is not None:
             return True
-        prospect = self._prospect(sequence)
-        if self._store.announcements.must_wait(prospect):
+        pending = self._pending_prompt(sequence)
+        if self._store.in_flight.must_wait(pending):
             return False
         may_start = self._recall(sequence, self._wishes.setdefault(sequence, Wish()))
-        return may_start and not self._store.announcements.must_wait(prospect)
+        return may_start and not self._store.in_flight.must_wait(pending)
 
     def _next(self, client: str) -> LiveSequence | None:
         """Of the client's, who may start."""
@@ -161,7 +161,7 @@ class Admission:
             return True
         client = sequence.request.client
         refused = self._refused.get(client)
-        if refused is not None and refused.n_drops == self._store.pool.n_drops:
+        if refused is not None and refused.n_releases == self._store.pool.n_releases:
             return False
         return client == self._first_of({client, *self._refused}, Holdings(running, tokens))
 
@@ -169,18 +169,18 @@ class Admission:
         """Whoever holds least; of those that hold as much, whose turn it is."""
         return min(filter(clients.__contains__, self._turns), key=holdings.__getitem__)
 
-    def _prospect(self, sequence: LiveSequence) -> Prospect:
-        prospect = self._prospects.get(sequence)
-        if prospect is None:
-            prospect = self._store.announcements.expect(sequence.namespace, sequence.tokens)
-            self._prospects[sequence] = prospect
-        return prospect
+    def _pending_prompt(self, sequence: LiveSequence) -> PendingPrompt:
+        pending = self._pending.get(sequence)
+        if pending is None:
+            pending = self._store.in_flight.add_pending(sequence.namespace, sequence.tokens)
+            self._pending[sequence] = pending
+        return pending
 
     def _forget(self, sequence: LiveSequence) -> None:
         self._wishes.pop(sequence, None)
-        prospect = self._prospects.pop(sequence, None)
-        if prospect is not None:
-            self._store.announcements.forget(prospect)
+        pending = self._pending.pop(sequence, None)
+        if pending is not None:
+            self._store.in_flight.remove_pending(pending)
 
     def _count(self, sequence: LiveSequence) -> None:
         if _adopts(sequence):

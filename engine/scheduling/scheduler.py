@@ -154,7 +154,7 @@ class Scheduler:
         draft.reads += self._disk.reads(draft.number, time.moving_seconds)  # behind all writing
         if draft.is_empty:
             return StepPlan()
-        draft.before += self._store.take_orders()
+        draft.before += self._store.take_ops()
         leaving, self._leaving = self._leaving, []
         return draft.plan(leaving)
 
@@ -225,7 +225,7 @@ class Scheduler:
     def _fill_in(self, draft: Draft) -> None:
         """What has come from disk, as much as there is time for beside the decodes."""
         if fills := self._disk.fills(draft.number, draft.time.moving_seconds):
-            draft.before += [*self._store.take_orders(), *fills]
+            draft.before += [*self._store.take_ops(), *fills]
             draft.time.move(self._disk.fill_seconds(draft.number))
 
     def _schedule_prompts(self, prompts: dict[str, deque[LiveSequence]], draft: Draft) -> None:
@@ -261,16 +261,16 @@ class Scheduler:
         insort(self._running, sequence, key=policy.admission_key)
         self._live.must_be_answered(sequence)
         n_tokens = max(draft.allow(sequence, sequence.remaining_tokens), 1)
-        self._schedule(sequence, n_tokens, draft)  # now, for its orders are in this step
+        self._schedule(sequence, n_tokens, draft)  # now, for its ops are in this step
         return True
 
     def _schedule(self, sequence: LiveSequence, n_tokens: int, draft: Draft) -> None:
         """Put so many tokens of the sequence into the step, preempting where blocks are short."""
         lease = lease_of(sequence)
-        start = lease.planned_tokens
+        start, last = lease.planned_tokens, sequence.last_prompt_position
         if n_tokens > 1:
-            n_tokens = self._store.stride(lease, n_tokens, sequence.split)
-        while isinstance(room := self._store.extend(lease, n_tokens, sequence.split), Refusal):
+            n_tokens = self._store.max_step_tokens(lease, n_tokens, last)
+        while isinstance(step_ops := self._store.extend(lease, n_tokens, last), Refusal):
             candidates = [
                 s for s in self._running if s.id not in draft.sequence_ids and not s.is_aborted
             ]
@@ -280,7 +280,7 @@ class Scheduler:
             draft.is_short_of_blocks = True
             if victim is sequence:
                 return
-        draft.add(sequence, start, n_tokens, room)
+        draft.add(sequence, start, n_tokens, step_ops)
 
     def _recall(self, sequence: LiveSequence, wish: Wish) -> bool:
         prompt = Prompt(sequence.namespace, sequence.tokens, sequence.names)

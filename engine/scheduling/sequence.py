@@ -95,7 +95,7 @@ class LiveSequence:
         return len(self.tokens) + awaited - self.planned_tokens
 
     @property
-    def split(self) -> int:
+    def last_prompt_position(self) -> int:
         """The position whose token is computed apart, for one is sampled after it; 0: none is."""
         return len(self.tokens) - 1 if self.request.max_tokens > 0 else 0
 

@@ -6,7 +6,7 @@ from engine.scheduling import rows
 from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
 from engine.step.plan import Chunk, Entry, SequenceId, StepPlan
-from kvstore.actions import NO_ORDERS, Order, ReadBlock, Room, TablePatch
+from kvstore.actions import NO_OPS, ReadBlock, StepOps, StorageOp, TablePatch
 
 BEGINNING_TOKENS = 16
 """A prompt is admitted to a step that has time for so many tokens of it."""
@@ -22,11 +22,11 @@ class Draft:
     sequence_ids: set[SequenceId] = field(default_factory=set)
     enter: list[Entry] = field(default_factory=list)
     patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
-    before: list[Order] = field(default_factory=list)
+    before: list[StorageOp] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
-    between: list[Order] = field(default_factory=list)
+    after_chunks: list[StorageOp] = field(default_factory=list)
     decodes: list[SequenceId] = field(default_factory=list)
-    after: list[Order] = field(default_factory=list)
+    after: list[StorageOp] = field(default_factory=list)
     reads: list[ReadBlock] = field(default_factory=list)
     kept: list[SequenceId] = field(default_factory=list)
     preempted: list[LiveSequence] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Draft:
             return 1
         return self.time.allow(sequence.planned_tokens, min(n_tokens, self.budget_tokens))
 
-    def add(self, sequence: LiveSequence, start: int, n_tokens: int, room: Room) -> None:
+    def add(self, sequence: LiveSequence, start: int, n_tokens: int, step_ops: StepOps) -> None:
         """Compute tokens of the sequence, from position `start` on."""
         self.sequence_ids.add(sequence.id)
         self.budget_tokens -= n_tokens
@@ -60,10 +60,10 @@ class Draft:
         lease = lease_of(sequence)
         if lease.is_patched:
             self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
-        if room is not NO_ORDERS:
-            self.before += room.before
-            self.between += room.between
-            self.after += room.after
+        if step_ops is not NO_OPS:
+            self.before += step_ops.before
+            self.after_chunks += step_ops.after_chunks
+            self.after += step_ops.after
         if n_tokens == 1:
             self.time.decode(start)
         else:
@@ -90,7 +90,7 @@ class Draft:
             patches=tuple(self.patches),
             before=tuple(self.before),
             chunks=tuple(self.chunks),
-            between=tuple(self.between),
+            after_chunks=tuple(self.after_chunks),
             decodes=tuple(self.decodes),
             after=tuple(self.after),
             work=self.time.work,

@@ -15,7 +15,15 @@ import numpy.typing as npt
 from engine.step.work import StepWork
 from engine.types.output import TokenLogprob
 from engine.types.request import SamplingParams
-from kvstore.actions import FillBlock, FillState, FillWindow, Order, Parts, ReadBlock, TablePatch
+from kvstore.actions import (
+    FillBlock,
+    FillState,
+    FillWindow,
+    Parts,
+    ReadBlock,
+    StorageOp,
+    TablePatch,
+)
 
 NO_WORK = StepWork()
 
@@ -70,11 +78,11 @@ class StepPlan:
     leave: tuple[SequenceId, ...] = ()  # out of the batch, before anybody enters
     enter: tuple[Entry, ...] = ()
     patches: tuple[tuple[SequenceId, TablePatch], ...] = ()
-    before: tuple[Order, ...] = ()  # carried out before anything is written
+    before: tuple[StorageOp, ...] = ()  # carried out before anything is written
     chunks: tuple[Chunk, ...] = ()
-    between: tuple[Order, ...] = ()  # carried out behind the chunks
+    after_chunks: tuple[StorageOp, ...] = ()  # carried out behind the chunks
     decodes: tuple[SequenceId, ...] = ()
-    after: tuple[Order, ...] = ()  # carried out behind all that is written
+    after: tuple[StorageOp, ...] = ()  # carried out behind all that is written
     work: StepWork = NO_WORK  # by which its time was predicted
     reads: tuple[ReadBlock, ...] = ()  # carried out last
     number: int = 0  # by which the planner knows it again
@@ -83,8 +91,8 @@ class StepPlan:
     @property
     def is_due(self) -> bool:
         """Whether there is anything to do with it; what changes in the batch alone can wait."""
-        orders = self.before or self.between or self.after
-        return bool(self.chunks or self.decodes or self.kept or orders or self.reads)
+        ops = self.before or self.after_chunks or self.after
+        return bool(self.chunks or self.decodes or self.kept or ops or self.reads)
 
     @property
     def is_scoring(self) -> bool:
@@ -95,7 +103,7 @@ class StepPlan:
     def is_filling(self) -> bool:
         """Whether it fills in what was on disk."""
         fills = FillBlock | FillWindow | FillState
-        return any(isinstance(order, fills) for order in self.before)
+        return any(isinstance(op, fills) for op in self.before)
 
     def rows(self) -> Iterator[tuple[SequenceId, int]]:
         """Who computes, and how many tokens."""

@@ -1,7 +1,7 @@
 """What the engine thread tells a watcher between two steps.
 
 It costs what has changed since the last time, the live sequences, and at the speed of a copy what
-windows and states are carried; never the tree.
+windows and states are attached; never the tree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,8 @@ from engine.watching.timing import Timing
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
-from kvstore.index.mirror.changes import Change
-from kvstore.index.mirror.journal import TreeJournal
+from kvstore.index.replica.changes import Change
+from kvstore.index.replica.journal import TreeJournal
 from kvstore.lease import Lease
 from kvstore.types import BlockId, Namespace
 
@@ -50,7 +50,7 @@ class Moment:
     blocks: tuple[int, int, int, int]  # in all, free, cached, held
     saved_bytes: int
     groups: tuple[GroupSlots, ...]
-    windows: tuple[frozenset[BlockId], ...]  # of each, the blocks that carry theirs
+    windows: tuple[frozenset[BlockId], ...]  # of each, the blocks with a slot attached
     states: Mapping[BlockId, tuple[int, ...]]  # of each block, the tokens at which it has one
     next_evicted: tuple[int, ...]
     recent_hits: tuple[RecentHits, ...]
@@ -100,7 +100,7 @@ class Glimpses:
         return Moment(
             live=tuple(map(self._live, (*scheduler.running, *waiting))),
             waiting=scheduler.n_waiting,
-            blocks=(pool.n_blocks, pool.n_free, pool.n_cached, pool.n_held),
+            blocks=(pool.n_blocks, pool.n_free, pool.n_evictable, pool.n_referenced),
             saved_bytes=published.cache.saved_bytes,
             groups=tuple(_slots(group) for group in groups),
             windows=tuple(g.slots.blocks() for g in groups if isinstance(g, WindowGroup)),
@@ -158,5 +158,5 @@ def _states(groups: Sequence[Group]) -> Mapping[BlockId, tuple[int, ...]]:
     """There is one kind of recurrent layers at most."""
     for group in groups:
         if isinstance(group, RecurrentGroup):
-            return {b: tuple(group.slots.carried_by(b)) for b in group.slots.blocks()}
+            return {b: tuple(group.slots.attached_to(b)) for b in group.slots.blocks()}
     return {}

@@ -1,4 +1,4 @@
-"""Makes pictures of a mirror: what is held and the heaviest subtrees first, the rest summed up."""
+"""Makes pictures of a replica: what is held and the heaviest subtrees first, the rest summed up."""
 
 import heapq
 import time
@@ -20,7 +20,7 @@ from engine.types.picture import (
 from engine.types.statistics import DiskCacheStats
 from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Live, Moment
 from engine.watching.namespaces import UNSALTED_ID, namespace_id
-from kvstore.index.mirror.mirror import MirrorNode, TreeMirror
+from kvstore.index.replica.replica import ReplicaNode, TreeReplica
 from kvstore.types import BlockId, Namespace
 
 MAX_NODES = 2000
@@ -42,7 +42,7 @@ class Painter:
     def __init__(self, block_size: int, block_bytes: int, disk: DiskCache) -> None:
         self._block_size = block_size
         self._block_bytes = block_bytes
-        self._mirror = TreeMirror()
+        self._replica = TreeReplica()
         self._last: Glimpse | None = None
         self._disk = disk
         self._disk_use: DiskUse | None = None
@@ -51,16 +51,16 @@ class Painter:
         """Whether anything has changed."""
         last, self._last = self._last, glimpse
         used, self._disk_use = self._disk_use, _disk_use(self._disk.stats())
-        self._mirror.apply(glimpse.changes)
+        self._replica.apply(glimpse.changes)
         for live in glimpse.moment.live:
             if live.node is not None:
-                self._mirror.use(live.node, glimpse.seconds)
+                self._replica.use(live.node, glimpse.seconds)
         has_moved = last is None or last.moment != glimpse.moment
         return bool(glimpse.changes) or has_moved or used != self._disk_use
 
     def first_block(self, node_id: int) -> tuple[int, BlockId] | None:
         """How many tokens a node has, and which block it begins with."""
-        node = self._mirror.nodes.get(node_id)
+        node = self._replica.nodes.get(node_id)
         return None if node is None else (node.tokens, node.blocks[0])
 
     def paint(self, version: int, requests: int) -> CachePicture:
@@ -84,11 +84,11 @@ class Painter:
                 self._node(node, glimpse, holders, hidden[node.serial], places.get(node.serial))
                 for node in shown
             ),
-            hidden=_sum(self._mirror.roots.values(), shown),
+            hidden=_sum(self._replica.roots.values(), shown),
             namespaces=tuple(
-                _namespace(self._mirror.roots[name]) for name in sorted(roots, key=namespace_id)
+                _namespace(self._replica.roots[name]) for name in sorted(roots, key=namespace_id)
             ),
-            requests=tuple(_request(live, self._mirror) for live in moment.live[:SHOWN_REQUESTS]),
+            requests=tuple(_request(live, self._replica) for live in moment.live[:SHOWN_REQUESTS]),
             hidden_requests=_hidden_requests(moment),
             recent_hits=moment.recent_hits,
             counters=_counters(moment, requests),
@@ -98,7 +98,7 @@ class Painter:
         """Of each node, how many sequences hold its last block."""
         holders = Counter[int]()
         for sequence in live:
-            node = self._mirror.nodes.get(-1 if sequence.node is None else sequence.node)
+            node = self._replica.nodes.get(-1 if sequence.node is None else sequence.node)
             if node is not None:
                 path = node.path()
                 if not sequence.has_all:
@@ -108,13 +108,13 @@ class Painter:
 
     def _shown(
         self, holders: Counter[int], n_requests: int, moment: Moment
-    ) -> Sequence[MirrorNode]:
+    ) -> Sequence[ReplicaNode]:
         """As many as there is room for, each behind its parent."""
         room = PICTURE_BYTES - n_requests * REQUEST_BYTES
-        shown, namespaces = list[MirrorNode](), set[Namespace]()
+        shown, namespaces = list[ReplicaNode](), set[Namespace]()
         rest = [
             entry
-            for root in self._mirror.roots.values()
+            for root in self._replica.roots.values()
             for entry in _entries(root.children.values(), holders)
         ]
         heapq.heapify(rest)
@@ -135,7 +135,7 @@ class Painter:
 
     def _node(
         self,
-        node: MirrorNode,
+        node: ReplicaNode,
         glimpse: Glimpse,
         holders: Counter[int],
         hidden: Hidden,
@@ -159,10 +159,10 @@ class Painter:
             hidden=hidden if hidden.nodes else None,
         )
 
-    def _on_disk(self, node: MirrorNode) -> int:
+    def _on_disk(self, node: ReplicaNode) -> int:
         return min(self._disk.on_disk(node.blocks) * self._block_size, node.tokens)
 
-    def _states(self, node: MirrorNode, moment: Moment) -> tuple[int, ...]:
+    def _states(self, node: ReplicaNode, moment: Moment) -> tuple[int, ...]:
         if not moment.states or moment.states.keys().isdisjoint(node.blocks):
             return ()
         found = [
@@ -172,7 +172,7 @@ class Painter:
         ]
         return tuple(sorted(found)[-MAX_MARKS:])
 
-    def _holes(self, node: MirrorNode, moment: Moment) -> tuple[tuple[int, int], ...]:
+    def _holes(self, node: ReplicaNode, moment: Moment) -> tuple[tuple[int, int], ...]:
         """Tokens whose blocks at least one window has nothing of."""
         if not moment.windows or all(window.issuperset(node.blocks) for window in moment.windows):
             return ()
@@ -188,20 +188,20 @@ class Painter:
         return tuple((node.start + first, node.start + end) for first, end in runs[-MAX_MARKS:])
 
 
-def _namespace(root: MirrorNode) -> PictureNamespace:
+def _namespace(root: ReplicaNode) -> PictureNamespace:
     name = namespace_id(root.namespace)
     title = "default" if name == UNSALTED_ID else f"salted {name[:8]}"
     return PictureNamespace(name, title, root.weight.nodes, root.weight.tokens)
 
 
 def _entries(
-    nodes: Iterable[MirrorNode], holders: Counter[int]
-) -> Iterator[tuple[bool, int, int, MirrorNode]]:
+    nodes: Iterable[ReplicaNode], holders: Counter[int]
+) -> Iterator[tuple[bool, int, int, ReplicaNode]]:
     for node in nodes:
         yield not holders[node.serial], -node.weight.tokens, node.serial, node
 
 
-def _hidden(shown: Sequence[MirrorNode]) -> dict[int, Hidden]:
+def _hidden(shown: Sequence[ReplicaNode]) -> dict[int, Hidden]:
     """Of each node that is shown, what is left out below it."""
     left = {
         node.serial: [
@@ -220,7 +220,7 @@ def _hidden(shown: Sequence[MirrorNode]) -> dict[int, Hidden]:
     return {serial: Hidden(*counts) for serial, counts in left.items()}
 
 
-def _sum(roots: Iterable[MirrorNode], shown: Sequence[MirrorNode]) -> Hidden:
+def _sum(roots: Iterable[ReplicaNode], shown: Sequence[ReplicaNode]) -> Hidden:
     """What is left out below roots."""
     all_of = [root.weight for root in roots]
     tops = [node.weight for node in shown if node.parent is not None and node.parent.parent is None]
@@ -231,10 +231,10 @@ def _sum(roots: Iterable[MirrorNode], shown: Sequence[MirrorNode]) -> Hidden:
     )
 
 
-def _request(live: Live, mirror: TreeMirror) -> PictureRequest:
+def _request(live: Live, replica: TreeReplica) -> PictureRequest:
     return PictureRequest(
         id=live.id,
-        node=live.node if live.node in mirror.nodes else None,
+        node=live.node if live.node in replica.nodes else None,
         namespace=namespace_id(live.namespace),
         state=live.state,
         prompt_tokens=live.prompt_tokens,

@@ -1,1 +1,1 @@
-"""The blocks as numbers: who refers to them, and the table of a sequence."""
+"""Block ids: the pool with their reference counts, and the block table of a sequence."""

@@ -8,21 +8,22 @@ from kvstore.types import BlockId
 class BlockPool:
     """Who refers to each of `n_blocks` blocks.
 
-    A block is *held* by each table that lists it and *kept* once while the prefix index has it.
-    It is free when neither is so, and then stands in the free list exactly once.
+    Each block table that lists a block holds one reference to it; `ref_count` counts these. A block
+    is *cached* while the prefix index has it. It is free when it has no reference and is not
+    cached, and then stands in the free list exactly once.
     """
 
     def __init__(self, n_blocks: int) -> None:
         if n_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {n_blocks}")
-        self._holders = [0] * n_blocks
-        self._kept = bytearray(n_blocks)
+        self._ref_counts = [0] * n_blocks
+        self._cached = bytearray(n_blocks)
         # A stack with the lowest id on top: fresh sequences get runs of neighbouring blocks.
         self._free = [BlockId(block) for block in reversed(range(n_blocks))]
-        self._n_held = 0
+        self._n_referenced = 0
         self._n_shared = 0
-        self._n_listed = 0
-        self._n_drops = 0
+        self._n_references = 0
+        self._n_releases = 0
         self._freed: list[Callable[[BlockId], None]] = []
 
     def when_freed(self, tell: Callable[[BlockId], None]) -> None:
@@ -31,16 +32,16 @@ class BlockPool:
 
     @property
     def n_blocks(self) -> int:
-        return len(self._holders)
+        return len(self._ref_counts)
 
     @property
     def n_free(self) -> int:
         return len(self._free)
 
     @property
-    def n_held(self) -> int:
+    def n_referenced(self) -> int:
         """Blocks in at least one table."""
-        return self._n_held
+        return self._n_referenced
 
     @property
     def n_shared(self) -> int:
@@ -49,35 +50,35 @@ class BlockPool:
 
     @property
     def n_saved(self) -> int:
-        """Blocks that there would be besides if no table shared any: a copy for each holder."""
-        return self._n_listed - self._n_held
+        """Blocks saved by sharing: references beyond the first of each block."""
+        return self._n_references - self._n_referenced
 
     @property
-    def n_drops(self) -> int:
-        """How often blocks were dropped. While it stays the same nobody has made room."""
-        return self._n_drops
+    def n_releases(self) -> int:
+        """How often blocks were released. While it stays the same, no room has been made."""
+        return self._n_releases
 
     @property
-    def n_cached(self) -> int:
-        """Blocks that are kept and in no table: what eviction can free."""
-        return self.n_blocks - self.n_free - self._n_held
+    def n_evictable(self) -> int:
+        """Cached blocks in no table: what eviction can free."""
+        return self.n_blocks - self.n_free - self._n_referenced
 
-    def holders(self, block: BlockId) -> int:
+    def ref_count(self, block: BlockId) -> int:
         """Number of tables that list the block."""
-        return self._holders[block]
+        return self._ref_counts[block]
 
-    def is_kept(self, block: BlockId) -> bool:
-        return self._kept[block] == 1
+    def is_cached(self, block: BlockId) -> bool:
+        return self._cached[block] == 1
 
-    def count(self, block: BlockId) -> int:
-        """All references: tables that list the block, and one if the index keeps it."""
-        return self._holders[block] + self._kept[block]
+    def total_refs(self, block: BlockId) -> int:
+        """References of tables, and one more if the block is cached."""
+        return self._ref_counts[block] + self._cached[block]
 
     def free_blocks(self) -> Sequence[BlockId]:
         return tuple(self._free)
 
     def allocate(self, n_blocks: int) -> list[BlockId]:
-        """Take free blocks, each held once.
+        """Take free blocks, each with one reference.
 
         Raises IndexError when fewer are free: callers check `n_free` first.
         """
@@ -85,60 +86,60 @@ class BlockPool:
             raise IndexError(f"{n_blocks} blocks asked for, {len(self._free)} free")
         blocks = [self._free.pop() for _ in range(n_blocks)]
         for block in blocks:
-            self._holders[block] = 1
-        self._n_held += n_blocks
-        self._n_listed += n_blocks
+            self._ref_counts[block] = 1
+        self._n_referenced += n_blocks
+        self._n_references += n_blocks
         return blocks
 
-    def hold(self, blocks: Sequence[BlockId]) -> None:
+    def retain(self, blocks: Sequence[BlockId]) -> None:
         """One more table lists these blocks. Raises ValueError for a free one."""
-        holders = self._holders
+        ref_counts = self._ref_counts
         for block in blocks:
-            count = holders[block]
+            count = ref_counts[block]
             if count == 0:
-                if not self._kept[block]:
-                    raise ValueError(f"block {block} is free and cannot be held")
-                self._n_held += 1
+                if not self._cached[block]:
+                    raise ValueError(f"block {block} is free and cannot be retained")
+                self._n_referenced += 1
             elif count == 1:
                 self._n_shared += 1
-            holders[block] = count + 1
-        self._n_listed += len(blocks)
+            ref_counts[block] = count + 1
+        self._n_references += len(blocks)
 
-    def drop(self, blocks: Sequence[BlockId]) -> list[BlockId]:
-        """One table less lists these blocks; returns those that only the index keeps now.
+    def release(self, blocks: Sequence[BlockId]) -> list[BlockId]:
+        """One table less lists these blocks. Returns those that are evictable from now on.
 
-        Raises ValueError for a block that no table holds.
+        Raises ValueError for a block that is in no table.
         """
-        self._n_drops += 1 if blocks else 0
-        holders, cached = self._holders, []
+        self._n_releases += 1 if blocks else 0
+        ref_counts, evictable = self._ref_counts, []
         for block in reversed(blocks):  # so that the stack hands the run out in order again
-            count = holders[block]
+            count = ref_counts[block]
             if count == 0:
-                raise ValueError(f"block {block} is held by no table")
-            holders[block] = count - 1
+                raise ValueError(f"block {block} is in no table")
+            ref_counts[block] = count - 1
             if count == 2:
                 self._n_shared -= 1
             elif count == 1:
-                self._n_held -= 1
-                if self._kept[block]:
-                    cached.append(block)
+                self._n_referenced -= 1
+                if self._cached[block]:
+                    evictable.append(block)
                 else:
                     self._become_free(block)
-        self._n_listed -= len(blocks)
-        return cached
+        self._n_references -= len(blocks)
+        return evictable
 
-    def keep(self, block: BlockId) -> None:
-        """The index refers to the block from now on. Raises ValueError if it is free or kept."""
-        if self.count(block) == 0 or self._kept[block]:
-            raise ValueError(f"block {block} is free or already kept")
-        self._kept[block] = 1
+    def cache(self, block: BlockId) -> None:
+        """The prefix index has the block from now on. Raises ValueError if it is free or cached."""
+        if self.total_refs(block) == 0 or self._cached[block]:
+            raise ValueError(f"block {block} is free or already cached")
+        self._cached[block] = 1
 
-    def forget(self, block: BlockId) -> None:
-        """The index refers to the block no more. Raises ValueError if it did not."""
-        if not self._kept[block]:
-            raise ValueError(f"block {block} is not kept")
-        self._kept[block] = 0
-        if self._holders[block] == 0:
+    def uncache(self, block: BlockId) -> None:
+        """The prefix index has the block no more. Raises ValueError if it is not cached."""
+        if not self._cached[block]:
+            raise ValueError(f"block {block} is not cached")
+        self._cached[block] = 0
+        if self._ref_counts[block] == 0:
             self._become_free(block)
 
     def _become_free(self, block: BlockId) -> None:

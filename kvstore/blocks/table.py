@@ -1,4 +1,4 @@
-"""Which block holds which positions of one sequence."""
+"""The block table of one sequence: which block holds which positions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
@@ -52,13 +52,13 @@ class BlockTable(Sequence[BlockId]):
         return iter(self._blocks)
 
     def append(self, blocks: Iterable[BlockId]) -> None:
-        """Room for more positions at the end."""
+        """Add blocks for more positions at the end."""
         first = len(self._blocks)
         self._blocks.extend(blocks)
         self._journal.note(first, len(self._blocks))
 
     def repoint(self, index: int, block: BlockId) -> BlockId:
-        """Let entry `index` be `block`; returns the block that it was."""
+        """Replace entry `index` by `block`. Returns the block that it was."""
         old, self._blocks[index] = self._blocks[index], block
         self._journal.note(index, index + 1)
         return old

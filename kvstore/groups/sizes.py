@@ -1,4 +1,4 @@
-"""How much storage each group has, and the store's groups for it."""
+"""The size of each group's storage, and the groups of a store of these sizes."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Which blocks hold which tokens, which of them go first, and what is on its way there."""
+"""The prefix index: which blocks hold which tokens, what is evicted first, what is in flight."""

@@ -1,10 +1,11 @@
-"""Which leaf of a radix tree is forgotten next: a heap, brought up to date as leaves come up."""
+"""Which leaf of a radix tree is evicted next: a heap, brought up to date as leaves come up."""
 
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from kvstore.index.radix_node import Node
+from kvstore.types import Finding
 
 TRIES = 64
 
@@ -61,14 +62,18 @@ class EvictionQueue:
             heapq.heappush(self._heap, entry)
         return [node for _, _, node in found]
 
-    def problems(self, nodes: Iterable[Node]) -> Iterator[str]:
+    def problems(self, nodes: Iterable[Node]) -> Iterator[Finding]:
         """What does not add up, given all nodes of the tree."""
-        queued = Counter(node for _, _, node in self._heap)
+        queued = Counter[Node]()
+        for _, _, node in self._heap:
+            queued[node] += 1
+            yield None
         for node in nodes:
             if node.queued != queued[node]:
                 yield f"edge {node.serial}: queued is {node.queued}, in the queue {queued[node]}"
             if node.blocks and not node.queued and self._may_go(node):
                 yield f"edge {node.serial}: could be evicted, but is not in the queue"
+            yield None
         n_left = sum(not node.blocks for node in queued)
         if n_left != self._n_left or 2 * n_left > len(self._heap):
             yield f"{n_left} of {len(self._heap)} queued have left the tree, {self._n_left} counted"

@@ -1,8 +1,8 @@
-"""Who is told when the tree changes: pictures of it, a tier below it, events for routers.
+"""Observers of the tree's changes: for pictures of it, a disk tier below it, events for routers.
 
-Called on the engine thread, where the tree really changes and right after it has. The nodes are the
-tree's own: an observer reads what it needs and keeps `serial`, which names a node for as long as it
-lives and nothing else after. A block's id names it until it is removed.
+They are called on the engine thread, right after each change. The nodes are the tree's own: an
+observer reads what it needs and keeps `serial`, which identifies a node and is never used again. A
+block's id identifies it until it is removed.
 """
 
 from typing import Protocol
@@ -23,7 +23,7 @@ class TreeObserver(Protocol):
         ...
 
     def used(self, node: Node) -> None:
-        """Somebody has adopted all from the root to the lower end of `node`."""
+        """A lease has adopted all from the root to the lower end of `node`."""
         ...
 
     def removed(self, node: Node, n_blocks: int) -> None:
@@ -36,7 +36,7 @@ class TreeObserver(Protocol):
 
 
 class Observers:
-    """All who are told, in the order in which they came. Nobody is an empty one."""
+    """The observers of one tree, called in the order in which they were added."""
 
     def __init__(self) -> None:
         self._all: tuple[TreeObserver, ...] = ()
@@ -45,7 +45,7 @@ class Observers:
         self._all += (observer,)
 
     def remove(self, observer: TreeObserver) -> None:
-        """Does nothing for one that is not told."""
+        """Does nothing for an observer that was not added."""
         self._all = tuple(each for each in self._all if each is not observer)
 
     def stored(self, node: Node, first: int) -> None:

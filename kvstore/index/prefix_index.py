@@ -1,115 +1,94 @@
-"""What the store asks of a prefix index, and the index that finds nothing."""
+"""What the store asks of a prefix index. This base class is the index that finds nothing."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
-from kvstore.index.announcements import Announcements, Checkpoint, NoAnnouncements, Probe
+from kvstore.index.in_flight import Checkpoint, InFlight, Probe
 from kvstore.index.observer import Observers
 from kvstore.index.radix_node import Match, Node
-from kvstore.types import BlockId, Namespace
+from kvstore.types import BlockId, Finding, Namespace
 
 
-class PrefixIndex(Protocol):
-    """See RadixTree, whose methods these are."""
+class PrefixIndex:
+    """Indexes nothing, so requests share nothing: what `--no-prefix-cache` uses.
 
-    @property
-    def n_nodes(self) -> int: ...
-
-    @property
-    def observers(self) -> Observers: ...
-
-    @property
-    def namespaces(self) -> Sequence[Namespace]: ...
-
-    def nodes(self) -> Iterator[Node]: ...
-
-    def node_of(self, block: BlockId) -> Node | None: ...
-
-    def next_evicted(self, n: int) -> Sequence[Node]: ...
-
-    def match(self, namespace: Namespace, packed: bytes) -> Match: ...
-
-    def touch(self, match: Match) -> None: ...
-
-    def insert(
-        self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
-    ) -> tuple[BlockId, ...]: ...
-
-    def insert_behind(
-        self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
-    ) -> tuple[BlockId, ...]: ...
-
-    def has_whole(self, block: BlockId) -> bool: ...
-
-    def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None: ...
-
-    def evict(self) -> BlockId | None: ...
-
-    def offer(self, blocks: Sequence[BlockId]) -> None: ...
-
-    def clear(self, namespace: Namespace | None = None) -> int: ...
-
-    def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]: ...
-
-    def problems(self) -> Iterator[str]: ...
-
-    def announcements(self, probe: Probe, checkpoint: Checkpoint) -> Announcements: ...
-
-
-class NoIndex:
-    """Shares nothing between requests: what `--no-prefix-cache` puts in the tree's place."""
-
-    n_nodes = 0
-    namespaces: Sequence[Namespace] = ()
+    RadixTree overrides all that can be otherwise.
+    """
 
     def __init__(self) -> None:
-        self.observers = Observers()  # who wait for what never happens
+        self.observers = Observers()
 
-    def nodes(self) -> Iterator[Node]:
-        return iter(())
+    @property
+    def n_nodes(self) -> int:
+        """How many nodes there are."""
+        return 0
 
-    def node_of(self, block: BlockId) -> Node | None:
-        return None
-
-    def next_evicted(self, n: int) -> Sequence[Node]:
+    @property
+    def namespaces(self) -> Sequence[Namespace]:
+        """Those that have something indexed."""
         return ()
 
     def match(self, namespace: Namespace, packed: bytes) -> Match:
+        """The longest prefix of `packed` that is indexed. Changes nothing, not even recency."""
         return Match(0, (), ())
 
+    def has_whole(self, block: BlockId) -> bool:
+        """Whether the block is indexed, and not as a tail."""
+        return False
+
+    def find_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
+        """The indexed block that holds `packed`, up to a block of tokens behind a whole `block`."""
+        return None
+
     def touch(self, match: Match) -> None:
-        """There is nothing that could grow old."""
+        """Make what was matched the most recently used."""
 
     def insert(
         self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
+        """Index one or more `blocks` under the tokens that they hold; the last may be a tail.
+
+        Where an equal whole block is indexed already, that one stays. Returns those equal blocks:
+        a run from the first block on, to be used in place of the caller's own.
+        """
         return ()
 
     def insert_behind(
         self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
+        """The same below an indexed whole `block`; `packed` and `blocks` are what follows it."""
         return ()
 
-    def has_whole(self, block: BlockId) -> bool:
-        return False
-
-    def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
-        return None
-
     def evict(self) -> BlockId | None:
+        """Free the least recently used block that can be; None where none can be."""
         return None
 
     def offer(self, blocks: Sequence[BlockId]) -> None:
-        """No block is ever indexed, so none is ever left to the index."""
+        """No table holds these indexed blocks any more: they can be evicted."""
 
     def clear(self, namespace: Namespace | None = None) -> int:
+        """Forget the index of one namespace, or all. Returns how many blocks became free."""
         return 0
 
     def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
-        return iter(())
+        """Every node with the packed tokens from the root to its lower end, parents first."""
+        yield from ()
 
-    def problems(self) -> Iterator[str]:
-        return iter(())
+    def nodes(self) -> Iterator[Node]:
+        """Every node as it is when it comes up, parents first, while the index may change."""
+        yield from ()
 
-    def announcements(self, probe: Probe, checkpoint: Checkpoint) -> Announcements:
-        return NoAnnouncements()
+    def node_of(self, block: BlockId) -> Node | None:
+        """The node that has the block, if it is indexed."""
+        return None
+
+    def next_evicted(self, n: int) -> Sequence[Node]:
+        """Up to `n` nodes in the order of their eviction."""
+        return ()
+
+    def in_flight(self, probe: Probe, checkpoint: Checkpoint) -> InFlight:
+        """The prefixes in flight of a store whose leases are indexed here."""
+        return InFlight()
+
+    def problems(self) -> Iterator[Finding]:
+        """What does not add up besides the nodes."""
+        yield from ()

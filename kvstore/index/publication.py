@@ -1,4 +1,4 @@
-"""The way of a lease's blocks into the index."""
+"""Publishes a lease's blocks: puts them into the index."""
 
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import blocks_for
@@ -10,7 +10,7 @@ from kvstore.types import BlockId
 
 
 class Publication:
-    """Goes on behind what is indexed of a lease, so that a block costs the same at any depth."""
+    """Inserts behind what is already indexed of a lease: a block costs the same at any depth."""
 
     def __init__(
         self, pool: BlockPool, index: PrefixIndex, supply: BlockSupply, groups: Groups
@@ -39,30 +39,30 @@ class Publication:
             if lease.table[entry] != block:
                 self._repoint(lease, entry, block)
 
-    def carry_end(self, lease: Lease) -> BlockId | None:
-        """Let the indexed block that holds the lease's last written token, and all before it in it,
-        carry what the lease's own does up to there. Returns it, None where there is none.
+    def attach_at_end(self, lease: Lease) -> BlockId | None:
+        """Attach what is attached to the lease's own last block to the indexed block that begins
+        with the same tokens, as far as they are written. Returns that block, or None.
 
-        It may be another's, which begins with the same tokens and goes on otherwise.
+        It may be another lease's block, with other tokens behind these.
         """
         index, before = divmod(lease.written_tokens - 1, lease.table.block_size)
-        indexed, own = self._holder(lease, index), lease.table[index]
+        indexed, own = self._find_end(lease, index), lease.table[index]
         if indexed is not None and own != indexed:
             self._groups.copy(own, indexed, before + 1)
         return indexed
 
-    def _holder(self, lease: Lease, index: int) -> BlockId | None:
+    def _find_end(self, lease: Lease, index: int) -> BlockId | None:
         written_tokens = lease.written_tokens
         above = self._indexed(lease, index - 1)
         if above is not None:
             packed = lease.tokens.packed(index * lease.table.block_size, written_tokens)
-            return self._index.holder_behind(above, packed)
+            return self._index.find_behind(above, packed)
         match = self._index.match(lease.namespace, lease.tokens.packed(0, written_tokens))
         return match.blocks[-1] if match.n_tokens == written_tokens else None
 
     def _indexed(self, lease: Lease, entry: int) -> BlockId | None:
         """The block of that entry of the table, if there is one and the index has all of it: it may
-        have been cleared since, and then have got a part of the block from a fork.
+        have been cleared since, and then have got a part of the block from a fork of the lease.
         """
         if entry < 0 or not self._index.has_whole(block := lease.table[entry]):
             return None
@@ -70,6 +70,6 @@ class Publication:
 
     def _repoint(self, lease: Lease, entry: int, block: BlockId) -> None:
         self._groups.repoint(lease.table[entry], block)
-        self._pool.hold((block,))
-        self._supply.drop((lease.table.repoint(entry, block),))
+        self._pool.retain((block,))
+        self._supply.release((lease.table.repoint(entry, block),))
         lease.is_patched = True

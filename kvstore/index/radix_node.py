@@ -1,4 +1,4 @@
-"""What a radix tree consists of, and what it finds."""
+"""The nodes of a radix tree, and the match that it finds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -17,16 +17,16 @@ from itertools import count
 
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import blocks_for
-from kvstore.index.announcements import Announcements, Checkpoint, PrefixAnnouncements, Probe
 from kvstore.index.eviction_queue import EvictionQueue
-from kvstore.index.observer import Observers
+from kvstore.index.in_flight import Checkpoint, InFlight, InFlightPrefixes, Probe
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.index.radix_node import Match, Node, Root, each_below
 from kvstore.tokens import TOKEN_BYTES, common_tokens
-from kvstore.types import BlockId, Namespace
+from kvstore.types import BlockId, Finding, Namespace
 
 
-class RadixTree:
-    """Indexes blocks of `pool` by the tokens of `block_size` tokens that they hold.
+class RadixTree(PrefixIndex):
+    """Indexes the blocks of `pool`, each of `block_size` tokens, by the tokens that they hold.
 
     The tree keeps a reference to each block that it indexes, and evicts from the leaves. It tells
     its `observers` of each change. `clock` never goes back: what was used last is what it says.
@@ -35,6 +35,7 @@ class RadixTree:
     def __init__(
         self, pool: BlockPool, block_size: int, clock: Callable[[], float] | None = None
     ) -> None:
+        super().__init__()
         self._pool = pool
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
@@ -45,15 +46,12 @@ class RadixTree:
         self._clock = clock or count(1).__next__
         self._now = 0.0  # of the operation that runs
         self._n_nodes = 0
-        self.observers = Observers()
 
     @property
     def n_nodes(self) -> int:
-        """Nodes below the roots."""
         return self._n_nodes
 
     def match(self, namespace: Namespace, packed: bytes) -> Match:
-        """The longest prefix of `packed` that is indexed. Changes nothing, not even recency."""
         n_tokens, blocks, path = 0, list[BlockId](), list[Node]()
         node: Node | None = self._roots.get(namespace)
         while node is not None:
@@ -68,14 +66,12 @@ class RadixTree:
         return Match(n_tokens, tuple(blocks), tuple(path))
 
     def has_whole(self, block: BlockId) -> bool:
-        """Whether the block is indexed, and not as a tail."""
         node = self._node_of.get(block)
         if node is None:
             return False
         return node.blocks[-1] != block or len(node.packed) == len(node.blocks) * self._block_bytes
 
-    def holder_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
-        """The indexed block that holds `packed`, up to a block of tokens behind a whole `block`."""
+    def find_behind(self, block: BlockId, packed: bytes) -> BlockId | None:
         node: Node | None = self._node_of[block]
         assert node is not None
         above = node.blocks.index(block) + 1 if node.blocks[-1] != block else len(node.blocks)
@@ -87,10 +83,7 @@ class RadixTree:
         return node.blocks[above] if node and common * TOKEN_BYTES == len(packed) else None
 
     def touch(self, match: Match) -> None:
-        """Make what was matched the most recently used.
-
-        An edge that was matched in part is split, so that the rest of it keeps its own age.
-        """
+        """An edge that was matched in part is split, so that the rest of it keeps its own age."""
         self._now = self._clock()
         matched_blocks = len(match.blocks)
         for node in match.path:
@@ -104,11 +97,8 @@ class RadixTree:
     def insert(
         self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
-        """Index one or more `blocks` under the tokens that they hold; the last may be a tail.
-
-        Where an equal whole block is indexed already, that one stays. Returns those equal blocks:
-        a run from the first block on, to be used in place of the caller's own. A tail that an
-        indexed block covers is not indexed; a tail that the new blocks cover is forgotten.
+        """See PrefixIndex.insert. A tail that an indexed block covers is not indexed; a tail that
+        the new blocks cover is forgotten.
         """
         self._now = self._clock()
         return self._insert(self._root(namespace), packed, blocks)
@@ -116,10 +106,7 @@ class RadixTree:
     def insert_behind(
         self, block: BlockId, packed: bytes, blocks: Sequence[BlockId]
     ) -> tuple[BlockId, ...]:
-        """The same below an indexed whole `block`; `packed` and `blocks` are what follows it.
-
-        Costs what is new, however deep the block stands.
-        """
+        """Costs what is new, however deep the block stands."""
         self._now = self._clock()
         node = self._node_of[block]
         node.last_used = self._now
@@ -145,14 +132,12 @@ class RadixTree:
         return None if leaf is None else self._trim(leaf)
 
     def offer(self, blocks: Sequence[BlockId]) -> None:
-        """Tell the tree that no table holds these indexed blocks any more."""
         for block in blocks:
             node = self._node_of[block]
             if node.blocks[-1] == block:
                 self._queue.offer(node)
 
     def clear(self, namespace: Namespace | None = None) -> int:
-        """Forget the index of one namespace, or all. Returns how many blocks became free."""
         free_before = self._pool.n_free
         roots = list(self._roots) if namespace is None else [namespace]
         for name in roots:
@@ -167,7 +152,6 @@ class RadixTree:
         return self._pool.n_free - free_before
 
     def walk(self) -> Iterator[tuple[Namespace, bytes, Node]]:
-        """Every node with the packed tokens from the root to its lower end, parents first."""
         for namespace, root in self._roots.items():
             pending = [(b"", child) for child in root.children]
             while pending:
@@ -185,7 +169,6 @@ class RadixTree:
         return each_below([child for root in self._roots.values() for child in root.children])
 
     def node_of(self, block: BlockId) -> Node | None:
-        """The node that has the block, if it is indexed."""
         return self._node_of.get(block)
 
     def next_evicted(self, n: int) -> Sequence[Node]:
@@ -194,16 +177,14 @@ class RadixTree:
 
     @property
     def namespaces(self) -> Sequence[Namespace]:
-        """Those that have something indexed."""
         return tuple(self._roots)
 
-    def problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[Finding]:
         """What does not add up besides the nodes: the queue of those that can be evicted."""
         return self._queue.problems(node for _, _, node in self.walk())
 
-    def announcements(self, probe: Probe, checkpoint: Checkpoint) -> Announcements:
-        """Those of a store whose leases will be indexed here."""
-        return PrefixAnnouncements(self._block_size, probe, checkpoint)
+    def in_flight(self, probe: Probe, checkpoint: Checkpoint) -> InFlight:
+        return InFlightPrefixes(self._block_size, probe, checkpoint)
 
     def _root(self, namespace: Namespace) -> Root:
         root = self._roots.get(namespace)
@@ -273,7 +254,7 @@ class RadixTree:
         first = len(node.blocks)
         node.blocks += blocks
         for block in blocks:
-            self._pool.keep(block)
+            self._pool.cache(block)
             self._node_of[block] = node
         self.observers.stored(node, first)
 
@@ -301,7 +282,7 @@ class RadixTree:
         self.observers.split(node, lower)
 
     def _is_evictable(self, node: Node) -> bool:
-        return not node.children and self._pool.holders(node.blocks[-1]) == 0
+        return not node.children and self._pool.ref_count(node.blocks[-1]) == 0
 
     def _trim(self, leaf: Node) -> BlockId:
         """Forget a leaf's last block, and with its only one the leaf."""
@@ -312,7 +293,7 @@ class RadixTree:
             leaf.blocks.pop()
             del leaf.packed[len(leaf.blocks) * self._block_bytes :]
             del self._node_of[block]
-            self._pool.forget(block)
+            self._pool.uncache(block)
             self.observers.removed(leaf, 1)
         return block
 
@@ -340,7 +321,7 @@ class RadixTree:
         """Drop a node's references."""
         for block in node.blocks:
             del self._node_of[block]
-            self._pool.forget(block)
+            self._pool.uncache(block)
         node.blocks, node.children = [], []
         self._n_nodes -= 1
         self._queue.leave(node)

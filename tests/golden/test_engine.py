@@ -90,7 +90,7 @@ def test_forked_outputs_of_one_prompt(served: Served, peer: Module, attention: A
         expect_greedy(peer, prompt, said["forked", index])
 
 
-def test_twins_that_diverge_inside_a_block(
+def test_duplicates_that_diverge_inside_a_block(
     served: Served, peer: Module, attention: Attention
 ) -> None:
     daemon = OfflineDaemon(served, attention, Room(96))

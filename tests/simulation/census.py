@@ -13,7 +13,7 @@ class Happening(StrEnum):
     LOAD_FAILED = "loads whose step failed"
     LOAD_OUTLIVED = "loads that the engine's end cut off"
     WAITED = "sequences that waited for a load"
-    TWIN_WAITED = "twins that waited with them"
+    DUPLICATE_WAITED = "duplicates that waited with them"
     ABORTED_WAITING = "aborts of who waited for a load"
     EVICTED_LOADING = "evictions during a load"
     READER_ASIDE = "readers that stood aside"

@@ -26,7 +26,7 @@ from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.sizes import StorageBytes
 from kvstore.groups.window import WindowGroup, lease_slots
-from kvstore.index.prefix_index import NoIndex, PrefixIndex
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.simulation.census import Census
@@ -145,7 +145,7 @@ class Daemon:
         self.limits = _limits(random, layout, n_blocks)
         self.pool = BlockPool(n_blocks)
         is_cached = tier is not None or random.random() < 0.8
-        index: PrefixIndex = RadixTree(self.pool, layout.block_size) if is_cached else NoIndex()
+        index: PrefixIndex = RadixTree(self.pool, layout.block_size) if is_cached else PrefixIndex()
         self.store = KVStore(self.pool, index, layout.block_size, self._groups(is_cached))
         self.runner = FakeRunner(
             self.pool,

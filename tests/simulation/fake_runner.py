@@ -24,11 +24,11 @@ from kvstore.actions import (
     FillBlock,
     FillState,
     FillWindow,
-    Order,
     Parts,
     ReadBlock,
     ResetState,
     RollBackState,
+    StorageOp,
     TablePatch,
 )
 from kvstore.blocks.pool import BlockPool
@@ -116,14 +116,14 @@ class FakeRunner:
         assert plan.is_due, "a step that does nothing"
         self._change_batch(plan)
         self._fault()
-        for order in plan.before:
-            self._carry_out(order)
+        for op in plan.before:
+            self._execute(op)
         self._states_before.clear()
         flight = Flight(plan)
         for chunk in plan.chunks:
             self._compute_chunk(flight, chunk)
-        for order in plan.between:
-            self._carry_out(order)
+        for op in plan.after_chunks:
+            self._execute(op)
         for sequence_id in plan.kept:
             row = self._rows[sequence_id]
             assert row.kept_kv is not None, "a step was sat out by who was not in it"
@@ -135,8 +135,8 @@ class FakeRunner:
             assert row.kept_kv is None, "a decode of who has yet to sample"
             assert row.last_token is not None, "a decode of what has not been sampled"
             flight.kv[sequence_id] = self._forward(sequence_id, (row.last_token,))[-1]
-        for order in plan.after:
-            self._carry_out(order)
+        for op in plan.after:
+            self._execute(op)
         flight.read = tuple(map(self._read, plan.reads))
         self._flights.append(flight)
         assert len(self._flights) <= 2, "more than one step in flight"
@@ -224,8 +224,8 @@ class FakeRunner:
         assert bits.any(), "a mask that leaves nothing"
         return frozenset(np.flatnonzero(bits == 0).tolist())
 
-    def _carry_out(self, order: Order) -> None:
-        match order:
+    def _execute(self, op: StorageOp) -> None:
+        match op:
             case CopyBlock(source, target, n_tokens):
                 for slot in range(n_tokens):
                     self._slots[target, slot] = self._slots.get((source, slot), (-1, -1))
@@ -240,7 +240,7 @@ class FakeRunner:
             case CopyState(saved, restored):
                 self._states[restored] = self._states[saved]
             case FillBlock(filled, data):
-                assert self._pool.count(filled) == 1, f"block {filled} is filled and shared"
+                assert self._pool.total_refs(filled) == 1, f"block {filled} is filled and shared"
                 kv = unpacked(data)
                 for slot, both in enumerate(zip(kv[::2], kv[1::2], strict=True)):
                     self._slots[filled, slot] = both
@@ -272,7 +272,7 @@ class FakeRunner:
         self._check_groups(row, past)
         for position, token_id in enumerate(tokens, start=row.position):
             block = BlockId(row.tables[None][position // self._block_size])
-            assert self._pool.count(block) == 1, f"block {block} is written and shared"
+            assert self._pool.total_refs(block) == 1, f"block {block} is written and shared"
             self._slots[block, position % self._block_size] = kv, chain(kv, token_id)
             kv = chain(kv, token_id)
             values.append(kv)
@@ -303,7 +303,7 @@ class FakeRunner:
             for position, value in enumerate(values, start=row.position):
                 entry, slot = divmod(position, self._block_size)
                 own = SlotId(table[entry])
-                assert group.slots.holders(own) == 1, "a window's block is shared"
+                assert group.slots.ref_count(own) == 1, "a window's block is shared"
                 self._windows[index, own, slot] = value
 
     def _attend(self, row: BatchRow) -> list[int]:

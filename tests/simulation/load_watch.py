@@ -67,14 +67,14 @@ class LoadWatch:
         waiters = self._waiters[load]
         if sequence not in waiters:
             waiters.add(sequence)
-            self._census[Happening.WAITED if len(waiters) == 1 else Happening.TWIN_WAITED] += 1
+            self._census[Happening.WAITED if len(waiters) == 1 else Happening.DUPLICATE_WAITED] += 1
 
     def _waiting(self) -> Iterator[tuple[_Load, LiveSequence]]:
         by_lease = {load.lease: load for load in self._daemon.loads}
         if not by_lease:
             return
-        for sequence, prospect in self._daemon.scheduler._admission._prospects.items():
-            if prospect.awaited is not None and prospect.is_waiting:
-                load = by_lease.get(prospect.awaited.lease)
+        for sequence, pending in self._daemon.scheduler._admission._pending.items():
+            if pending.awaited is not None and pending.is_waiting:
+                load = by_lease.get(pending.awaited.lease)
                 if load is not None:
                     yield load, sequence

@@ -149,7 +149,7 @@ class Simulation:
         if not daemon.scheduler.has_work:
             invariants.check_idle(daemon.store)
         self._disk_check.check()
-        self._content.check_carried()
+        self._content.check_attached()
         for sequence in self._admitted:
             self._content.check_adopted(sequence)
         self._admitted.clear()

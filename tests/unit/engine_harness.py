@@ -16,7 +16,7 @@ from engine.types.request import Request, SamplingParams
 from kvstore import invariants
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
-from kvstore.index.prefix_index import NoIndex
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.simulation.daemon import LetterDetokenizer
@@ -72,7 +72,7 @@ class Harness:
 
     def without_prefix_cache(self) -> "Harness":
         block_size = self.store.block_size
-        self.store = KVStore(self.pool, NoIndex(), block_size)
+        self.store = KVStore(self.pool, PrefixIndex(), block_size)
         self.scheduler = Scheduler(self.store, self.outputs, self.limits, lambda: 7)
         return self
 

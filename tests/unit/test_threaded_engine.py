@@ -262,7 +262,7 @@ def test_what_a_clear_of_the_disk_has_changed_is_in_the_statistics() -> None:
     held = harness.pool.allocate(3)
     loop.clear(tiers=[CacheTier.MEMORY])
     assert loop.stats.cache.blocks_held == 3
-    harness.pool.drop(held)  # as when a load is given up
+    harness.pool.release(held)  # as when a load is given up
     loop.clear(tiers=[CacheTier.DISK])
     assert loop.stats.cache.blocks_held == 0
 

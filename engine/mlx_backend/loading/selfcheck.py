@@ -29,7 +29,7 @@ from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import blocks_for
 from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.groups.window import lease_slots
-from kvstore.index.prefix_index import NoIndex
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -146,7 +146,7 @@ def _through_storage(
     sizes = _sizes(layout, rows)
     storage = Storage(layout, sizes, _BLOCK_SIZE)
     groups = build_groups(sizes, _BLOCK_SIZE, len(rows[0]))
-    store = KVStore(BlockPool(sizes.n_blocks), NoIndex(), _BLOCK_SIZE, groups)
+    store = KVStore(BlockPool(sizes.n_blocks), PrefixIndex(), _BLOCK_SIZE, groups)
     cached = CachedModel(model, layout, storage, execution)
     leases = [_admitted(store.admit(Namespace(), Tokens(tokens))) for tokens in rows]
     tables = {lease: SequenceTables(cached.n_groups) for lease in leases}
@@ -169,9 +169,9 @@ def _compute(
     """Compute so many tokens of each lease; logits after the last ones of those that are read."""
     starts = {lease: lease.planned_tokens for lease in chunks}
     for lease, n_tokens in chunks.items():
-        room = store.extend(lease, n_tokens)
-        assert not isinstance(room, Refusal), "the check's storage is too small"
-        cached.storage.carry_out(room.before)
+        step_ops = store.extend(lease, n_tokens)
+        assert not isinstance(step_ops, Refusal), "the check's storage is too small"
+        cached.storage.execute(step_ops.before)
         for patch in lease.take_patches():
             tables[lease].patch(patch)
     leases, spans, token_ids = list(chunks), list[TokenSpan](), list[int]()

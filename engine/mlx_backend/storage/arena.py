@@ -195,15 +195,15 @@ class Arena:
         shapes = [layer.shape for layer in self.layers]
         return self.n_blocks * block_bytes(shapes, self.block_size)
 
-    def copy(self, orders: Iterable[CopyBlock]) -> None:
-        """Carry out the orders as if one after another.
+    def copy(self, ops: Iterable[CopyBlock]) -> None:
+        """Execute the ops as if one after another.
 
-        Raises ArenaError, before anything is copied, when an order names an unknown block.
+        Raises ArenaError, before anything is copied, when an op names an unknown block.
         """
-        batches = independent_copies(orders)
-        for order in (order for batch in batches for order in batch):
-            self.check(order.source)
-            self.check(order.target)
+        batches = independent_copies(ops)
+        for op in (op for batch in batches for op in batch):
+            self.check(op.source)
+            self.check(op.target)
         for batch in batches:
             self._copy_together(batch)
 
@@ -247,16 +247,14 @@ class Arena:
         mapping = (heads * self.block_size + slots[:, None]).reshape(-1, 1)
         return mapping.astype(mx.int64)  # Metal's kernel multiplies it by the dimension in its type
 
-    def _copy_together(self, orders: Sequence[CopyBlock]) -> None:
-        contents = self.contents(
-            [order.source for order in orders], [order.n_tokens for order in orders]
-        )
+    def _copy_together(self, ops: Sequence[CopyBlock]) -> None:
+        contents = self.contents([op.source for op in ops], [op.n_tokens for op in ops])
         # A read that is still under way holds the pool, and the write would copy all of it.
         mx.eval(contents)
         for layer, (keys, values) in zip(self.layers, contents, strict=True):
-            for index, order in enumerate(orders):
+            for index, op in enumerate(ops):
                 own = slice(index, index + 1)
-                layer.put_blocks(order.target, keys[own], values[own])
+                layer.put_blocks(op.target, keys[own], values[own])
 
     def check(self, block: BlockId) -> None:
         """Raises ArenaError for a block that the arena has not."""
@@ -264,17 +262,17 @@ class Arena:
             raise ArenaError(f"block {block} is not one of the arena's {self.n_blocks}")
 
 
-def independent_copies(orders: Iterable[CopyBlock]) -> list[list[CopyBlock]]:
-    """Split orders into runs that may each read all sources before writing any target.
+def independent_copies(ops: Iterable[CopyBlock]) -> list[list[CopyBlock]]:
+    """Split ops into runs that may each read all sources before writing any target.
 
-    A run ends where an order reads or writes a block that the run has already written.
+    A run ends where an op reads or writes a block that the run has already written.
     """
     batches: list[list[CopyBlock]] = []
     written: set[BlockId] = set()
-    for order in orders:
-        if not batches or order.source in written or order.target in written:
+    for op in ops:
+        if not batches or op.source in written or op.target in written:
             batches.append([])
             written = set()
-        batches[-1].append(order)
-        written.add(order.target)
+        batches[-1].append(op)
+        written.add(op.target)
     return batches

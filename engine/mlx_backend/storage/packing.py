@@ -1,4 +1,4 @@
-"""What the arenas hold as bytes, and bytes as what they hold: what outlives the process.
+"""The bytes of blocks and states, as the disk tier stores them.
 
 The bytes of a block are those of its layers in turn, K then V, each `[kv_heads, block_size, dim]`;
 those of a state are those of its arrays in turn. All are in C order, with nothing between them, and

@@ -1,4 +1,4 @@
-"""What a step reads, on its way from the storage to bytes."""
+"""What a step reads of the storage: laid out by the step, turned into bytes after it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -67,9 +67,9 @@ class StateArena:
         self._n_rows = 0
         self._unevaluated: list[mx.array] = []
 
-    def carry_out(self, order: ResetState | CopyState | RollBackState) -> None:
+    def execute(self, op: ResetState | CopyState | RollBackState) -> None:
         """Raises IndexError for a slot that is not one of the arena's."""
-        match order:
+        match op:
             case ResetState(slot):
                 self._check(slot)
                 self._unbind(slot)

@@ -1,4 +1,4 @@
-"""The arrays behind every group of the store: an arena for each kind of block, and the states."""
+"""The arrays of all groups of the store: an arena for each kind of block, and the states."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -25,10 +25,10 @@ from kvstore.actions import (
     FillBlock,
     FillState,
     FillWindow,
-    Order,
     ReadBlock,
     ResetState,
     RollBackState,
+    StorageOp,
 )
 from kvstore.groups.sizes import StorageSizes
 from kvstore.types import BlockId, SlotId
@@ -56,18 +56,18 @@ class Storage:
             state_bytes(layout.states),
         )
 
-    def carry_out(self, orders: Iterable[Order]) -> None:
-        """Each group's orders, one after another; groups do not depend on each other.
+    def execute(self, ops: Iterable[StorageOp]) -> None:
+        """Each group's ops, one after another; groups do not depend on each other.
 
-        Raises ArenaError or IndexError for a block or a state that there is not, and for bytes of
-        another size than theirs.
+        Raises ArenaError or IndexError for an unknown block or state, and for bytes of the wrong
+        size.
         """
         blocks: list[CopyBlock | FillBlock] = []
         windows: list[list[CopyBlock | FillBlock]] = [[] for _ in self.windows]
-        for order in orders:
-            match order:
+        for op in ops:
+            match op:
                 case CopyBlock() | FillBlock():
-                    blocks.append(order)
+                    blocks.append(op)
                 case CopyWindowBlock(group, source, target, n_tokens):
                     windows[group].append(CopyBlock(BlockId(source), BlockId(target), n_tokens))
                 case FillWindow(group, slot, data):
@@ -75,7 +75,7 @@ class Storage:
                 case FillState(slot, data):
                     fill_state(self.states, slot, data)
                 case ResetState() | CopyState() | RollBackState():
-                    self.states.carry_out(order)
+                    self.states.execute(op)
         _change(self.full, blocks)
         for arena, changes in zip(self.windows, windows, strict=True):
             _change(arena, changes)
@@ -83,8 +83,8 @@ class Storage:
     def read(self, reads: Sequence[ReadBlock]) -> PendingReads:
         """Lay out what is to be read, as it is now.
 
-        It refers to the arenas' arrays until it has been computed. Raises ArenaError for a block
-        that there is not.
+        It refers to the arenas' arrays until it has been computed. Raises ArenaError for an
+        unknown block.
         """
         lengths = [read.n_tokens for read in reads]
         blocks = pack_blocks(self.full, [read.block for read in reads], lengths)
@@ -104,13 +104,13 @@ class Storage:
         return [*self.full.arrays(), *windows, *self.states.unevaluated()]
 
 
-def _change(arena: Arena, orders: Iterable[CopyBlock | FillBlock]) -> None:
-    for _, alike in groupby(orders, type):
+def _change(arena: Arena, ops: Iterable[CopyBlock | FillBlock]) -> None:
+    for _, alike in groupby(ops, type):
         copies, contents = list[CopyBlock](), dict[BlockId, bytes]()
-        for order in alike:
-            match order:
+        for op in alike:
+            match op:
                 case CopyBlock():
-                    copies.append(order)
+                    copies.append(op)
                 case FillBlock(block, data):
                     contents[block] = data
         arena.copy(copies)

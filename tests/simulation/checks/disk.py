@@ -141,11 +141,11 @@ class DiskCheck:
         n_tokens = len(node.packed) // TOKEN_BYTES
         for index, block in enumerate(node.blocks):
             here = min(n_tokens - index * block_size, block_size)
-            stops = {stop for group in self._states for stop in group.slots.carried_by(block)}
+            stops = {stop for group in self._states for stop in group.slots.attached_to(block)}
             if here == block_size or not self._states:
                 stops.add(here)
             for stop in sorted(stops):
-                has = (True, *(group.carried(block, stop) is not None for group in store.groups))
+                has = (True, *(group.attached(block, stop) is not None for group in store.groups))
                 padded = has + (False,) * (len(self._daemon.part_bytes) - len(has))
                 yield names.above(node, index), names.tail(node, index, stop), padded
 

@@ -10,7 +10,7 @@ from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.recalls import Prompt, Recalled, RecallRules, Wish
 from kvstore import invariants
-from kvstore.actions import FillBlock, Order, Parts, ReadBlock
+from kvstore.actions import FillBlock, Parts, ReadBlock, StorageOp
 from kvstore.blocks.pool import BlockPool
 from kvstore.digest import Digest
 from kvstore.groups.group import Group
@@ -90,14 +90,14 @@ class Desk:
         )
         self._numbers = count(1)
 
-    def step(self) -> tuple[list[Order], list[ReadBlock]]:
+    def step(self) -> tuple[list[StorageOp], list[ReadBlock]]:
         """What one step fills in and reads; it is carried out."""
         number, fills, reads = self.plan()
         self.disk.commit(number, [contents(read) for read in reads])
         invariants.check(self.store)
         return fills, reads
 
-    def plan(self) -> tuple[int, list[Order], list[ReadBlock]]:
+    def plan(self) -> tuple[int, list[StorageOp], list[ReadBlock]]:
         """A step in flight: its number and what it fills in and reads."""
         self.handle()
         number = next(self._numbers)
@@ -157,6 +157,6 @@ def contents(read: ReadBlock) -> Parts:
     return (bytes([read.block % 256]) * BLOCK_BYTES, *windows, state)
 
 
-def filled(orders: Sequence[Order]) -> list[bytes]:
+def filled(ops: Sequence[StorageOp]) -> list[bytes]:
     """What goes into blocks, in order."""
-    return [order.data for order in orders if isinstance(order, FillBlock)]
+    return [op.data for op in ops if isinstance(op, FillBlock)]

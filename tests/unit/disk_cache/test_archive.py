@@ -562,7 +562,7 @@ def test_a_state_where_two_prompts_part_is_written() -> None:
     desk.step()  # its stem is looked at, before it has the state
     while lease.written_tokens < len(lease.tokens):
         end = lease.written_tokens
-        end += desk.store.stride(lease, len(lease.tokens) - end)
+        end += desk.store.max_step_tokens(lease, len(lease.tokens) - end)
         extend(desk.store, lease, end - lease.written_tokens)
         desk.store.publish(lease, end)
         desk.step()

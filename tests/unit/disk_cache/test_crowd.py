@@ -52,7 +52,7 @@ def test_a_crowd_pins_no_more_of_the_arena_than_the_budget(shelf: Shelf) -> None
     wishes = [Wish() for _ in PROMPTS]
     for round_number in range(CROWD // 2):
         found = ask(desk, wishes)
-        assert desk.store.pool.n_held == 2 * PROMPT_BLOCKS
+        assert desk.store.pool.n_referenced == 2 * PROMPT_BLOCKS
         begun = 2 * round_number
         assert found[begun : begun + 2] == [Recalled.COMING] * 2
         assert set(found[begun + 2 :]) <= {Recalled.PUT_OFF}
@@ -202,7 +202,7 @@ def test_a_crowd_is_loaded_in_the_order_of_admission_and_says_what_it_said(
     requests = [again.add(prompt) for prompt in SAID]
     again.step()
     assert len(shelf.tickets) == 1
-    assert again.pool.n_held == PROMPT_BLOCKS - 1  # one token is always computed
+    assert again.pool.n_referenced == PROMPT_BLOCKS - 1  # one token is always computed
     while again.scheduler.has_work:
         again.read()
         again.step()

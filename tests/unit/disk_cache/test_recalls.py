@@ -8,7 +8,7 @@ import pytest
 from engine.disk_cache.recalls import Recalled, Wish
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
-from kvstore.index.announcements import Prospect
+from kvstore.index.in_flight import PendingPrompt
 from kvstore.lease import Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -42,8 +42,8 @@ def stored(shelf: Shelf, desk: Desk) -> list[bytes]:
     return [bytes(part) for part in parts if part is not None]
 
 
-def prospect(store: KVStore) -> Prospect:
-    return store.announcements.expect(NS, Tokens([*PROMPT, 0]))
+def pending(store: KVStore) -> PendingPrompt:
+    return store.in_flight.add_pending(NS, Tokens([*PROMPT, 0]))
 
 
 def test_what_was_written_comes_back_block_for_block(desk: Desk, shelf: Shelf) -> None:
@@ -56,7 +56,7 @@ def test_what_was_written_comes_back_block_for_block(desk: Desk, shelf: Shelf) -
     assert desk.cached(PROMPT) == len(PROMPT)
     stats = desk.disk.stats()
     assert (stats.hits, stats.loaded_tokens) == (1, len(PROMPT))
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
 
 
 def test_what_is_filled_in_is_published_with_its_step_and_not_before(
@@ -136,7 +136,7 @@ def test_what_memory_gets_meanwhile_stays(desk: Desk, shelf: Shelf) -> None:
     shelf.hand_over(10)
     desk.step()
     assert desk.cached(PROMPT) == len(PROMPT)
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
     assert desk.store.pool.n_free == 64 - 10
 
 
@@ -146,27 +146,27 @@ def test_where_there_is_no_room_nothing_is_loaded(desk: Desk, shelf: Shelf) -> N
     assert desk.recall([*PROMPT, 0], spare_blocks=64 - 10)
 
 
-def test_a_twin_waits_for_the_load_and_finds_it(desk: Desk, shelf: Shelf) -> None:
+def test_a_duplicate_waits_for_the_load_and_finds_it(desk: Desk, shelf: Shelf) -> None:
     desk.recall([*PROMPT, 0])
-    twin = prospect(desk.store)
-    assert desk.store.announcements.must_wait(twin)
+    duplicate = pending(desk.store)
+    assert desk.store.in_flight.must_wait(duplicate)
     shelf.hand_over(9)
     desk.step()
-    assert desk.store.announcements.must_wait(twin)
+    assert desk.store.in_flight.must_wait(duplicate)
     shelf.hand_over(1)
     desk.step()
-    assert not desk.store.announcements.must_wait(twin)
+    assert not desk.store.in_flight.must_wait(duplicate)
     assert admit(desk.store, [*PROMPT, 0]).cached_tokens == len(PROMPT)
 
 
 def test_a_failure_leaves_what_came_before_it(desk: Desk, shelf: Shelf) -> None:
     desk.recall([*PROMPT, 0])
-    waiting = prospect(desk.store)
+    waiting = pending(desk.store)
     shelf.hand_over(4)
     shelf.break_off()
     assert len(desk.step()[0]) == 4
     assert not desk.disk.is_loading
-    assert not desk.store.announcements.must_wait(waiting)
+    assert not desk.store.in_flight.must_wait(waiting)
     assert desk.cached(PROMPT) == 4 * BLOCK
 
 
@@ -175,14 +175,14 @@ def test_parts_of_a_wrong_size_end_the_load_at_once(desk: Desk, shelf: Shelf) ->
     names = desk.disk.names(NS, [*PROMPT, 0])
     shelf.change(names[4], (bytes(BLOCK_BYTES - 1), None))
     desk.recall([*PROMPT, 0])
-    waiting = prospect(desk.store)
+    waiting = pending(desk.store)
     shelf.hand_over(6)
     assert len(desk.step()[0]) == 4
     assert not desk.disk.is_loading
-    assert not desk.store.announcements.must_wait(waiting)
+    assert not desk.store.in_flight.must_wait(waiting)
     assert shelf.tickets[0].is_over
     assert desk.cached(PROMPT) == shelf.known(names) * BLOCK == 4 * BLOCK
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
 
 
 def test_wrong_parts_are_forgotten_once(desk: Desk, shelf: Shelf) -> None:
@@ -237,7 +237,7 @@ def test_what_was_delivered_behind_wrong_parts_is_not_taken(desk: Desk, shelf: S
 
 def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf) -> None:
     desk.recall([*PROMPT, 0])
-    waiting = prospect(desk.store)
+    waiting = pending(desk.store)
     shelf.hand_over(4)
     desk.step()
     desk.wait(RECALLS.timeout_seconds - 0.001)
@@ -247,7 +247,7 @@ def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf
     desk.wait(0.002)
     desk.step()
     assert not desk.disk.is_loading
-    assert not desk.store.announcements.must_wait(waiting)
+    assert not desk.store.in_flight.must_wait(waiting)
     assert shelf.tickets[0].is_over
     assert desk.cached(PROMPT) == 4 * BLOCK
 
@@ -262,7 +262,7 @@ def test_a_failed_step_publishes_nothing_of_what_it_filled_in(desk: Desk, shelf:
     desk.disk.fail(number)
     assert not desk.disk.is_loading
     assert desk.cached(PROMPT) == 4 * BLOCK
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
 
 
 @pytest.mark.parametrize("namespace", [None, NS])
@@ -315,7 +315,7 @@ def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
     desk = Desk(before.shelf, groups=(group,), n_windows=1)
     serve(desk.store, PROMPT)
     other = admit(desk.store, run_of(500, 14 * BLOCK))
-    while group.slots.n_held < group.slots.n_slots:
+    while group.slots.n_referenced < group.slots.n_slots:
         assert not isinstance(desk.store.extend(other, 1), Refusal)
     assert desk.recall([*PROMPT, 0])
     before.shelf.hand_over(10)
@@ -327,7 +327,7 @@ def test_where_nothing_can_be_filled_in_the_load_ends_without_a_step() -> None:
 def test_with_nothing_on_the_shelf_there_is_no_load() -> None:
     desk = Desk(Shelf())
     assert not desk.recall([*PROMPT, 0])
-    assert desk.store.pool.n_held == 0
+    assert desk.store.pool.n_referenced == 0
 
 
 def test_a_load_has_as_long_as_it_takes_while_something_comes(desk: Desk, shelf: Shelf) -> None:

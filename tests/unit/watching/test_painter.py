@@ -21,8 +21,8 @@ from engine.watching.timing import Timing
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.sizes import StorageBytes
 from kvstore.groups.window import WindowGroup
-from kvstore.index.mirror.changes import Change, Stored
-from kvstore.index.mirror.journal import COPIED_NODES
+from kvstore.index.replica.changes import Change, Stored
+from kvstore.index.replica.journal import COPIED_NODES
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
 from server.schemas.cache_tree import CacheTree
@@ -298,7 +298,7 @@ def indexed(n_nodes: int) -> Watcher:
         tokens = Tokens([i, 1, 2, 3]).packed(0, 4)
         (block,) = harness.pool.allocate(1)
         harness.store.index.insert(Namespace(), tokens, (block,))
-        harness.pool.drop((block,))
+        harness.pool.release((block,))
     return Watcher(harness)
 
 

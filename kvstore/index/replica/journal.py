@@ -1,9 +1,11 @@
-"""Notes the tree's changes for somebody on another thread."""
+"""Records the tree's changes for a replica on another thread."""
 
 from collections.abc import Iterator
 from itertools import islice
 
-from kvstore.index.mirror.changes import (
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.radix_node import Node
+from kvstore.index.replica.changes import (
     Afresh,
     Change,
     ClearedNamespace,
@@ -12,16 +14,14 @@ from kvstore.index.mirror.changes import (
     Stored,
     Used,
 )
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
 from kvstore.types import Namespace
 
 COPIED_NODES = 500
-"""The most that one `take` tells of a tree that it begins with: a millisecond or two."""
+"""The most nodes that one `take` copies of the tree as it was: a millisecond or two."""
 
 MOST_CHANGES = 50_000
-"""What may wait to be taken. Beyond, it is forgotten, and the tree is told afresh."""
+"""The most changes that wait to be taken. Beyond, all are dropped and the tree is told afresh."""
 
 
 class TreeJournal:
@@ -50,7 +50,7 @@ class TreeJournal:
         self._index.observers.add(self)
 
     def close(self) -> None:
-        """Note nothing more, and keep nothing."""
+        """Record nothing more, and drop what was recorded."""
         self._index.observers.remove(self)
         self._is_listening = False
         self._changes.clear()

@@ -1,4 +1,4 @@
-"""What a journal notes: values that say of a change all that a mirror needs."""
+"""What a journal records: a change of the tree, with all that a replica needs of it."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -58,8 +58,8 @@ class ClearedNamespace:
 
 @dataclass(frozen=True, slots=True)
 class Afresh:
-    """Forget all: from here on the tree is told from its beginning."""
+    """Forget all: the changes that follow tell the tree from its beginning."""
 
 
 Change: TypeAlias = Stored | Split | Used | Removed | ClearedNamespace | Afresh
-"""One that names a node that the mirror does not know is of a node yet to be told: ignore it."""
+"""A change of a node that the replica does not know is ignored: the node is yet to be told."""

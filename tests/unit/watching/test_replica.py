@@ -1,8 +1,8 @@
 """A tree that is told in pieces while it changes, and what may wait to be taken."""
 
-from kvstore.index.mirror.changes import Afresh, Stored
-from kvstore.index.mirror.journal import TreeJournal
-from kvstore.index.mirror.mirror import TreeMirror
+from kvstore.index.replica.changes import Afresh, Stored
+from kvstore.index.replica.journal import TreeJournal
+from kvstore.index.replica.replica import TreeReplica
 from kvstore.store import KVStore
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import NS, make_store, run_of, serve
@@ -17,90 +17,90 @@ def grown(store: KVStore, n_branches: int) -> KVStore:
     return store
 
 
-def follow(journal: TreeJournal, mirror: TreeMirror) -> int:
-    """Until the mirror has all. Returns how often it took something."""
+def follow(journal: TreeJournal, replica: TreeReplica) -> int:
+    """Until the replica has all. Returns how often it took something."""
     for times in range(1, 1000):
         changes, is_whole = journal.take()
-        mirror.apply(changes)
+        replica.apply(changes)
         if is_whole:
             return times
     raise AssertionError("the tree is never told")
 
 
-def rows(mirror: TreeMirror) -> list[tuple[int, int, int]]:
-    return sorted((node.serial, node.start, node.tokens) for node in mirror.nodes.values())
+def rows(replica: TreeReplica) -> list[tuple[int, int, int]]:
+    return sorted((node.serial, node.start, node.tokens) for node in replica.nodes.values())
 
 
 def test_a_tree_is_told_bit_by_bit() -> None:
     """The engine's thread never copies more than a few nodes at a time."""
     store = grown(make_store(200), 20)
-    journal, mirror = TreeJournal(store.index, copied_nodes=3), TreeMirror()
+    journal, replica = TreeJournal(store.index, copied_nodes=3), TreeReplica()
     taken, _ = journal.take()
     assert [type(change) for change in taken] == [Afresh, Stored, Stored, Stored]
-    mirror.apply(taken)
-    times = follow(journal, mirror)
+    replica.apply(taken)
+    times = follow(journal, replica)
     assert times == store.index.n_nodes // 3
-    assert len(mirror.nodes) == store.index.n_nodes
+    assert len(replica.nodes) == store.index.n_nodes
 
 
 def test_it_may_change_while_it_is_told() -> None:
     store = grown(make_store(300), 20)
-    journal, mirror = TreeJournal(store.index, copied_nodes=1), TreeMirror()
-    mirror.apply(journal.take()[0])
+    journal, replica = TreeJournal(store.index, copied_nodes=1), TreeReplica()
+    replica.apply(journal.take()[0])
     serve(store, [*A[:8], *run_of(9000, 8)])
     store.index.evict()
     serve(store, A[:60], namespace=Namespace("m", cache_salt="other"))
     for _ in range(3):
-        mirror.apply(journal.take()[0])
+        replica.apply(journal.take()[0])
         serve(store, [*A[:12], *run_of(9500, 12)])
         store.index.evict()
-    follow(journal, mirror)
-    whole = TreeMirror()
+    follow(journal, replica)
+    whole = TreeReplica()
     follow(TreeJournal(store.index), whole)
-    assert rows(mirror) == rows(whole)
+    assert rows(replica) == rows(whole)
 
 
 def test_what_is_not_taken_is_bounded_and_told_again() -> None:
     store = make_store(300)
-    journal, mirror = TreeJournal(store.index, most_changes=10), TreeMirror()
-    follow(journal, mirror)
+    journal, replica = TreeJournal(store.index, most_changes=10), TreeReplica()
+    follow(journal, replica)
     grown(store, 20)
     changes, is_whole = journal.take()
     assert is_whole
     assert isinstance(changes[0], Afresh)
-    mirror.apply(changes)
-    assert len(mirror.nodes) == store.index.n_nodes
+    replica.apply(changes)
+    assert len(replica.nodes) == store.index.n_nodes
 
 
 def test_a_closed_journal_notes_nothing() -> None:
     store = make_store(100)
-    journal, mirror = TreeJournal(store.index), TreeMirror()
-    follow(journal, mirror)
+    journal, replica = TreeJournal(store.index), TreeReplica()
+    follow(journal, replica)
     journal.close()
     grown(store, 3)
     changes, _ = journal.take()  # who takes again is told all, and nothing twice
     assert len(changes) == 1 + store.index.n_nodes
-    mirror.apply(changes)
-    assert len(mirror.nodes) == store.index.n_nodes
+    replica.apply(changes)
+    assert len(replica.nodes) == store.index.n_nodes
 
 
 def test_a_subtree_weighs_what_is_in_it() -> None:
     store = grown(make_store(200), 5)
-    mirror = TreeMirror()
-    follow(TreeJournal(store.index), mirror)
-    (top,) = mirror.roots[NS].children.values()
+    replica = TreeReplica()
+    follow(TreeJournal(store.index), replica)
+    (top,) = replica.roots[NS].children.values()
     assert top.weight.nodes == store.index.n_nodes
-    assert top.weight.blocks == store.pool.n_cached
-    assert top.weight.tokens == 4 * store.pool.n_cached
+    assert top.weight.blocks == store.pool.n_evictable
+    assert top.weight.tokens == 4 * store.pool.n_evictable
     store.clear()
 
 
 def test_what_is_below_keeps_what_is_above_young() -> None:
     store = grown(make_store(200), 3)
-    journal, mirror = TreeJournal(store.index), TreeMirror()
-    follow(journal, mirror)
-    leaf = next(node for node in mirror.nodes.values() if not node.children)
-    mirror.use(leaf.serial, 1e6)
+    journal, replica = TreeJournal(store.index), TreeReplica()
+    follow(journal, replica)
+    leaf = next(node for node in replica.nodes.values() if not node.children)
+    replica.use(leaf.serial, 1e6)
     assert {node.last_used for node in leaf.path()} == {1e6}
-    others = set(mirror.nodes.values()) - set(leaf.path())
+    others = set(replica.nodes.values()) - set(leaf.path())
     assert all(node.last_used < 1e6 for node in others)

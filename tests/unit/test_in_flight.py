@@ -7,8 +7,8 @@ import pytest
 from kvstore import invariants
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.index.announcements import Prospect
-from kvstore.index.prefix_index import NoIndex
+from kvstore.index.in_flight import PendingPrompt
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
@@ -19,15 +19,15 @@ from tests.unit.kv_helpers import BLOCK, NS, admit, compute, extend, make_store,
 A, B = run_of(1000, 40), run_of(2000, 40)
 
 
-def expect(store: KVStore, tokens: list[int], namespace: Namespace = NS) -> Prospect:
-    return store.announcements.expect(namespace, Tokens(tokens))
+def expect(store: KVStore, tokens: list[int], namespace: Namespace = NS) -> PendingPrompt:
+    return store.in_flight.add_pending(namespace, Tokens(tokens))
 
 
 def must_wait(store: KVStore, tokens: list[int], namespace: Namespace = NS) -> bool:
     """Of a prompt that comes now."""
-    prospect = expect(store, tokens, namespace)
-    store.announcements.forget(prospect)
-    return store.announcements.must_wait(prospect)
+    pending = expect(store, tokens, namespace)
+    store.in_flight.remove_pending(pending)
+    return store.in_flight.must_wait(pending)
 
 
 def write(store: KVStore, lease: Lease, n_tokens: int) -> None:
@@ -47,12 +47,12 @@ def cold(store: KVStore, tokens: list[int]) -> Lease:
 def test_a_prompt_waits_until_what_it_shares_is_published(comes_first: bool) -> None:
     store = make_store(40)
     prompt = A[:22] + B[:8]
-    prospect = expect(store, prompt) if comes_first else None
+    pending = expect(store, prompt) if comes_first else None
     leader = admit(store, A)
-    prospect = prospect or expect(store, prompt)
+    pending = pending or expect(store, prompt)
     waits = []
     for _ in range(6):
-        waits.append(store.announcements.must_wait(prospect))
+        waits.append(store.in_flight.must_wait(pending))
         write(store, leader, BLOCK)
     assert waits == [True] * 5 + [False], "five whole blocks are shared"
 
@@ -63,7 +63,7 @@ def test_what_is_indexed_already_is_not_waited_for() -> None:
     waiting = expect(store, A)
     scored = cold(store, A)
     assert scored.written_tokens == 0
-    assert not store.announcements.must_wait(waiting)
+    assert not store.in_flight.must_wait(waiting)
     assert not must_wait(store, A)
 
 
@@ -91,23 +91,23 @@ def test_another_namespace_is_not_waited_for() -> None:
 
 def test_a_wait_ends_with_who_was_waited_for() -> None:
     store = make_store(40)
-    prospect = expect(store, A)
+    pending = expect(store, A)
     leader = admit(store, A)
-    assert store.announcements.must_wait(prospect)
+    assert store.in_flight.must_wait(pending)
     store.release(leader)
-    assert not store.announcements.must_wait(prospect)
+    assert not store.in_flight.must_wait(pending)
 
 
 def test_after_one_wait_another_begins_where_somebody_goes_on() -> None:
     store = make_store(60)
     first = admit(store, A[:20])
-    prospect = expect(store, A)
+    pending = expect(store, A)
     compute(store, first)
     second = admit(store, A[:32])
     assert second.cached_tokens == 20
-    assert store.announcements.must_wait(prospect)
+    assert store.in_flight.must_wait(pending)
     compute(store, second)
-    assert not store.announcements.must_wait(prospect)
+    assert not store.in_flight.must_wait(pending)
 
 
 def test_a_wait_asks_the_index_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +115,10 @@ def test_a_wait_asks_the_index_once(monkeypatch: pytest.MonkeyPatch) -> None:
     leader, unlike = admit(store, A), admit(store, B)
     match = Mock(wraps=store.index.match)
     monkeypatch.setattr(store.index, "match", match)
-    prospect = expect(store, A)
+    pending = expect(store, A)
     for lease in (leader, unlike):
         for _ in range(9):
-            assert store.announcements.must_wait(prospect) is (lease is leader)
+            assert store.in_flight.must_wait(pending) is (lease is leader)
             extend(store, lease, BLOCK)
             store.publish(lease, lease.written_tokens + BLOCK)
     assert match.call_count == 1
@@ -130,28 +130,28 @@ def test_who_computes_saves_a_state_where_somebody_waits(comes_first: bool) -> N
     group = RecurrentGroup(4, 8, BLOCK, 1000)
     store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK, [group])
     prompt = A[:22] + B[:8]
-    prospect = expect(store, prompt) if comes_first else None
+    pending = expect(store, prompt) if comes_first else None
     leader = admit(store, A)
-    prospect = prospect or expect(store, prompt)
-    assert store.stride(leader, 40) == 20
+    pending = pending or expect(store, prompt)
+    assert store.max_step_tokens(leader, 40) == 20
     write(store, leader, 20)
-    assert not store.announcements.must_wait(prospect)
-    assert store.probe(NS, prospect.tokens) == 20
+    assert not store.in_flight.must_wait(pending)
+    assert store.probe(NS, pending.tokens) == 20
 
 
 def test_its_own_prompt_saves_no_state_on_the_way() -> None:
-    """What is admitted was a prospect up to then."""
+    """What is admitted was pending up to then."""
     pool = BlockPool(40)
     store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK, [RecurrentGroup(4, 8, BLOCK, 1000)])
     tokens = Tokens(A[:38])
-    store.announcements.expect(NS, tokens)
+    store.in_flight.add_pending(NS, tokens)
     lease = store.admit(NS, tokens)
     assert isinstance(lease, Lease)
-    assert store.stride(lease, 38) == 37
+    assert store.max_step_tokens(lease, 38) == 37
 
 
 def test_without_an_index_nobody_waits() -> None:
     pool = BlockPool(40)
-    store = KVStore(pool, NoIndex(), BLOCK)
+    store = KVStore(pool, PrefixIndex(), BLOCK)
     admit(store, A)
     assert not must_wait(store, A)

@@ -1,10 +1,10 @@
-"""The tree as far as it has been told, with what each subtree weighs."""
+"""The tree's shape as far as its changes have been applied, with what each subtree weighs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvstore.index.mirror.changes import (
+from kvstore.index.replica.changes import (
     Afresh,
     Change,
     ClearedNamespace,
@@ -34,7 +34,7 @@ class Weight:
         return self
 
 
-class MirrorNode:
+class ReplicaNode:
     """A node of the tree, or with serial -1 a namespace's root. `start` tokens come before it.
 
     `weight` is that of the node and all below. `last_used` is the latest of them.
@@ -46,7 +46,7 @@ class MirrorNode:
     )
 
     def __init__(
-        self, serial: int, namespace: Namespace, parent: "MirrorNode | None", last_used: float
+        self, serial: int, namespace: Namespace, parent: "ReplicaNode | None", last_used: float
     ) -> None:
         self.serial = serial
         self.namespace = namespace
@@ -55,31 +55,31 @@ class MirrorNode:
         self.start: int = parent.start + parent.tokens if parent else 0
         self.tokens: int = 0
         self.blocks: list[BlockId] = []
-        self.children: dict[int, MirrorNode] = {}
+        self.children: dict[int, ReplicaNode] = {}
         self.weight = Weight()
 
-    def path(self) -> Iterator["MirrorNode"]:
+    def path(self) -> Iterator["ReplicaNode"]:
         """The node and all above it, the root last."""
-        node: MirrorNode | None = self
+        node: ReplicaNode | None = self
         while node is not None:
             yield node
             node = node.parent
 
 
-class TreeMirror:
-    """Takes in changes in their order. A change costs its blocks and the nodes above it."""
+class TreeReplica:
+    """Applies changes in their order. A change costs its blocks and the nodes above it."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, MirrorNode] = {}
-        self._roots: dict[Namespace, MirrorNode] = {}
+        self._nodes: dict[int, ReplicaNode] = {}
+        self._roots: dict[Namespace, ReplicaNode] = {}
 
     @property
-    def nodes(self) -> Mapping[int, MirrorNode]:
+    def nodes(self) -> Mapping[int, ReplicaNode]:
         """By serial, without the roots."""
         return MappingProxyType(self._nodes)
 
     @property
-    def roots(self) -> Mapping[Namespace, MirrorNode]:
+    def roots(self) -> Mapping[Namespace, ReplicaNode]:
         """Those with something below."""
         return MappingProxyType(self._roots)
 
@@ -101,14 +101,14 @@ class TreeMirror:
                     self._roots.clear()
 
     def use(self, serial: int, seconds: float) -> None:
-        """The node and all above it were of use then."""
+        """The node and all above it were used then."""
         if (used := self._nodes.get(serial)) is not None:
             for node in used.path():
                 node.last_used = max(node.last_used, seconds)
 
     def _store(self, stored: Stored) -> None:
         if stored.behind is None:
-            behind: MirrorNode | None = self._root(stored.namespace)
+            behind: ReplicaNode | None = self._root(stored.namespace)
         else:
             behind = self._nodes.get(stored.behind)
         if behind is None:
@@ -154,7 +154,7 @@ class TreeMirror:
         if is_gone:
             self._forget(node)
 
-    def _forget(self, leaf: MirrorNode) -> None:
+    def _forget(self, leaf: ReplicaNode) -> None:
         del self._nodes[leaf.serial]
         parent = leaf.parent
         assert parent is not None, "a root is no leaf"
@@ -170,13 +170,13 @@ class TreeMirror:
             pending += node.children.values()
             del self._nodes[node.serial]
 
-    def _root(self, namespace: Namespace) -> MirrorNode:
+    def _root(self, namespace: Namespace) -> ReplicaNode:
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = MirrorNode(-1, namespace, None, 0.0)
+            root = self._roots[namespace] = ReplicaNode(-1, namespace, None, 0.0)
         return root
 
-    def _new(self, serial: int, parent: MirrorNode, last_used: float) -> MirrorNode:
-        node = MirrorNode(serial, parent.namespace, parent, last_used)
+    def _new(self, serial: int, parent: ReplicaNode, last_used: float) -> ReplicaNode:
+        node = ReplicaNode(serial, parent.namespace, parent, last_used)
         self._nodes[serial] = parent.children[serial] = node
         return node
