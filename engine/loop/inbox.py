@@ -79,16 +79,16 @@ class Inbox:
         """Refuse what is still there and all that comes."""
         with self._posted:
             self._closed = True
-        for line in (self._ends, self._calls):
-            while line:
-                line.popleft().refuse(EngineStopped("the engine has stopped"))
+        for queue in (self._ends, self._calls):
+            while queue:
+                queue.popleft().refuse(EngineStopped("the engine has stopped"))
 
-    def _post(self, function: Callable[[], T], line: deque[Call[Any]]) -> Future[T]:
+    def _post(self, function: Callable[[], T], queue: deque[Call[Any]]) -> Future[T]:
         call = Call(function)
         with self._posted:  # so that no call slips in behind the last one that `close` refuses
             if self._closed:
                 raise EngineStopped("the engine has stopped")
-            line.append(call)
+            queue.append(call)
             self._posted.notify()
         return call.result
 

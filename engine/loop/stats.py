@@ -47,7 +47,7 @@ def loop_stats(scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord) -> Lo
         cached_prompt_tokens=scheduler.admission_counters.cached_prompt_tokens,
         generated_tokens=counters.generated_tokens,
         preemptions=counters.preemptions,
-        gave_way=counters.gave_way,
+        client_preemptions=counters.client_preemptions,
         rows_sat_out=counters.rows_sat_out,
         steps=counters.steps,
         hits=hits,

@@ -1,4 +1,4 @@
-"""Who is admitted next of those that wait, and with what of the cache."""
+"""Which waiting sequence is admitted next, and with which cached blocks."""
 
 from collections.abc import Callable, Container, Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -9,9 +9,8 @@ from engine.disk_cache.recalls import Wish
 from engine.scheduling.counters import AdmissionCounters
 from engine.scheduling.policy import Holdings, slots, tokens
 from engine.scheduling.sequence import LiveSequence
-from engine.scheduling.turns import Turns
 from engine.scheduling.validation import Limits
-from engine.scheduling.waiting import WaitingQueue
+from engine.scheduling.waiting import Turns, WaitingQueue
 from engine.step.plan import SequenceId
 from kvstore.index.announcements import Prospect
 from kvstore.lease import Lease, Refusal
@@ -45,7 +44,7 @@ class Admission:
         self._max_running = limits.max_running
         self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
         self._refused: dict[str, Refused] = {}  # by client
-        self._reserved_for: str | None = None  # the slot that somebody has just given up
+        self._reserved_for: str | None = None  # the slot that was just freed by a preemption
         self._turns = turns
         self.waiting = WaitingQueue(limits.max_waiting, turns)
         self.counters = AdmissionCounters()
@@ -78,21 +77,21 @@ class Admission:
             self._count(sequence)
         return sequence
 
-    def giver(
+    def victim(
         self, running: Sequence[LiveSequence], prompts: Container[str]
     ) -> LiveSequence | None:
-        """Who is to give way, at once, to another client's next that finds no room. One in a step.
+        """The sequence to preempt now for another client's next, which finds no room. One a step.
 
-        A slot is for the first in turn that runs less than whoever gives it up, and it is made when
-        none of the clients whose `prompts` are computed has its turn before.
+        A freed slot is for the first client in turn that runs less than the victim's, and is freed
+        when none of the clients whose `prompts` are computed has its turn before.
         """
         if not self.waiting or len(self._turns) == 1:
             return None
-        giver = self._giver_of_blocks(running) if self._refused else None
-        if giver is None and not self.has_slot(len(running)):
+        victim = self._victim_for_blocks(running) if self._refused else None
+        if victim is None and not self.has_slot(len(running)):
             in_turn = takewhile(lambda client: client not in prompts, self._turns)
-            giver = self._giver_of_a_slot(running, in_turn)
-        return giver
+            victim = self._victim_for_slot(running, in_turn)
+        return victim
 
     def withdraw(self, sequence: LiveSequence) -> None:
         """It waits no more."""
@@ -131,24 +130,24 @@ class Admission:
             del self._refused[client]
         return sequence
 
-    def _giver_of_blocks(self, running: Sequence[LiveSequence]) -> LiveSequence | None:
+    def _victim_for_blocks(self, running: Sequence[LiveSequence]) -> LiveSequence | None:
         holdings = Holdings(running, tokens)
         client = self._first_of(self._refused.keys(), holdings)
         sequence = self._next(client)
         if sequence is None or client not in self._refused:
             return None
-        return holdings.giver(client, tokens(sequence))
+        return holdings.victim(client, tokens(sequence))
 
-    def _giver_of_a_slot(
+    def _victim_for_slot(
         self, running: Sequence[LiveSequence], clients: Iterable[str]
     ) -> LiveSequence | None:
         holdings = Holdings(running, slots)
         for client in clients:
-            giver = holdings.giver(client, 1) if client in self.waiting else None
-            sequence = self._next(client) if giver is not None else None
+            victim = holdings.victim(client, 1) if client in self.waiting else None
+            sequence = self._next(client) if victim is not None else None
             if sequence is not None and self._may_try(sequence, running):
                 self._reserved_for = client
-                return giver
+                return victim
         return None
 
     def _may_try(self, sequence: LiveSequence, running: Sequence[LiveSequence]) -> bool:

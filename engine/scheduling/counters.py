@@ -8,7 +8,7 @@ class SchedulerCounters:
     computed_prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0  # for lack of blocks
-    gave_way: int = 0  # for another client's
+    client_preemptions: int = 0  # so that another client's sequence could be admitted
     steps: int = 0
     rows_sat_out: int = 0  # a step each
 

@@ -1,12 +1,13 @@
-"""One output being generated: its tokens, its lease, its place in life. Engine thread only."""
+"""The outputs being generated: each one's tokens, lease and status. Engine thread only."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from engine.constraints.guide import FreeGuide, Guide, matcher_of
 from engine.constraints.matcher import Matcher, Refused, Unanswerable
 from engine.output.output import Output, TextDelta
-from engine.step.plan import SampledToken, SequenceId
+from engine.step.plan import SampledToken, SequenceId, StepPlan
 from engine.types.output import FinishReason, TokenLogprob, Usage
 from engine.types.request import Request
 from kvstore.digest import Digest
@@ -39,8 +40,8 @@ class LiveSequence:
     """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
 
     `tokens` are prompt and output. Progress is two numbers: for `planned_tokens` of them a step has
-    been planned, and `computed_tokens` have KV. Behind them come `awaited_tokens`, which steps that
-    have been planned will sample. A decode is a sequence that lacks one token.
+    been planned, and `computed_tokens` have KV. `in_flight_outputs` are further tokens, which steps
+    that have been planned will sample. A decode is a sequence that lacks one token.
 
     A guide whose matcher is to be answered by another process keeps the sequence back in two ways:
     its last token is `unread`, for it may complete the grammar, and the next is not sampled. If a
@@ -62,7 +63,7 @@ class LiveSequence:
     lease: Lease | None = None
     cached_tokens: int = 0  # of the prompt, adopted at the first admission
     admissions: int = 0
-    awaited_tokens: int = 0
+    in_flight_outputs: int = 0
     is_aborted: bool = False  # ends with the step that is in flight
     is_in_batch: bool = False  # of the runner
     is_sampling: bool = False  # has sampled since it entered the batch
@@ -88,11 +89,11 @@ class LiveSequence:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens for which a step is to be planned; none when all others are awaited or there."""
-        awaited = self.awaited_tokens
-        if self.is_aborted or (self.request.max_tokens and awaited == self.lacks_tokens):
+        """Tokens for which a step is to be planned; none when all others exist or are in flight."""
+        in_flight = self.in_flight_outputs
+        if self.is_aborted or (self.request.max_tokens and in_flight == self.lacks_tokens):
             return 0
-        return len(self.tokens) + awaited - self.planned_tokens
+        return len(self.tokens) + in_flight - self.planned_tokens
 
     @property
     def split(self) -> int:
@@ -150,18 +151,18 @@ class LiveSequence:
 
     def plan_sample(self) -> None:
         """A step has been planned that samples its next token."""
-        self.awaited_tokens += 1
+        self.in_flight_outputs += 1
         self.is_sampling = True
 
     def sit_out(self) -> None:
         """The step that was to sample its next token has only computed the logits."""
-        self.awaited_tokens -= 1
+        self.in_flight_outputs -= 1
         self.keeps_logits = True
 
     def take(self, sampled: SampledToken) -> None:
         """The next token has been generated. It is to be read when the guide's matcher, where it
         has one, has been answered."""
-        self.awaited_tokens -= 1
+        self.in_flight_outputs -= 1
         self.tokens.append(sampled.token_id)
         self.guide.accept(sampled.token_id)
         self.unread = sampled
@@ -193,7 +194,7 @@ class LiveSequence:
         self._move(Status.PREEMPTED)
         if self.lacks_scores:  # else they are whole, and perhaps not told yet
             self.prompt_scores.clear()
-        self.awaited_tokens = 0  # it will draw them again
+        self.in_flight_outputs = 0  # it will sample them again
         self.is_in_batch = self.is_sampling = self.keeps_logits = False
         return lease
 
@@ -219,3 +220,65 @@ def lease_of(sequence: LiveSequence) -> Lease:
     """The lease of a running sequence."""
     assert sequence.lease is not None, f"sequence {sequence.id} is {sequence.status.name}"
     return sequence.lease
+
+
+class LiveSequences:
+    """All that have not ended, by id and by request, and those whose guides are not answered."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[SequenceId, LiveSequence] = {}
+        self._by_request: dict[str, list[LiveSequence]] = {}
+        self._unanswered: dict[SequenceId, LiveSequence] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
+
+    @property
+    def unanswered(self) -> tuple[LiveSequence, ...]:
+        """Those whose guides' matchers have to be answered before they go on."""
+        return tuple(self._unanswered.values())
+
+    def get(self, sequence_id: SequenceId) -> LiveSequence | None:
+        """None when it is over."""
+        return self._by_id.get(sequence_id)
+
+    def of_request(self, request_id: str) -> tuple[LiveSequence, ...]:
+        return tuple(self._by_request.get(request_id, ()))
+
+    def add(self, sequence: LiveSequence) -> None:
+        self._by_id[sequence.id] = sequence
+        self._by_request.setdefault(sequence.request.id, []).append(sequence)
+
+    def remove(self, sequence: LiveSequence) -> None:
+        """It ends."""
+        del self._by_id[sequence.id]
+        self._unanswered.pop(sequence.id, None)
+        siblings = self._by_request[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._by_request[sequence.request.id]
+
+    def must_be_answered(self, sequence: LiveSequence) -> bool:
+        """Whether its matcher has to be; it is remembered then."""
+        if sequence.unanswered is None:
+            return False
+        self._unanswered[sequence.id] = sequence
+        return True
+
+    def take_answered(self) -> list[LiveSequence]:
+        """Those whose matchers have been answered since they were remembered."""
+        answered = [sequence for sequence in self.unanswered if sequence.unanswered is None]
+        for sequence in answered:
+            del self._unanswered[sequence.id]
+        return answered
+
+    def running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:
+        """Those of a step's sequences that run, and how many tokens it has computed of them.
+
+        Others have ended or been preempted since the step was planned. A preempted one samples
+        again what it has sampled here.
+        """
+        for sequence_id, n_tokens in plan.rows():
+            sequence = self._by_id.get(sequence_id)
+            if sequence is not None and sequence.status is Status.RUNNING:
+                yield sequence, n_tokens

@@ -118,7 +118,7 @@ class Request:
     ignore_eos: bool = False
     n: int = 1
     client: str = ""  # who asks: clients take turns in the queue
-    priority: int = 0  # lower is admitted first of the client's own, and gives way last of all
+    priority: int = 0  # lower is admitted first of the client's own, and preempted last of all
     cache_salt: str = ""
     prompt_logprobs: int | None = None  # top alternatives for every prompt token
     skip_special_tokens: bool = True  # False: they stay in the text

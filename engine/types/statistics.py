@@ -88,7 +88,7 @@ class LoopStats:
     cached_prompt_tokens: int
     generated_tokens: int
     preemptions: int  # for lack of blocks
-    gave_way: int  # for another client's
+    client_preemptions: int  # so that another client's sequence could be admitted
     rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
     hits: HitRecord

@@ -245,7 +245,7 @@ class FakeEngine:
             cached_prompt_tokens=20,
             generated_tokens=30,
             preemptions=1,
-            gave_way=2,
+            client_preemptions=2,
             rows_sat_out=3,
             steps=40,
             hits=HitRecord(),

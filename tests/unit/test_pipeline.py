@@ -45,7 +45,7 @@ class Answers:
     def close(self) -> None: ...
 
 
-class Line:
+class PipelineHarness:
     """An engine without its loop. A step takes a second of its clock."""
 
     def __init__(self, at_once: Answer | None) -> None:
@@ -76,22 +76,24 @@ class Line:
 
 
 @pytest.fixture
-def late() -> Line:
+def late() -> PipelineHarness:
     """Nobody knows what may follow."""
-    return Line(None)
+    return PipelineHarness(None)
 
 
 def test_a_refusal_that_is_known_when_it_is_asked_is_told() -> None:
-    line = Line(NOBODY)
-    line.ask("held", 5, 4)
+    harness = PipelineHarness(NOBODY)
+    harness.ask("held", 5, 4)
     for _ in range(3):
-        line.turn()
-    (event,) = [event for event in line.events if event.finish_reason]
+        harness.turn()
+    (event,) = [event for event in harness.events if event.finish_reason]
     assert event.finish_reason is FinishReason.ERROR
     assert event.error == "guided_regex: nobody can say"
 
 
-def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(late: Line) -> None:
+def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(
+    late: PipelineHarness,
+) -> None:
     late.answers.at_once = ANYTHING
     late.ask("held", 5, 2)
     late.turn()
@@ -108,7 +110,7 @@ def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(la
     assert not late.scheduler.has_work
 
 
-def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: Line) -> None:
+def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: PipelineHarness) -> None:
     late.ask("held", 5, 4)
     late.turn()
     late.turn()
@@ -118,14 +120,14 @@ def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: Line) -
         assert max(late.answers.waits) <= LATE_SHARE
 
 
-def test_where_nothing_else_is_computed_a_row_is_waited_for(late: Line) -> None:
+def test_where_nothing_else_is_computed_a_row_is_waited_for(late: PipelineHarness) -> None:
     late.ask("held", 5, 4)
     late.turn()
     late.turn()
     assert late.answers.waits[-1] == ALONE_SECONDS
 
 
-def test_what_was_waited_is_no_part_of_the_next_wait(late: Line) -> None:
+def test_what_was_waited_is_no_part_of_the_next_wait(late: PipelineHarness) -> None:
     late.ask("held", 5, 4)
     late.ask("free", 5, 90, is_held=False)
     for _ in range(40):
@@ -133,7 +135,7 @@ def test_what_was_waited_is_no_part_of_the_next_wait(late: Line) -> None:
     assert max(late.answers.waits) == pytest.approx(LATE_SHARE)
 
 
-def test_a_step_that_has_mostly_waited_teaches_nothing(late: Line) -> None:
+def test_a_step_that_has_mostly_waited_teaches_nothing(late: PipelineHarness) -> None:
     late.ask("held", 5, 4)
     took = Mock()
     late.scheduler.took = took  # type: ignore[method-assign]

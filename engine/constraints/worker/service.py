@@ -11,7 +11,7 @@ from time import thread_time
 
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.constraints.lines import ClientLines
+from engine.constraints.client_queues import ClientQueues
 from engine.constraints.remote.wire import (
     FrameBuffer,
     Mask,
@@ -60,7 +60,7 @@ class Service:
         self._memory = MemoryMeter()
         self._mask_bytes = 4 * -(-tokenizer.vocab_size // 32)
         self._frames = FrameBuffer()
-        self._jobs = ClientLines[Message]()
+        self._jobs = ClientQueues[Message]()
         self._open: dict[int, Open] = {}
         self._grammars: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
