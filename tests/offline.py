@@ -153,7 +153,7 @@ class OfflineDaemon:
         return said
 
     def add(self, request: Request, new_guide: GuideFactory = FreeGuide) -> None:
-        self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.names))
+        self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.block_hashes))
 
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""

@@ -173,8 +173,8 @@ class ThreadedEngine:
     async def _prepared(self, request: Request) -> Submission:
         """Raises InvalidRequest."""
         new_guide = self._parts.guides.guides(request, await self._tried(request))
-        names = self._loop.scheduler.names
-        ready = partial(prepare, request, self._parts.limits, new_guide, names)
+        block_hashes = self._loop.scheduler.block_hashes
+        ready = partial(prepare, request, self._parts.limits, new_guide, block_hashes)
         if request.n * len(request.prompt) <= QUICK_TOKENS:
             return ready()
         return await asyncio.to_thread(ready)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeAlias
 
-from engine.disk_cache.recalls import Wish
+from engine.disk_cache.loader import LoadAttempt
 from engine.scheduling.counters import AdmissionCounters
 from engine.scheduling.policy import Holdings, slots, tokens
 from engine.scheduling.sequence import LiveSequence
@@ -16,31 +16,31 @@ from kvstore.index.announcements import Prospect
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 
-Recall: TypeAlias = Callable[[LiveSequence, Wish], bool]
-"""Has what is worth it of a prompt loaded from disk; what is coming then is announced. False: it
-would be worth it, and is to wait for others' loads.
+StartLoad: TypeAlias = Callable[[LiveSequence, LoadAttempt], bool]
+"""Begins to load from disk what is worth it of a sequence's prompt; a load is announced like any
+lease. False where the load has to wait for others to end, and the sequence with it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A client's next sequence found no blocks, when so many had been let go."""
+    """A client's next sequence found no blocks. `n_drops` is the pool's count at that time."""
 
     sequence_id: SequenceId
     n_drops: int
 
 
 class Admission:
-    """The queue and the door behind it. Who is let in has a lease.
+    """The waiting queue, and the admission of its sequences, each with a lease.
 
-    Of the clients that find no blocks the one that holds least goes first, and before others that
-    hold as much and whose turn is later, or a long prompt might starve.
+    Of the clients that find no blocks the one that holds least goes first, by turns where several
+    do, and no other overtakes it that holds as much: or a long prompt might starve.
     """
 
-    def __init__(self, store: KVStore, limits: Limits, turns: Turns, recall: Recall) -> None:
+    def __init__(self, store: KVStore, limits: Limits, turns: Turns, start_load: StartLoad) -> None:
         self._store = store
-        self._recall = recall
-        self._wishes: dict[LiveSequence, Wish] = {}  # of those that wait
+        self._start_load = start_load
+        self._attempts: dict[LiveSequence, LoadAttempt] = {}  # of those that wait
         self._max_running = limits.max_running
         self._prospects: dict[LiveSequence, Prospect] = {}  # of those that wait and may adopt
         self._refused: dict[str, Refused] = {}  # by client
@@ -50,17 +50,17 @@ class Admission:
         self.counters = AdmissionCounters()
 
     def add(self, sequence: LiveSequence) -> None:
-        """It waits from now on: it is new, or has been preempted."""
+        """Queue a sequence that is new or has been preempted."""
         self.waiting.add(sequence)
         if _adopts(sequence) and not _waits_for_first(sequence):
             self._prospect(sequence)
 
     def has_slot(self, n_running: int) -> bool:
-        """Whether somebody may run beside so many."""
+        """Whether one more sequence may run beside so many."""
         return n_running < self._max_running
 
     def admit(self, client: str, running: Sequence[LiveSequence]) -> LiveSequence | None:
-        """Admit the client's next, if there is room for it and nobody goes before."""
+        """Admit the client's next sequence, if there is room for it and no other goes first."""
         if not self.has_slot(len(running)) or self._reserved_for not in {None, client}:
             return None
         self._reserved_for = None
@@ -94,7 +94,7 @@ class Admission:
         return victim
 
     def withdraw(self, sequence: LiveSequence) -> None:
-        """It waits no more."""
+        """Take a sequence out of the queue."""
         client = sequence.request.client
         self.waiting.remove(sequence)
         if (refused := self._refused.get(client)) and refused.sequence_id == sequence.id:
@@ -104,14 +104,14 @@ class Admission:
         self._forget(sequence)
 
     def awaited(self, sequence: LiveSequence) -> Lease | None:
-        """Whose tokens it waits for, where it does."""
+        """The lease for whose tokens the sequence waits; None: it waits for none."""
         prospect = self._prospects.get(sequence)
         if prospect is None or prospect.awaited is None or not prospect.is_waiting:
             return None
         return prospect.awaited.lease
 
     def _may_start(self, sequence: LiveSequence) -> bool:
-        """Whether nobody is about to compute what it could adopt."""
+        """Whether no lease is about to bring what the sequence could adopt."""
         if _waits_for_first(sequence):
             return False
         if not _adopts(sequence) or _forkable(sequence) is not None:
@@ -119,11 +119,11 @@ class Admission:
         prospect = self._prospect(sequence)
         if self._store.announcements.must_wait(prospect):
             return False
-        may_start = self._recall(sequence, self._wishes.setdefault(sequence, Wish()))
+        may_start = self._start_load(sequence, self._attempts.setdefault(sequence, LoadAttempt()))
         return may_start and not self._store.announcements.must_wait(prospect)
 
     def _next(self, client: str) -> LiveSequence | None:
-        """Of the client's, who may start."""
+        """The client's first sequence that may start."""
         sequence = self.waiting.next(client, self._may_start)
         refused = self._refused.get(client)
         if refused and (sequence is None or sequence.id != refused.sequence_id):
@@ -151,10 +151,10 @@ class Admission:
         return None
 
     def _may_try(self, sequence: LiveSequence, running: Sequence[LiveSequence]) -> bool:
-        """Whether it may be given blocks, if there are any.
+        """Whether the sequence may be given blocks, if there are any.
 
-        Not while nobody has let go of anything since it was refused, nor while a client that was
-        refused holds less than its own, or as much and has its turn before.
+        Not while no block has been freed since it was refused, nor while another client that was
+        refused holds less, or as much and has its turn before.
         """
         if not self._refused:
             return True
@@ -165,7 +165,7 @@ class Admission:
         return client == self._first_of({client, *self._refused}, Holdings(running, tokens))
 
     def _first_of(self, clients: Set[str], holdings: Holdings) -> str:
-        """Whoever holds least; of those that hold as much, whose turn it is."""
+        """The client that holds least; of several, the one whose turn is first."""
         return min(filter(clients.__contains__, self._turns), key=holdings.__getitem__)
 
     def _prospect(self, sequence: LiveSequence) -> Prospect:
@@ -176,7 +176,7 @@ class Admission:
         return prospect
 
     def _forget(self, sequence: LiveSequence) -> None:
-        self._wishes.pop(sequence, None)
+        self._attempts.pop(sequence, None)
         prospect = self._prospects.pop(sequence, None)
         if prospect is not None:
             self._store.announcements.forget(prospect)
@@ -187,7 +187,7 @@ class Admission:
         self.counters.cached_prompt_tokens += sequence.cached_tokens
 
     def _lease(self, sequence: LiveSequence, spare_blocks: int) -> Lease | Refusal:
-        """`spare_blocks`: room for the next decode of everybody who runs."""
+        """`spare_blocks` are left for the next decodes of the running sequences."""
         tokens, namespace = sequence.tokens, sequence.namespace
         reserve_tokens = 1 if sequence.lacks_tokens > 1 else 0  # the last one's KV is never needed
         if not _adopts(sequence):
@@ -200,18 +200,18 @@ class Admission:
 
 
 def _adopts(sequence: LiveSequence) -> bool:
-    """The logits that a prompt's scores take are in no cache."""
+    """Whether it may adopt cached blocks. Scoring a prompt takes logits, which are in no cache."""
     return not sequence.lacks_scores
 
 
 def _waits_for_first(sequence: LiveSequence) -> bool:
-    """Whether the first of its request is yet to compute their prompt."""
+    """Whether the first sequence of its request has yet to compute their prompt."""
     first = sequence.first
     return first is not None and first.is_live and first.output_tokens == 0
 
 
 def _forkable(sequence: LiveSequence) -> Lease | None:
-    """The lease of its request's first, if that has computed their prompt."""
+    """The lease of its request's first sequence, if that has computed their prompt."""
     first = sequence.first
     if sequence.admissions or first is None or first.computed_tokens < sequence.prompt_tokens:
         return None

@@ -14,7 +14,7 @@ from itertools import count
 
 from engine.api import InvalidRequest
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
-from engine.disk_cache.recalls import Prompt, Recalled, Wish
+from engine.disk_cache.loader import LoadAttempt, LoadOutcome, Prompt
 from engine.output.output import OutputFactory
 from engine.scheduling import events, policy
 from engine.scheduling.admission import Admission
@@ -50,7 +50,7 @@ class Scheduler:
         self.store = store
         self.disk = disk
         self._turns = Turns()
-        self._admission = Admission(store, limits, self._turns, self._recall)
+        self._admission = Admission(store, limits, self._turns, self._start_load)
         self._sequences = SequenceFactory(outputs, draw_seed, unsalted)
         self._limits = limits
         self._costs = StepCosts()
@@ -92,7 +92,7 @@ class Scheduler:
     def is_loading(self, sequence: LiveSequence) -> bool:
         """Whether it waits for what comes from disk."""
         lease = self._admission.awaited(sequence) if self.disk.is_loading else None
-        return lease is not None and self.disk.loads(lease)
+        return lease is not None and self.disk.is_filling(lease)
 
     @property
     def unanswered(self) -> tuple[LiveSequence, ...]:
@@ -107,9 +107,9 @@ class Scheduler:
     def namespace(self, cache_salt: str) -> Namespace:
         return self._sequences.namespace(cache_salt)
 
-    def names(self, request: Request) -> tuple[Digest, ...]:
+    def block_hashes(self, request: Request) -> tuple[Digest, ...]:
         """What its prompt's blocks are called where they may be on disk. On any thread."""
-        return self.disk.names(self.namespace(request.cache_salt), request.prompt)
+        return self.disk.block_hashes(self.namespace(request.cache_salt), request.prompt)
 
     def add(self, submission: Submission) -> None:
         """Queue the request's n sequences.
@@ -274,10 +274,10 @@ class Scheduler:
                 return
         builder.add(sequence, start, n_tokens, room)
 
-    def _recall(self, sequence: LiveSequence, wish: Wish) -> bool:
-        prompt = Prompt(sequence.namespace, sequence.tokens, sequence.names)
-        found = self.disk.recall(prompt, wish, len(self._running), self._costs.prompt_seconds)
-        return found is not Recalled.PUT_OFF
+    def _start_load(self, sequence: LiveSequence, attempt: LoadAttempt) -> bool:
+        prompt = Prompt(sequence.namespace, sequence.tokens, sequence.block_hashes)
+        found = self.disk.load(prompt, attempt, len(self._running), self._costs.prompt_seconds)
+        return found is not LoadOutcome.PUT_OFF
 
     def _preempt(self, sequence: LiveSequence, builder: StepBuilder) -> None:
         """Its blocks go to the cache, where it will find most of them when it comes back."""

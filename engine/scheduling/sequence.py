@@ -57,7 +57,7 @@ class LiveSequence:
     seed: int
     stop_token_ids: frozenset[int]
     guide: Guide = field(default_factory=FreeGuide)
-    names: tuple[Digest, ...] = ()  # of its prompt's blocks, where they may be on disk
+    block_hashes: tuple[Digest, ...] = ()  # of the prompt, where it may be on disk
     first: "LiveSequence | None" = None  # of the same request; computes the prompt for the others
     status: Status = Status.WAITING
     lease: Lease | None = None

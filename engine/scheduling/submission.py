@@ -1,4 +1,4 @@
-"""A request as the engine thread takes it in: what takes time has been done on another one."""
+"""From a request to its sequences. What takes time is done before, on another thread."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,15 +17,15 @@ from kvstore.types import Namespace
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request that can be served. Of prompts and guides each of its n sequences has its own."""
+    """A valid request, with a prompt and a guide for each of its n sequences."""
 
     request: Request
     prompts: tuple[Tokens, ...]
     guides: tuple[Guide, ...]
-    names: tuple[Digest, ...] = ()  # of the prompt's blocks, where they may be on disk
+    block_hashes: tuple[Digest, ...] = ()  # of the prompt, where it may be on disk
 
 
-def unnamed(request: Request) -> tuple[Digest, ...]:
+def no_hashes(request: Request) -> tuple[Digest, ...]:
     """For engines without a disk cache."""
     return ()
 
@@ -34,21 +34,21 @@ def prepare(
     request: Request,
     limits: Limits,
     new_guide: GuideFactory = FreeGuide,
-    names: Callable[[Request], tuple[Digest, ...]] = unnamed,
+    block_hashes: Callable[[Request], tuple[Digest, ...]] = no_hashes,
 ) -> Submission:
-    """Takes as long as the client has chosen: prompt and n. Raises InvalidRequest."""
+    """Check and pack a request, in time proportional to prompt and n. Raises InvalidRequest."""
     validate(request, limits)
     packed = Tokens(request.prompt)
     return Submission(
         request,
         prompts=tuple(packed.copy() for _ in range(request.n)),
         guides=tuple(new_guide() for _ in range(request.n)),
-        names=names(request),
+        block_hashes=block_hashes(request),
     )
 
 
 class SequenceFactory:
-    """Gives each its id, its seed and what its output is made with."""
+    """Makes the sequences of requests, and numbers them."""
 
     def __init__(
         self, outputs: OutputFactory, draw_seed: Callable[[], int], unsalted: Namespace
@@ -62,7 +62,7 @@ class SequenceFactory:
         return replace(self._unsalted, cache_salt=cache_salt)
 
     def sequences(self, submission: Submission) -> Iterator[LiveSequence]:
-        """The request's n; the seed of each is one more than that of the one before."""
+        """The request's n sequences; their seeds are consecutive."""
         request = submission.request
         seed = request.sampling.seed
         base_seed = self._draw_seed() if seed is None else seed
@@ -78,7 +78,7 @@ class SequenceFactory:
                 seed=base_seed + index,
                 stop_token_ids=self._outputs.stop_token_ids(request),
                 guide=submission.guides[index],
-                names=submission.names,
+                block_hashes=submission.block_hashes,
                 first=first,
             )
             first = first or sequence

@@ -19,9 +19,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import RecallRules
+from engine.disk_cache.loader import LoadRules
+from engine.disk_cache.writer import WriteRules
 from engine.loop.stats import loop_stats
 from engine.output.output import OutputFactory
 from engine.scheduling.scheduler import Scheduler
@@ -63,8 +63,8 @@ class Branches:
         self.disk = TieredCache(
             DiskTier.open(directory, "benchmark", TierLimits(DISK_BYTES)),
             *(self.store, (1, 0), DISK_BYTES, lambda told: told()),
-            ArchiveRules(writes=DiskWrites.ALL),
-            RecallRules(),
+            WriteRules(writes=DiskWrites.ALL),
+            LoadRules(),
         )
         while self.store.index.n_nodes < nodes:
             self.serve()

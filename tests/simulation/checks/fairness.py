@@ -83,7 +83,7 @@ class FairAdmission(Admission):
     def __init__(
         self, admission: Admission, scheduler: Scheduler, turns: Turns, census: Census
     ) -> None:
-        super().__init__(admission._store, scheduler._limits, turns, admission._recall)
+        super().__init__(admission._store, scheduler._limits, turns, admission._start_load)
         self._scheduler = scheduler
         self._census = census
         self._held_back: set[LiveSequence] = set()

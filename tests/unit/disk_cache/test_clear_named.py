@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import RecallRules
+from engine.disk_cache.loader import LoadRules
+from engine.disk_cache.writer import WriteRules
 from engine.loop.inbox import Inbox
 from engine.loop.loop import EngineLoop
 from engine.types.cache import ALL_TIERS, CacheTier, Cleared
@@ -49,8 +49,8 @@ class Engine:
             (16 * store.block_size, 8),
             LIMITS.max_bytes,
             self.inbox.post,
-            ArchiveRules(writes=DiskWrites.ALL, salted=True),
-            RecallRules(least_tokens=1, worth=float("inf"), salted=True),
+            WriteRules(writes=DiskWrites.ALL, salted=True),
+            LoadRules(least_tokens=1, worth=float("inf"), salted=True),
         )
 
     def ask(self, namespace: Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.disk_cache.cache import NoDiskCache
+from engine.disk_cache.cache import DiskCache
 from engine.loop.stats import loop_stats
 from engine.types.picture import CachePicture, GroupSlots, Hidden
 from engine.types.recent import HitRecord, RecentHits
@@ -34,7 +34,7 @@ BLOCK = 4
 MOST_BYTES = 150_000
 
 
-class FullDisk(NoDiskCache):
+class FullDisk(DiskCache):
     """Everything is there, in figures as long as they will ever be."""
 
     def on_disk(self, blocks: Sequence[BlockId]) -> int:
