@@ -27,7 +27,7 @@ from engine.scheduling.validation import Limits
 from engine.step.runner import ModelRunner
 from engine.types.output import OutputEvent, Usage
 from engine.types.request import Request
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 from kvstore import invariants
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
@@ -133,7 +133,7 @@ class OfflineDaemon:
             self.scheduler,
             self.runner,
             answers(vocab_size),
-            Timing(time.monotonic, SilentTelemetry()),
+            LatencyTracker(time.monotonic, SilentTelemetry()),
         )
         self.usage: dict[str, Usage] = {}
 

@@ -18,8 +18,8 @@ from engine.types.cache import ALL_TIERS, CacheTier, Cleared
 from engine.types.output import OutputEvent
 from engine.types.recent import HitRecord
 from engine.types.statistics import LoopStats
+from engine.watching.latency import LatencyTracker
 from engine.watching.namespaces import find_namespace, find_root
-from engine.watching.timing import Timing
 from kvstore.digest import root_digest
 from kvstore.groups.sizes import StorageBytes
 from kvstore.types import Namespace
@@ -43,15 +43,15 @@ class EngineLoop:
         runner: ModelRunner,
         inbox: Inbox,
         deliver: Deliver,
-        timing: Timing,
+        latency: LatencyTracker,
         sizes: StorageBytes,
         answers: Answers,
     ) -> None:
         self.scheduler = scheduler
         self._disk = scheduler.disk
         self._unsalted = scheduler.namespace("")
-        self.timing = timing
-        self._pipeline = Pipeline(scheduler, runner, answers, timing)
+        self.latency = latency
+        self._pipeline = Pipeline(scheduler, runner, answers, latency)
         self._answers = answers
         self._inbox = inbox
         self._deliver = deliver
@@ -69,9 +69,9 @@ class EngineLoop:
         try:
             self.scheduler.add(submission)
         except NoRoom as refusal:
-            wait_seconds = self.timing.seconds_until_left(refusal.departures)
+            wait_seconds = self.latency.seconds_until_left(refusal.departures)
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
-        self.timing.arrived(submission.request, arrived_seconds)
+        self.latency.arrived(submission.request, arrived_seconds)
 
     def abort(self, request_id: str) -> None:
         """Does nothing when the request has ended, or never was."""
@@ -156,9 +156,9 @@ class EngineLoop:
             notify()
 
     def _step(self) -> None:
-        self.step_started_seconds = self.timing.now()
+        self.step_started_seconds = self.latency.now()
         plan = self.scheduler.plan()
-        self.timing.scheduled(self.scheduler.running)
+        self.latency.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
         self._emit(self._pipeline.advance(plan))
         if (news := self._pipeline.sample()) is not None:
@@ -175,12 +175,12 @@ class EngineLoop:
             self.turn()
 
     def _emit(self, events: list[OutputEvent]) -> None:
-        self.timing.emitted(events)
+        self.latency.emitted(events)
         self._publish()
         self._deliver(events)
 
     def _publish(self) -> None:
-        self._hits = self._hits.noted(hit_count(self.scheduler, self.timing.now()))
+        self._hits = self._hits.noted(hit_count(self.scheduler, self.latency.now()))
         self.stats = loop_stats(self.scheduler, self._sizes, self._hits)
 
     def live(self) -> tuple[LiveSequence, ...]:

@@ -13,7 +13,7 @@ from engine.scheduling.sequence import LiveSequence
 from engine.step.plan import SequenceId, StepMasks, StepPlan, StepResult
 from engine.step.runner import ModelRunner, RunnerLost
 from engine.types.output import OutputEvent
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +50,10 @@ class Pipeline:
         scheduler: Scheduler,
         runner: ModelRunner,
         answers: Answers,
-        timing: Timing,
+        latency: LatencyTracker,
     ) -> None:
         self._scheduler = scheduler
-        self._timing = timing
+        self._latency = latency
         self._began = 0.0  # of the clock: when the device was free for the step in flight
         self._filled: list[int] = []  # the numbers of the steps that have been filled in since then
         self._step_seconds = 0.0  # of the last step, without what it waited
@@ -76,7 +76,7 @@ class Pipeline:
         self._answers.retain(lambda sequence_id: self._scheduler.sequence(sequence_id) is not None)
         self._ask()
         before, self._in_flight = self._in_flight, NO_STEP
-        began, self._began = self._began, self._timing.now()
+        began, self._began = self._began, self._latency.now()
         if not before.is_due:
             self._filled = []
         if plan.is_filling:  # at its submission, while the step before has the device
@@ -109,9 +109,9 @@ class Pipeline:
 
     def _commit(self, plan: StepPlan, result: StepResult, began: float) -> list[OutputEvent]:
         """The step behind it has the device from now on."""
-        self._began = self._timing.now()
+        self._began = self._latency.now()
         seconds = self._began - began
-        self._timing.stepped(seconds)
+        self._latency.stepped(seconds)
         filled, self._filled = self._filled, []
         waited_seconds, self._waited_seconds = self._waited_seconds, 0.0
         self._step_seconds = max(seconds - waited_seconds, 0.0)
@@ -139,9 +139,9 @@ class Pipeline:
         return self._scheduler.settle()
 
     def _wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
-        began = self._timing.now()
+        began = self._latency.now()
         self._answers.wait(is_enough, seconds)
-        self._waited_seconds += self._timing.now() - began
+        self._waited_seconds += self._latency.now() - began
 
     def _submit(self, plan: StepPlan) -> Failure | None:
         return _attempt(lambda: self._runner.submit(plan)) if plan.is_due else None

@@ -16,8 +16,8 @@ from engine.api import CacheWatch, EngineStopped, InvalidRequest
 from engine.constraints.factory import GuideMaker, Verdicts, check_verdicts, grammars
 from engine.constraints.remote.trials import Trials
 from engine.loop.inbox import Inbox
-from engine.loop.ledger import Ledger
 from engine.loop.loop import Deliver, EngineLoop
+from engine.loop.request_counters import RequestCounters
 from engine.loop.stats import request_infos
 from engine.scheduling.submission import Submission, prepare
 from engine.scheduling.validation import Limits, validate
@@ -27,9 +27,9 @@ from engine.types.model import ModelCard, Tokenizer
 from engine.types.output import FinishReason, OutputEvent, Usage
 from engine.types.request import Request
 from engine.types.statistics import EngineStats, RequestInfo
-from engine.watching.glimpse import Glimpses
 from engine.watching.namespaces import find_namespace
-from engine.watching.painter import Painter
+from engine.watching.renderer import Renderer
+from engine.watching.snapshot import SnapshotTaker
 from engine.watching.watch import LiveWatch, watching
 from kvstore.digest import block_digests
 from kvstore.tokens import Tokens
@@ -118,7 +118,7 @@ class ThreadedEngine:
     def __init__(self) -> None:
         self._inbox = Inbox()
         self._subscribers = _Subscribers()
-        self._ledger = Ledger()
+        self._counters = RequestCounters()
         self._draining = False
         self._ended = Future[None]()
         self._ended.set_running_or_notify_cancel()  # nobody who waits for it may cancel it
@@ -147,21 +147,21 @@ class ThreadedEngine:
         return self._parts.tokenizer
 
     async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
-        with self._ledger.entry(request.n) as entry:
+        with self._counters.track(request.n) as tracked:
             queue = self._subscribe(request)
             try:
-                arrived_seconds = self._loop.timing.now()
+                arrived_seconds = self._loop.latency.now()
                 submission = await self._prepared(request)
                 taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
                 try:
                     await asyncio.wrap_future(taken)
-                    while entry.live:
+                    while tracked.live:
                         event = await queue.get()
-                        for one in (event,) if event else _last_events(request, entry.live):
-                            entry.note(one)
+                        for one in (event,) if event else _last_events(request, tracked.live):
+                            tracked.note(one)
                             yield one
                 finally:
-                    if entry.live and not taken.cancel() and not _is_refused(taken):
+                    if tracked.live and not taken.cancel() and not _is_refused(taken):
                         self._tell(partial(self._loop.abort, request.id))
             finally:
                 self._subscribers.remove(request.id)
@@ -189,9 +189,11 @@ class ThreadedEngine:
         """What is on disk, and what is recent, is told as of now: both change without a step."""
         loop = self._loop.stats
         disk = self._loop.scheduler.disk.stats()
-        recent_hits = tuple(loop.hits.recent(self._loop.timing.now()))
+        recent_hits = tuple(loop.hits.recent(self._loop.latency.now()))
         cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
-        return EngineStats(self._ledger.counts(), replace(loop, cache=cache), self._parts.memory())
+        return EngineStats(
+            self._counters.counts(), replace(loop, cache=cache), self._parts.memory()
+        )
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
@@ -207,12 +209,14 @@ class ThreadedEngine:
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         card = self._parts.card
-        glimpses = Glimpses(self._loop.scheduler, self._loop.timing, lambda: self._loop.stats)
-        painter = Painter(
+        snapshots = SnapshotTaker(
+            self._loop.scheduler, self._loop.latency, lambda: self._loop.stats
+        )
+        renderer = Renderer(
             card.block_size, card.block_size * card.kv_bytes_per_token, self._loop.scheduler.disk
         )
-        watch = LiveWatch(self._ask, glimpses, painter, self._versions, self._n_received)
-        return watching(self._ask, glimpses, watch)
+        watch = LiveWatch(self._ask, snapshots, renderer, self._versions, self._n_received)
+        return watching(self._ask, snapshots, watch)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         scheduler = self._loop.scheduler
@@ -224,14 +228,14 @@ class ThreadedEngine:
         return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
 
     async def requests(self) -> tuple[RequestInfo, ...]:
-        return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.timing))
+        return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.latency))
 
     def _n_received(self) -> int:
-        return self._ledger.counts().received
+        return self._counters.counts().received
 
     def is_alive(self) -> bool:
         started = self._loop.step_started_seconds
-        stalled = started is not None and self._loop.timing.now() - started > STALL_SECONDS
+        stalled = started is not None and self._loop.latency.now() - started > STALL_SECONDS
         return self._thread.is_alive() and not self._inbox.is_closed and not stalled
 
     async def drain(self, timeout_seconds: float) -> None:

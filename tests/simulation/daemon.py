@@ -20,7 +20,7 @@ from engine.scheduling.validation import Limits
 from engine.step.plan import SequenceId
 from engine.types.request import Request
 from engine.types.settings import DiskWrites
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
@@ -174,7 +174,7 @@ class Daemon:
             self.runner,
             self.inbox,
             world.deliver,
-            Timing(world.clock, SilentTelemetry()),
+            LatencyTracker(world.clock, SilentTelemetry()),
             self.sizes,
             LateAnswers(random, layout.vocab_size, world.answer_fault, census),
         )

@@ -15,7 +15,7 @@ from engine.scheduling.submission import prepare
 from engine.step.plan import SequenceId, StepPlan
 from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Grammar, GrammarKind, Request, SamplingParams
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 ANYTHING = Allowed(np.full(mask_words(VOCAB_SIZE), -1, dtype=np.int32))
@@ -52,9 +52,9 @@ class PipelineHarness:
         self.harness = Harness(step_tokens=8, max_running=8)
         self.clock = [0.0]
         self.answers = Answers(at_once, self.clock)
-        self.timing = Timing(lambda: self.clock[0], Mock())
+        self.latency = LatencyTracker(lambda: self.clock[0], Mock())
         self.scheduler, runner = self.harness.scheduler, self.harness.runner
-        self._pipeline = Pipeline(self.scheduler, runner, self.answers, self.timing)
+        self._pipeline = Pipeline(self.scheduler, runner, self.answers, self.latency)
         self.events: list[OutputEvent] = []
 
     def ask(self, name: str, n_tokens: int, max_tokens: int, *, is_held: bool = True) -> None:
@@ -64,7 +64,7 @@ class PipelineHarness:
             submission = prepare(request, self.harness.limits, lambda: GrammarGuide(held))
         else:
             submission = prepare(request, self.harness.limits)
-        self.timing.arrived(request, self.clock[0])
+        self.latency.arrived(request, self.clock[0])
         self.scheduler.add(submission)
 
     def turn(self) -> StepPlan:

@@ -12,7 +12,7 @@ from engine.types.settings import DiskWrites
 from kvstore.store import KVStore
 from tests.simulation.fake_tier import FakeTier
 from tests.unit.engine_harness import Harness, prompt
-from tests.unit.watching.test_painter import BLOCK, Watcher
+from tests.unit.watching.test_renderer import BLOCK, Watcher
 
 LIMIT_BYTES = 1000
 PART_BYTES = (16 * BLOCK, 8)
