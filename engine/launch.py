@@ -24,7 +24,7 @@ from engine.output.detokenizer import detokenizer_factory
 from engine.output.output import OutputFactory
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import Limits, step_stretch
-from engine.step.backend import Backend
+from engine.step.runner import Backend
 from engine.types.settings import EngineConfig
 from engine.watching.latency import LatencyTracker
 from kvstore.blocks.pool import BlockPool

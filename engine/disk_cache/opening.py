@@ -7,7 +7,7 @@ from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import LoadRules, Post
 from engine.disk_cache.writer import WriteRules
-from engine.step.backend import Backend
+from engine.step.runner import Backend
 from engine.types.settings import DiskCacheConfig
 from kvstore.blocks.table import blocks_for
 from kvstore.store import KVStore

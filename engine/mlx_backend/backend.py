@@ -5,7 +5,7 @@ from collections.abc import Callable
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.host.file_limit import keep_file_limit
-from engine.step.backend import Backend
+from engine.step.runner import Backend
 from engine.types.settings import EngineConfig
 from engine.types.statistics import MachineReport
 

@@ -13,7 +13,7 @@ Six numbers are plain floats here: a product of small numpy arrays took 0.5 ms o
 import math
 from collections.abc import Sequence
 
-from engine.step.work import StepWork, chunk_beginning, chunk_work
+from engine.step.plan import StepWork, chunk_beginning, chunk_work
 
 Vector = Sequence[float]
 

@@ -14,7 +14,6 @@ from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refus
 from engine.constraints.remote.jobs import Job
 from engine.constraints.remote.lane import Lane, LaneLost
 from engine.constraints.remote.process import GrammarProcess
-from engine.constraints.remote.slow_clients import SlowClients
 from engine.constraints.remote.wire import Mask, ProtocolError, Report, Said
 from engine.step.plan import SequenceId
 
@@ -64,6 +63,26 @@ class Answers(Protocol):
     def close(self) -> None:
         """Nothing will be asked any more."""
         ...
+
+
+SLOW_SECONDS = 60.0
+"""How long a client is served by the slow process after its job has kept others waiting."""
+
+
+class SlowClients:
+    """Clients whose jobs have kept others waiting, for SLOW_SECONDS each."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+
+    def __contains__(self, client: str) -> bool:
+        return self._until.get(client, 0.0) > self._clock()
+
+    def add(self, client: str) -> None:
+        now = self._clock()
+        self._until = {one: until for one, until in self._until.items() if until > now}
+        self._until[client] = now + SLOW_SECONDS
 
 
 @dataclass(eq=False, slots=True)
