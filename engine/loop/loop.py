@@ -31,10 +31,10 @@ Deliver = Callable[[list[OutputEvent]], None]
 
 
 class EngineLoop:
-    """Turns until it is stopped, sleeping in the inbox while there is nothing to compute.
+    """Takes turns until it is stopped, and sleeps in the inbox while there is nothing to compute.
 
-    `stats` and `step_started_seconds` may be read by any thread: each is replaced whole. What an
-    event or an answer tells of is in `stats` before it is delivered.
+    `stats` and `step_started_seconds` may be read by any thread: each is replaced whole. `stats`
+    include what an event or an answer reports before that is delivered.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class EngineLoop:
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
-        """All that a clear finds something of, but for salted ones that the disk alone has."""
+        """All that can be cleared, except salted ones that the disk alone has."""
         return self._disk.namespaces.union(self.scheduler.store.index.namespaces, [self._unsalted])
 
     def clear_named(
         self, name: str, others: Collection[Namespace], tiers: Collection[CacheTier]
     ) -> Cleared:
-        """Clear whatever has this name, in memory or on disk alone, if there is such a thing. The
-        `others` are known not to have it.
+        """Clear the namespace with this id, in memory or on disk alone, if there is one. `others`
+        are known not to have it.
 
-        All in one turn: what comes from disk between a look and a clear would be in neither place.
+        All in one turn: what is loaded between a look and a clear would be found in neither place.
         """
         namespace = find_namespace(name, self.namespaces.difference(others))
         if namespace is not None:
@@ -121,11 +121,11 @@ class EngineLoop:
         self._when_idle.append(notify)
 
     def stop(self) -> None:
-        """Turn no more after this turn."""
+        """End the loop after this turn."""
         self._stopping = True
 
     def run(self) -> None:
-        """Turn until stopped. Raises only what is a fault of the loop itself."""
+        """Take turns until stopped. Raises only what is a fault of the loop itself."""
         try:
             while not self._stopping:
                 self.turn()
@@ -169,7 +169,7 @@ class EngineLoop:
         self.step_started_seconds = None
 
     def _write_rest(self) -> None:
-        """What is to be on disk and is not, as far as there is time for it."""
+        """Write what is dirty to disk, as far as there is time for it."""
         self._disk.end()
         while self._disk.is_ending:
             self.turn()

@@ -1,4 +1,4 @@
-"""The Engine that the server talks to: a thread with a loop in it, and the ways in and out."""
+"""The Engine that the server talks to. Runs the loop on a thread, takes requests in, events out."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUICK_TOKENS = 4096
-"""So many are checked and packed about as soon as another thread has begun."""
+"""So many tokens are checked and packed in about the time in which a thread begins to run."""
 
 STALL_SECONDS = 600.0
 """A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
@@ -69,7 +69,7 @@ Batch: TypeAlias = list[tuple[EventQueue, OutputEvent | None]]
 
 
 class _Subscribers:
-    """Takes events to the event loops of those that wait for them: one wake-up a step for each."""
+    """Delivers events to the event loops that wait for them, with one wake-up a step for each."""
 
     def __init__(self) -> None:
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, EventQueue]] = {}
@@ -95,7 +95,7 @@ class _Subscribers:
             _hand_over(loop, batch)
 
     def end(self) -> None:
-        """No more events will come: let nobody wait for them."""
+        """No more events will come: wake all that wait for some."""
         for loop, queue in tuple(self._queues.values()):
             _hand_over(loop, [(queue, None)])
 
@@ -121,7 +121,7 @@ class ThreadedEngine:
         self._counters = RequestCounters()
         self._draining = False
         self._ended = Future[None]()
-        self._ended.set_running_or_notify_cancel()  # nobody who waits for it may cancel it
+        self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
         self._versions = count(1)  # of pictures
         self._parts: EngineParts
         self._thread: threading.Thread
@@ -186,7 +186,7 @@ class ThreadedEngine:
         return verdicts
 
     def stats(self) -> EngineStats:
-        """What is on disk, and what is recent, is told as of now: both change without a step."""
+        """Disk usage and recent hits are as of now: both change without a step."""
         loop = self._loop.stats
         disk = self._loop.scheduler.disk.stats()
         recent_hits = tuple(loop.hits.recent(self._loop.latency.now()))
@@ -272,7 +272,7 @@ class ThreadedEngine:
         return await asyncio.wrap_future(self._inbox.post(function))
 
     def _tell(self, function: Callable[[], None]) -> None:
-        """End something, without an answer. A stopped engine need not be told anything."""
+        """Post a call that ends something, without waiting. Does nothing on a stopped engine."""
         with suppress(EngineStopped):
             self._inbox.post_end(function).add_done_callback(_log_failure)
 
@@ -298,7 +298,7 @@ class ThreadedEngine:
 
 
 def _is_refused(taken: "Future[None]") -> bool:
-    """Whether the loop has none of it, so that there is nothing to end."""
+    """Whether the loop has refused the request, so that there is nothing to end."""
     return taken.done() and taken.exception() is not None
 
 

@@ -2,9 +2,9 @@
 
     add / abort ─► plan() ─► StepPlan ─► (runner) ─► StepResult ─► commit() ─► OutputEvents
 
-A machine without a clock, threads or tensors. The next step may be planned before the one before is
-committed. Sequences that lack a single token come first, so a long prompt is computed in chunks
-beside the others' decodes. The rest of a step goes by the clients' turns (docs/adr/0018).
+It has no clock, no threads and no tensors. A step may be planned before the one before it is
+committed. Decodes come first, so a long prompt is computed in chunks beside the others' decodes.
+The rest of a step goes by the clients' turns (docs/adr/0018).
 """
 
 from bisect import insort
@@ -90,7 +90,7 @@ class Scheduler:
         return self._live.get(sequence_id)
 
     def is_loading(self, sequence: LiveSequence) -> bool:
-        """Whether it waits for what comes from disk."""
+        """Whether the sequence waits for a load from disk."""
         lease = self._admission.awaited(sequence) if self.disk.is_loading else None
         return lease is not None and self.disk.is_filling(lease)
 
@@ -100,7 +100,7 @@ class Scheduler:
         return self._live.unanswered
 
     def take_admissions(self) -> list[OutputEvent]:
-        """News of those who were admitted for the first time since this was last asked."""
+        """An event for each sequence that was first admitted since this was last called."""
         news, self._admissions = self._admissions, []
         return news
 
@@ -108,7 +108,7 @@ class Scheduler:
         return self._sequences.namespace(cache_salt)
 
     def block_hashes(self, request: Request) -> tuple[Digest, ...]:
-        """What its prompt's blocks are called where they may be on disk. On any thread."""
+        """The hashes of its prompt's blocks, where they may be on disk. On any thread."""
         return self.disk.block_hashes(self.namespace(request.cache_salt), request.prompt)
 
     def add(self, submission: Submission) -> None:
@@ -126,9 +126,9 @@ class Scheduler:
             self._admission.add(sequence)
 
     def abort(self, request_id: str) -> list[OutputEvent]:
-        """End what is left of a request. What it has computed stays in the cache.
+        """End a request's sequences. What they have computed stays in the cache.
 
-        So does what is being computed: a sequence in flight ends when its step is committed.
+        A sequence in flight ends when its step is committed, so that this is kept, too.
         """
         sequences = self._live.of_request(request_id)
         for sequence in sequences:
@@ -136,7 +136,7 @@ class Scheduler:
         return [self._end(s, FinishReason.ABORT) for s in sequences if not s.is_in_flight]
 
     def plan(self) -> StepPlan:
-        """The next step. Takes the blocks for it, preempting where there are too few."""
+        """Plan the next step. Allocates its blocks; preempts sequences where there are too few."""
         batch_rows = min(self.n_running + self.n_waiting, self._limits.max_running)
         time = StepBudget(self._costs, self._limits.step_stretch, batch_rows)
         builder = StepBuilder(self._limits.step_tokens, time, next(self._numbers))
@@ -149,20 +149,20 @@ class Scheduler:
         return builder.plan(leaving)
 
     def took(self, plan: StepPlan, filled: Collection[int], seconds: float) -> None:
-        """It has taken so long, and steps with these numbers have filled in meanwhile."""
+        """The step has taken so long. Steps numbered `filled` have filled in blocks meanwhile."""
         if filled or plan.reads:
-            if not plan.chunks:  # they are predicted less well than bytes could tell
+            if not plan.chunks:  # their prediction is off by more than what bytes take
                 extra_seconds = seconds - self._costs.seconds(plan.work)
                 self.disk.took(filled, plan.number, max(extra_seconds, 0.0))
         elif plan.work.forwards and not plan.is_scoring:
             self._costs.observe(plan.work, seconds)
 
     def settle(self) -> list[OutputEvent]:
-        """What is new of those whose matchers have been answered meanwhile."""
+        """The events of sequences whose matchers have been answered meanwhile."""
         return [news for one in self._live.take_answered() for news in self._settled(one)]
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
-        """The step has been computed: publish its blocks, append its tokens, say what is new."""
+        """The step has been computed: publish its blocks, append its tokens. Returns the events."""
         self.counters.steps += 1
         self.disk.commit(plan.number, result.read)
         news = []
@@ -183,13 +183,13 @@ class Scheduler:
         return news
 
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
-        """The step has raised: its sequences end, and nothing of it is published."""
+        """The step has raised: end its sequences, and publish nothing of it."""
         self.store.revoke(plan.before)
         self.disk.fail(plan.number)
         return [self._fail(sequence, message) for sequence, _ in self._live.running(plan)]
 
     def _schedule_rows(self, builder: StepBuilder) -> None:
-        """Decodes first, for which limits leave a token each, then prompts by turns."""
+        """Decodes first (limits leave each of them a token), then prompts by turns."""
         prompts, decodes = defaultdict[str, deque[LiveSequence]](deque), list[LiveSequence]()
         for sequence in self._running:
             if (n_tokens := sequence.remaining_tokens) > 1:
@@ -209,11 +209,11 @@ class Scheduler:
                 self.counters.rows_sat_out += 1
         self._fill_in(builder)
         self._schedule_prompts(prompts, builder)
-        for sequence in builder.preempted:  # not before: what is in flight is not its next lease's
+        for sequence in builder.preempted:  # only now: what is in flight belongs to its old lease
             self._admission.add(sequence)
 
     def _fill_in(self, builder: StepBuilder) -> None:
-        """What has come from disk, as much as there is time for beside the decodes."""
+        """Fill in what has come from disk, as much as there is time for beside the decodes."""
         if fills := self.disk.fills(builder.number, builder.time.moving_seconds):
             builder.before += [*self.store.take_orders(), *fills]
             builder.time.move(self.disk.fill_seconds(builder.number))
@@ -234,7 +234,7 @@ class Scheduler:
                 clients.append(client)
 
     def _take_turn(self, client: str, prompts: deque[LiveSequence], builder: StepBuilder) -> bool:
-        """Go on with one of its prompts, else begin one that waits; False where neither can be."""
+        """Go on with one of the client's prompts, else admit one. False where neither can be."""
         while prompts:
             sequence = prompts.popleft()
             has_lease = sequence.status is Status.RUNNING  # not preempted above
@@ -244,7 +244,7 @@ class Scheduler:
         return builder.has_room and self._begin(client, builder)
 
     def _begin(self, client: str, builder: StepBuilder) -> bool:
-        """Admit the client's next; False where that cannot be."""
+        """Admit the client's next sequence and schedule it. False where none can be admitted."""
         sequence = self._admission.admit(client, self._running)
         if sequence is None:
             return False
@@ -253,11 +253,11 @@ class Scheduler:
         insort(self._running, sequence, key=policy.admission_key)
         self._live.must_be_answered(sequence)
         n_tokens = max(builder.allow(sequence, sequence.remaining_tokens), 1)
-        self._schedule(sequence, n_tokens, builder)  # now, for its orders are in this step
+        self._schedule(sequence, n_tokens, builder)  # at once: its lease's orders are in this step
         return True
 
     def _schedule(self, sequence: LiveSequence, n_tokens: int, builder: StepBuilder) -> None:
-        """Put so many tokens of the sequence into the step, preempting where blocks are short."""
+        """Put so many tokens of the sequence into the step. Preempts where blocks are short."""
         lease = lease_of(sequence)
         start = lease.planned_tokens
         if n_tokens > 1:
@@ -280,7 +280,7 @@ class Scheduler:
         return found is not LoadOutcome.PUT_OFF
 
     def _preempt(self, sequence: LiveSequence, builder: StepBuilder) -> None:
-        """Its blocks go to the cache, where it will find most of them when it comes back."""
+        """Take its lease. Its blocks go to the cache, where it finds most of them again later."""
         if sequence.is_in_batch:
             self._leaving.append(sequence.id)
         self.store.donate(sequence.preempt())
@@ -301,7 +301,7 @@ class Scheduler:
         return [] if self._live.must_be_answered(sequence) else self._settled(sequence)
 
     def _settled(self, sequence: LiveSequence) -> list[OutputEvent]:
-        """Its guide knows what may follow: the last token is read, if there is one."""
+        """Its guide has been answered: read its last token, if there is an unread one."""
         if (failed := sequence.failed) is not None:
             self._retire(sequence)
             return [events.refusal(sequence, failed)]
@@ -319,7 +319,7 @@ class Scheduler:
         return events.end(sequence, reason)
 
     def _fail(self, sequence: LiveSequence, message: str) -> OutputEvent:
-        """Its blocks may hold anything: they are let go, not donated."""
+        """Its blocks are undefined: release them, and donate none to the cache."""
         lease = lease_of(sequence)
         self._leave(sequence)
         self.store.release(lease)
@@ -331,7 +331,7 @@ class Scheduler:
             self.store.donate(lease)
 
     def _leave(self, sequence: LiveSequence) -> Lease | None:
-        """Out of every list; hands over the lease, if there is one."""
+        """Remove the sequence from everywhere. Returns its lease, if it has one."""
         if sequence.is_in_batch:
             self._leaving.append(sequence.id)
         if sequence.status is Status.RUNNING:

@@ -32,7 +32,7 @@ LEGAL_TRANSITIONS = {
 
 
 class IllegalTransitionError(RuntimeError):
-    """A sequence was told to do what its status does not allow."""
+    """The sequence's status does not allow this."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,9 +43,9 @@ class LiveSequence:
     been planned, and `computed_tokens` have KV. `in_flight_outputs` are further tokens, which steps
     that have been planned will sample. A decode is a sequence that lacks one token.
 
-    A guide whose matcher is to be answered by another process keeps the sequence back in two ways:
-    its last token is `unread`, for it may complete the grammar, and the next is not sampled. If a
-    step has computed that one's logits, the runner keeps them (`keeps_logits`).
+    While another process has to answer the guide's matcher, the sequence is held back in two ways:
+    its last token is `unread`, because it may complete the grammar, and the next is not sampled. If
+    a step has computed the logits for that one, the runner keeps them (`keeps_logits`).
     """
 
     id: SequenceId
@@ -97,7 +97,7 @@ class LiveSequence:
 
     @property
     def split(self) -> int:
-        """The position whose token is computed apart, for one is sampled after it; 0: none is."""
+        """The position whose token is computed apart, because one is sampled after it; 0: none."""
         return len(self.tokens) - 1 if self.request.max_tokens > 0 else 0
 
     @property
@@ -107,12 +107,12 @@ class LiveSequence:
 
     @property
     def is_computed(self) -> bool:
-        """Whether all its tokens have KV, and none is to come."""
+        """Whether it samples nothing and all of its prompt has KV."""
         return self.request.max_tokens == 0 and self.computed_tokens == len(self.tokens)
 
     @property
     def lacks_scores(self) -> bool:
-        """Whether its prompt is still to be scored: that takes the logits behind every token."""
+        """Whether its prompt logprobs are still to be computed, from the logits of every token."""
         return self.request.prompt_logprobs is not None and self.output_tokens == 0
 
     @property
@@ -145,7 +145,7 @@ class LiveSequence:
 
     @property
     def banned_tokens(self) -> tuple[int, ...]:
-        """What it must not generate next: stop tokens, before `min_tokens`."""
+        """Tokens that it must not generate next: stop tokens, before `min_tokens`."""
         too_early = self.output_tokens < self.request.sampling.min_tokens
         return tuple(self.stop_token_ids) if too_early else ()
 
@@ -160,15 +160,16 @@ class LiveSequence:
         self.keeps_logits = True
 
     def take(self, sampled: SampledToken) -> None:
-        """The next token has been generated. It is to be read when the guide's matcher, where it
-        has one, has been answered."""
+        """Append the token that was sampled. It is read when the guide's matcher, where it has
+        one, has been answered.
+        """
         self.in_flight_outputs -= 1
         self.tokens.append(sampled.token_id)
         self.guide.accept(sampled.token_id)
         self.unread = sampled
 
     def read(self, sampled: SampledToken) -> TextDelta:
-        """What can be shown with its last token."""
+        """The text that its last token completes, and why the sequence ends with it, if it does."""
         self.unread = None
         self.guide.answered()
         piece = self.output.add(sampled.token_id)
@@ -181,7 +182,7 @@ class LiveSequence:
         return piece
 
     def run_with(self, lease: Lease) -> None:
-        """It has been admitted."""
+        """It has been admitted with this lease."""
         self._move(Status.RUNNING)
         self.lease = lease
         if self.admissions == 0:
@@ -189,7 +190,7 @@ class LiveSequence:
         self.admissions += 1
 
     def preempt(self) -> Lease:
-        """It must wait again. Hands over the lease."""
+        """Put it back to waiting. Returns its lease."""
         lease = self._give_lease()
         self._move(Status.PREEMPTED)
         if self.lacks_scores:  # else they are whole, and perhaps not told yet
@@ -199,7 +200,7 @@ class LiveSequence:
         return lease
 
     def finish(self) -> Lease | None:
-        """It is over. Hands over the lease, if there is one."""
+        """End it. Returns its lease, if it has one."""
         lease = self._give_lease() if self.lease else None
         self._move(Status.FINISHED)
         return lease
@@ -239,7 +240,7 @@ class LiveSequences:
         return tuple(self._unanswered.values())
 
     def get(self, sequence_id: SequenceId) -> LiveSequence | None:
-        """None when it is over."""
+        """None when it has ended."""
         return self._by_id.get(sequence_id)
 
     def of_request(self, request_id: str) -> tuple[LiveSequence, ...]:
@@ -250,7 +251,7 @@ class LiveSequences:
         self._by_request.setdefault(sequence.request.id, []).append(sequence)
 
     def remove(self, sequence: LiveSequence) -> None:
-        """It ends."""
+        """It has ended."""
         del self._by_id[sequence.id]
         self._unanswered.pop(sequence.id, None)
         siblings = self._by_request[sequence.request.id]
@@ -259,21 +260,21 @@ class LiveSequences:
             del self._by_request[sequence.request.id]
 
     def must_be_answered(self, sequence: LiveSequence) -> bool:
-        """Whether its matcher has to be; it is remembered then."""
+        """Whether its matcher has to be answered. Then it is listed in `unanswered`."""
         if sequence.unanswered is None:
             return False
         self._unanswered[sequence.id] = sequence
         return True
 
     def take_answered(self) -> list[LiveSequence]:
-        """Those whose matchers have been answered since they were remembered."""
+        """Remove those from `unanswered` whose matchers have been answered, and return them."""
         answered = [sequence for sequence in self.unanswered if sequence.unanswered is None]
         for sequence in answered:
             del self._unanswered[sequence.id]
         return answered
 
     def running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:
-        """Those of a step's sequences that run, and how many tokens it has computed of them.
+        """The step's sequences that still run, each with how many tokens the step computes of it.
 
         Others have ended or been preempted since the step was planned. A preempted one samples
         again what it has sampled here.

@@ -12,10 +12,10 @@ from engine.scheduling.sequence import LiveSequence, Status
 
 
 class Turns:
-    """Clients that have live sequences. A turn is a chunk of a prompt, the first one or another.
+    """The clients with live sequences, in the order of their turns. A turn is a chunk of a prompt.
 
-    Who had a turn goes behind all others when the next step begins. Who comes new is behind those
-    that have waited for a turn, and before those that had one in the latest step.
+    A client that had a turn goes behind all others when the next step begins. A new client goes
+    behind those that wait for a turn, and before those that had one in the latest step.
     """
 
     def __init__(self) -> None:
@@ -29,21 +29,21 @@ class Turns:
         return iter(self._live)
 
     def enter(self, client: str) -> None:
-        """It has one live sequence more."""
+        """The client has one live sequence more."""
         self._live[client] = self._live.get(client, 0) + 1
 
     def leave(self, client: str) -> None:
-        """It has one live sequence less."""
+        """The client has one live sequence less."""
         self._live[client] -= 1
         if not self._live[client]:
             del self._live[client]
 
     def had(self, client: str) -> None:
-        """It has had a turn in this step."""
+        """The client has had a turn in this step."""
         self._had.append(client)
 
     def begin_step(self) -> None:
-        """Those who had a turn in the step before go behind all others."""
+        """Move the clients that had a turn in the step before behind all others."""
         for client in self._had:
             if client in self._live:
                 self._live.move_to_end(client)
@@ -55,7 +55,7 @@ ClientQueue: TypeAlias = list[LiveSequence]
 
 
 class NoRoom(Exception):
-    """The sequences cannot wait now. So many `departures` by turns would make room for them."""
+    """The queue has no room for the sequences. After so many `departures`, by turns, it would."""
 
     def __init__(self, message: str, departures: int) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class WaitingQueue:
     """
 
     def __init__(self, places: int, clients: Iterable[str]) -> None:
-        """`clients`: all whose sequences may be added, at any time in the order of their turns."""
+        """`clients` iterates, at any time, over all clients in the order of their turns."""
         self._places = places
         self._clients = clients
         self._queues: dict[str, ClientQueue] = {}
@@ -81,7 +81,7 @@ class WaitingQueue:
         return self._n_waiting
 
     def __iter__(self) -> Iterator[LiveSequence]:
-        """In the order in which they would be admitted if all might start."""
+        """In the order of admission, if all might start."""
         queues = (self._queues[client] for client in self._clients if client in self._queues)
         for turns in zip_longest(*queues):
             yield from (sequence for sequence in turns if sequence is not None)
@@ -91,7 +91,7 @@ class WaitingQueue:
         return client in self._queues
 
     def next(self, client: str, may_start: Callable[[LiveSequence], bool]) -> LiveSequence | None:
-        """Whom to admit at the client's turn: who may not start yet is passed over."""
+        """The client's first sequence that may start, which is admitted at the client's turn."""
         return next(filter(may_start, self._queues.get(client, ())), None)
 
     def check_room(self, client: str, n: int) -> None:
@@ -119,7 +119,7 @@ class WaitingQueue:
         self._count(sequence, 1)
 
     def remove(self, sequence: LiveSequence) -> None:
-        """It waits no more. Raises ValueError when the sequence does not wait."""
+        """Raises ValueError when the sequence does not wait."""
         client = sequence.request.client
         queue = self._queues.get(client, [])
         at = bisect_left(queue, admission_key(sequence), key=admission_key)
