@@ -27,7 +27,7 @@ from kvstore.types import Namespace
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[list[OutputEvent]], None]
-"""Takes the events of one step to whoever waits for them. Must not block."""
+"""Delivers the events of one step. Must not block."""
 
 
 class EngineLoop:

@@ -29,7 +29,7 @@ class StepBuilder:
     reads: list[ReadBlock] = field(default_factory=list)
     kept: list[SequenceId] = field(default_factory=list)
     preempted: list[LiveSequence] = field(default_factory=list)
-    is_short_of_blocks: bool = False  # then nobody begins
+    is_short_of_blocks: bool = False  # then no prompt begins
 
     @property
     def is_empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is asked of the engine: a request, how tokens are drawn, what holds it. Frozen values."""
+"""A request to the engine: its prompt, its sampling, its constraints. Frozen values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class RefusalReason(StrEnum):
-    """Why a request was not taken in."""
+    """Why a request was refused."""
 
     INVALID = "invalid"  # InvalidRequest: it can never be served as it stands
     QUEUE_FULL = "queue_full"  # QueueFull

@@ -1,4 +1,4 @@
-"""What the engine says of itself to those who watch it. Frozen values."""
+"""Statistics of the engine, and of the machine. Frozen values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
-    """One live sequence, for the admin's eyes."""
+    """One live sequence, for the admin API."""
 
     request_id: str
     index: int

@@ -1,4 +1,4 @@
-"""The engine thread's side of grammar processes: asks what may follow, and takes in answers."""
+"""The engine thread's side of grammar processes: asks for masks, and takes in answers."""
 
 import logging
 import select
@@ -23,7 +23,7 @@ STEP_SECONDS = 0.5
 """Of the processor, for one token and the mask behind it. Most take a ten-thousandth of it."""
 
 QUICK_SECONDS = 0.05
-"""Whose masks take longer than this shares a process with others like him, for a while."""
+"""Clients whose masks take longer than this are served by the slow process for a while."""
 
 QUICK_LIMIT_SECONDS = 0.2
 """Of the processor, for one turn of the quick process. A job that takes longer ends it, and is done
@@ -49,7 +49,7 @@ class Answers(Protocol):
     def n_words(self) -> int: ...
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
-        """Have the matcher answered that the sequence has now. Asking again changes nothing."""
+        """Ask for the answer of the sequence's present matcher. Asking again changes nothing."""
         ...
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
@@ -61,7 +61,7 @@ class Answers(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing will be asked any more."""
+        """End the processes."""
         ...
 
 
@@ -100,10 +100,10 @@ class _RemoteMatcher:
 
 
 class RemoteAnswers:
-    """Two processes: a quick one, and a slow one for those who would keep others waiting.
+    """Two processes: a quick one, and a slow one for clients that would keep others waiting.
 
-    A matcher is a function of its grammar and its tokens. So one whose process has died is made
-    again in another, and nobody notices but the one who is to blame for the slow one's end.
+    A matcher is a function of its grammar and its tokens. So when a process dies its matchers are
+    made again in another. Only the one that has ended the slow process is refused.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class RemoteAnswers:
         poll.poll(1e3 * seconds)
 
     def _must_move(self, remote: _RemoteMatcher) -> bool:
-        """Nobody moves back: what has been slow may be so again."""
+        """Whether it belongs in the slow process. None moves back: it may be slow again."""
         return remote.lane is self._quick and remote.client in self._slow_clients
 
     def _open(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:

@@ -1,4 +1,4 @@
-"""Work of several clients for a few workers."""
+"""Jobs of several clients for a few worker threads."""
 
 import threading
 from typing import Generic, TypeVar
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class Closed(Exception):
-    """There is no more work."""
+    """There are no more jobs."""
 
 
 class ClientTurns(Generic[T]):
-    """Clients take turns, and each has one worker at a time: who sends much waits for itself."""
+    """Thread-safe `ClientQueues` of which each client has one worker at a time."""
 
     def __init__(self) -> None:
         self._queues = ClientQueues[T]()
@@ -30,7 +30,7 @@ class ClientTurns(Generic[T]):
             self._changed.notify()
 
     def take(self, wait_seconds: float) -> tuple[str, T] | None:
-        """The next job, and whose it is: `done` when it is. None where none comes for so long.
+        """The next job and its client; call `done` when it is done. None where none comes in time.
 
         Raises Closed.
         """
@@ -49,12 +49,12 @@ class ClientTurns(Generic[T]):
             self._changed.notify()
 
     def withdraw(self, job: T) -> None:
-        """The job is wanted no more. Changes nothing where somebody has taken it."""
+        """Remove a job. Changes nothing where a worker has taken it."""
         with self._changed:
             self._queues.drop(lambda one: one is job)
 
     def close(self) -> list[T]:
-        """The jobs that nobody will take."""
+        """Let workers take no more. Returns the jobs that are left."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -26,7 +26,7 @@ from engine.constraints.worker.memory import MemoryMeter
 
 READ_BYTES = 1024**2
 TURN_SECONDS = 0.01
-"""Of the processor: a matcher that is told a long answer again lets others come between."""
+"""Of the processor: a matcher that is given many tokens at once yields to others after so long."""
 
 KEPT_GRAMMARS = 128
 KEPT_CHARACTERS = 1024**2
@@ -35,7 +35,7 @@ KEPT_CHARACTERS = 1024**2
 
 @dataclass(slots=True)
 class Open:
-    """A matcher, and how many tokens it has been told."""
+    """A matcher, and how many tokens it has been given."""
 
     matcher: LLMatcher
     n_tokens: int = 0
