@@ -24,9 +24,9 @@ from engine.output.detokenizer import detokenizer_factory
 from engine.output.output import OutputFactory
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import Limits, step_stretch
-from engine.step.backend import Backend
+from engine.step.runner import Backend
 from engine.types.settings import EngineConfig
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.sizes import build_groups
 from kvstore.index.prefix_index import PrefixIndex
@@ -95,7 +95,7 @@ def assemble(
         unsalted=Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
         disk=disk,
     )
-    timing = Timing(time.monotonic, telemetry)
+    latency = LatencyTracker(time.monotonic, telemetry)
     card = backend.card
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
     processes = GrammarProcesses(vocabulary)
@@ -105,7 +105,7 @@ def assemble(
         mask_words(vocabulary.size),
         telemetry.mask,
     )
-    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes, answers)
+    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, latency, backend.bytes, answers)
     return EngineParts(
         loop=loop,
         card=card,

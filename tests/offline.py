@@ -26,7 +26,7 @@ from engine.scheduling.validation import Limits
 from engine.step.runner import ModelRunner
 from engine.types.output import OutputEvent, Usage
 from engine.types.request import Request
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 from kvstore import invariants
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
@@ -132,7 +132,7 @@ class OfflineDaemon:
             self.scheduler,
             self.runner,
             answers(vocab_size),
-            Timing(time.monotonic, SilentTelemetry()),
+            LatencyTracker(time.monotonic, SilentTelemetry()),
         )
         self.usage: dict[str, Usage] = {}
 
@@ -152,7 +152,7 @@ class OfflineDaemon:
         return said
 
     def add(self, request: Request, new_guide: GuideFactory = FreeGuide) -> None:
-        self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.names))
+        self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.block_hashes))
 
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""

@@ -1,1 +1,1 @@
-"""The engine's thread: its loop, the steps on their way, and the ways in and out."""
+"""The engine thread: its loop, the steps in flight, its inbox, and the engine around it."""

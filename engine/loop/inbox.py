@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from engine.api import EngineStopped
 
 CALLS_AT_ONCE = 64
-"""A millisecond or two of submissions: running sequences wait no longer for those that come."""
+"""A millisecond or two of submissions: running sequences wait no longer for new ones."""
 
 T = TypeVar("T")
 
@@ -36,8 +36,8 @@ class Call(Generic[T]):
 class Inbox:
     """Calls in the order in which they were posted, CALLS_AT_ONCE between two steps.
 
-    Those that end something go before all others: they make room, and there are no more of them
-    than there are requests that live. After `close`, every call is refused.
+    Calls that end something go first: they free blocks, and there are no more of them than live
+    requests. After `close`, every call is refused.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Inbox:
             self._posted.wait_for(lambda: self._ends or self._calls, timeout_seconds)
 
     def handle(self) -> None:
-        """Make the calls whose turn it is."""
+        """Run the calls that are due between these two steps."""
         for _ in range(CALLS_AT_ONCE):
             self._handle_ends()
             if not self._calls:
@@ -76,19 +76,19 @@ class Inbox:
             self._calls.popleft().run()
 
     def close(self) -> None:
-        """Refuse what is still there and all that comes."""
+        """Refuse the calls that are still queued, and all later ones."""
         with self._posted:
             self._closed = True
-        for line in (self._ends, self._calls):
-            while line:
-                line.popleft().refuse(EngineStopped("the engine has stopped"))
+        for queue in (self._ends, self._calls):
+            while queue:
+                queue.popleft().refuse(EngineStopped("the engine has stopped"))
 
-    def _post(self, function: Callable[[], T], line: deque[Call[Any]]) -> Future[T]:
+    def _post(self, function: Callable[[], T], queue: deque[Call[Any]]) -> Future[T]:
         call = Call(function)
         with self._posted:  # so that no call slips in behind the last one that `close` refuses
             if self._closed:
                 raise EngineStopped("the engine has stopped")
-            line.append(call)
+            queue.append(call)
             self._posted.notify()
         return call.result
 

@@ -18,8 +18,8 @@ from engine.types.cache import ALL_TIERS, CacheTier, Cleared
 from engine.types.output import OutputEvent
 from engine.types.recent import HitRecord
 from engine.types.statistics import LoopStats
+from engine.watching.latency import LatencyTracker
 from engine.watching.namespaces import find_namespace, find_root
-from engine.watching.timing import Timing
 from kvstore.digest import root_digest
 from kvstore.groups.sizes import StorageBytes
 from kvstore.types import Namespace
@@ -27,14 +27,14 @@ from kvstore.types import Namespace
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[list[OutputEvent]], None]
-"""Takes the events of one step to whoever waits for them. Must not block."""
+"""Delivers the events of one step. Must not block."""
 
 
 class EngineLoop:
-    """Turns until it is stopped, sleeping in the inbox while there is nothing to compute.
+    """Takes turns until it is stopped, and sleeps in the inbox while there is nothing to compute.
 
-    `stats` and `step_started_seconds` may be read by any thread: each is replaced whole. What an
-    event or an answer tells of is in `stats` before it is delivered.
+    `stats` and `step_started_seconds` may be read by any thread: each is replaced whole. `stats`
+    include what an event or an answer reports before that is delivered.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class EngineLoop:
         runner: ModelRunner,
         inbox: Inbox,
         deliver: Deliver,
-        timing: Timing,
+        latency: LatencyTracker,
         sizes: StorageBytes,
         answers: Answers,
     ) -> None:
         self.scheduler = scheduler
         self._disk = scheduler.disk
         self._unsalted = scheduler.namespace("")
-        self.timing = timing
-        self._pipeline = Pipeline(scheduler, runner, answers, timing)
+        self.latency = latency
+        self._pipeline = Pipeline(scheduler, runner, answers, latency)
         self._answers = answers
         self._inbox = inbox
         self._deliver = deliver
@@ -69,9 +69,9 @@ class EngineLoop:
         try:
             self.scheduler.add(submission)
         except NoRoom as refusal:
-            wait_seconds = self.timing.seconds_until_left(refusal.departures)
+            wait_seconds = self.latency.seconds_until_left(refusal.departures)
             raise QueueFull(str(refusal), max(ceil(wait_seconds), 1)) from None
-        self.timing.arrived(submission.request, arrived_seconds)
+        self.latency.arrived(submission.request, arrived_seconds)
 
     def abort(self, request_id: str) -> None:
         """Does nothing when the request has ended, or never was."""
@@ -96,16 +96,16 @@ class EngineLoop:
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
-        """All that a clear finds something of, but for salted ones that the disk alone has."""
+        """All that can be cleared, except salted ones that the disk alone has."""
         return self._disk.namespaces.union(self.scheduler.store.index.namespaces, [self._unsalted])
 
     def clear_named(
         self, name: str, others: Collection[Namespace], tiers: Collection[CacheTier]
     ) -> Cleared:
-        """Clear whatever has this name, in memory or on disk alone, if there is such a thing. The
-        `others` are known not to have it.
+        """Clear the namespace with this id, in memory or on disk alone, if there is one. `others`
+        are known not to have it.
 
-        All in one turn: what comes from disk between a look and a clear would be in neither place.
+        All in one turn: what is loaded between a look and a clear would be found in neither place.
         """
         namespace = find_namespace(name, self.namespaces.difference(others))
         if namespace is not None:
@@ -121,11 +121,11 @@ class EngineLoop:
         self._when_idle.append(notify)
 
     def stop(self) -> None:
-        """Turn no more after this turn."""
+        """End the loop after this turn."""
         self._stopping = True
 
     def run(self) -> None:
-        """Turn until stopped. Raises only what is a fault of the loop itself."""
+        """Take turns until stopped. Raises only what is a fault of the loop itself."""
         try:
             while not self._stopping:
                 self.turn()
@@ -156,9 +156,9 @@ class EngineLoop:
             notify()
 
     def _step(self) -> None:
-        self.step_started_seconds = self.timing.now()
+        self.step_started_seconds = self.latency.now()
         plan = self.scheduler.plan()
-        self.timing.scheduled(self.scheduler.running)
+        self.latency.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
         self._emit(self._pipeline.advance(plan))
         if (news := self._pipeline.sample()) is not None:
@@ -169,18 +169,18 @@ class EngineLoop:
         self.step_started_seconds = None
 
     def _write_rest(self) -> None:
-        """What is to be on disk and is not, as far as there is time for it."""
+        """Write what is dirty to disk, as far as there is time for it."""
         self._disk.end()
         while self._disk.is_ending:
             self.turn()
 
     def _emit(self, events: list[OutputEvent]) -> None:
-        self.timing.emitted(events)
+        self.latency.emitted(events)
         self._publish()
         self._deliver(events)
 
     def _publish(self) -> None:
-        self._hits = self._hits.noted(hit_count(self.scheduler, self.timing.now()))
+        self._hits = self._hits.noted(hit_count(self.scheduler, self.latency.now()))
         self.stats = loop_stats(self.scheduler, self._sizes, self._hits)
 
     def live(self) -> tuple[LiveSequence, ...]:

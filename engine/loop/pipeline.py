@@ -1,4 +1,4 @@
-"""Steps on their way: one is computed while the next is planned, submitted and delivered."""
+"""Overlaps steps: one is computed while the next is planned and the last one's events delivered."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from engine.scheduling.sequence import LiveSequence
 from engine.step.plan import SequenceId, StepMasks, StepPlan, StepResult
 from engine.step.runner import ModelRunner, RunnerLost
 from engine.types.output import OutputEvent
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +23,11 @@ NO_STEP = StepPlan()
 NO_RESULT = StepResult({}, {})
 
 EARLY_SHARE, LATE_SHARE = 1 / 16, 3 / 16
-"""Of a step, to wait for what may follow a token: before its text is delivered, and before others
-are sampled without it. It is free on a device that computes meanwhile."""
+"""Shares of a step's time to wait for masks: before a token's text is delivered, and before other
+rows are sampled without the late one. This costs nothing while the device computes."""
 
 ALONE_SECONDS = 0.05
-"""The same where nothing else is computed: who comes then waits no longer."""
+"""The same where nothing else is computed: a new request waits no longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Failure:
 class Pipeline:
     """At most one step is in flight between two calls of `advance`.
 
-    What a step samples depends on tokens of the one before: masks, penalties, ends. So it is
-    submitted before that is collected, and samples after. Each `advance` is followed by `sample`;
-    in between is the time to deliver what `advance` has returned.
+    What a step samples depends on the tokens of the one before: masks, penalties, ends. So a step
+    is submitted before that one is collected, and samples after. Each `advance` is followed by
+    `sample`; in between the caller delivers the events that `advance` has returned.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Pipeline:
         scheduler: Scheduler,
         runner: ModelRunner,
         answers: Answers,
-        timing: Timing,
+        latency: LatencyTracker,
     ) -> None:
         self._scheduler = scheduler
-        self._timing = timing
+        self._latency = latency
         self._began = 0.0  # of the clock: when the device was free for the step in flight
         self._filled: list[int] = []  # the numbers of the steps that have been filled in since then
         self._step_seconds = 0.0  # of the last step, without what it waited
@@ -68,15 +68,15 @@ class Pipeline:
         return not self._in_flight.is_due
 
     def advance(self, plan: StepPlan) -> list[OutputEvent]:
-        """Submit a step and collect the one before, whose news this returns.
+        """Submit a step and collect the one before. Returns the events of the latter.
 
-        A step that fails ends its own sequences; when it does so at its collection, also those of
-        the one that rests on it. Raises RunnerLost.
+        A step that fails ends its own sequences; if it fails when it is collected, also those of
+        the step submitted after it. Raises RunnerLost.
         """
         self._answers.retain(lambda sequence_id: self._scheduler.sequence(sequence_id) is not None)
         self._ask()
         before, self._in_flight = self._in_flight, NO_STEP
-        began, self._began = self._began, self._timing.now()
+        began, self._began = self._began, self._latency.now()
         if not before.is_due:
             self._filled = []
         if plan.is_filling:  # at its submission, while the step before has the device
@@ -94,10 +94,10 @@ class Pipeline:
         return news if plan.is_due else news + self._rest()
 
     def sample(self) -> list[OutputEvent] | None:
-        """Have the rest of the step in flight computed, and its tokens.
+        """Have the rest of the step in flight computed, and its tokens sampled.
 
-        Returns what is new of those whose matchers have been answered meanwhile, and of all if the
-        step has failed. None where nothing has happened but that.
+        Returns the events of sequences whose matchers have been answered meanwhile, and of all if
+        the step has failed; None where there are none.
         """
         plan = self._in_flight
         failure = self._sample(plan)
@@ -108,10 +108,10 @@ class Pipeline:
         return news or None
 
     def _commit(self, plan: StepPlan, result: StepResult, began: float) -> list[OutputEvent]:
-        """The step behind it has the device from now on."""
-        self._began = self._timing.now()
+        """Commit a collected step. The next one has the device from now on."""
+        self._began = self._latency.now()
         seconds = self._began - began
-        self._timing.stepped(seconds)
+        self._latency.stepped(seconds)
         filled, self._filled = self._filled, []
         waited_seconds, self._waited_seconds = self._waited_seconds, 0.0
         self._step_seconds = max(seconds - waited_seconds, 0.0)
@@ -122,26 +122,26 @@ class Pipeline:
         return news + self._settle([s for s in self._scheduler.unanswered if s.unread], EARLY_SHARE)
 
     def _ask(self) -> None:
-        """Have the matchers answered, while the device computes."""
+        """Ask for the answers of matchers, while the device computes."""
         for sequence in self._scheduler.unanswered:
             if (matcher := sequence.unanswered) is not None:
                 self._answers.ask(sequence.id, sequence.request.client, matcher)
 
     def _rest(self) -> list[OutputEvent]:
-        """Nothing is computed. Whoever has said all waits for its last token to be read."""
+        """No step is due. Sequences that are complete wait for their last tokens to be read."""
         if unanswered := self._scheduler.unanswered:
             self._wait(_any_answered(unanswered), ALONE_SECONDS)
         return self._scheduler.settle()
 
     def _settle(self, rows: list[LiveSequence], share: float) -> list[OutputEvent]:
-        """Give the rows' matchers so much of a step's time."""
+        """Wait for the rows' matchers, for such a share of a step's time."""
         self._wait(_all_answered(rows), share * self._step_seconds)
         return self._scheduler.settle()
 
     def _wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
-        began = self._timing.now()
+        began = self._latency.now()
         self._answers.wait(is_enough, seconds)
-        self._waited_seconds += self._timing.now() - began
+        self._waited_seconds += self._latency.now() - began
 
     def _submit(self, plan: StepPlan) -> Failure | None:
         return _attempt(lambda: self._runner.submit(plan)) if plan.is_due else None
@@ -154,11 +154,11 @@ class Pipeline:
         return _attempt(lambda: self._runner.sample(masks)) if plan.is_due else None
 
     def _mask(self, plan: StepPlan) -> StepMasks:
-        """The masks of those that a guide leads, as of their last tokens. Those whose guides do not
-        know yet what may follow sit the step out.
+        """The masks of the guided rows, after their last tokens. Rows whose matchers have not been
+        answered are late: they sit the step out.
         """
         rows = [s for s in map(self._scheduler.sequence, plan.sampling()) if s is not None]
-        self._settled = self._scheduler.settle()  # what was known when it was asked
+        self._settled = self._scheduler.settle()  # what is known already
         if any(sequence.unanswered for sequence in rows):
             self._await_answers(rows, len(list(plan.rows())))
         late, guided = list[SequenceId](), list[LiveSequence]()
@@ -177,8 +177,8 @@ class Pipeline:
         return StepMasks([sequence.id for sequence in guided], masks, late)
 
     def _await_answers(self, rows: list[LiveSequence], n_rows: int) -> None:
-        """Nobody waits long for another's answer, and not twice for the same one. Of `n_rows` that
-        the step is for, some may compute a prompt and sample nothing yet.
+        """Wait for late answers: not long where other rows could go on, and once for each answer.
+        Of the step's `n_rows`, some may compute a prompt and sample nothing yet.
         """
         unanswered = [sequence for sequence in rows if sequence.unanswered is not None]
         if len(unanswered) < n_rows:

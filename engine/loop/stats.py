@@ -1,13 +1,13 @@
-"""Snapshots of the engine for those who watch it. Pure functions, called on the engine thread.
+"""Statistics of the engine, as the server gets them. Pure functions, on the engine thread.
 
-`loop_stats` runs twice a step: it copies counters, whatever the cache holds and however many wait.
+`loop_stats` runs twice a step. It copies counters: its cost does not grow with the cache or queue.
 """
 
 from engine.scheduling.scheduler import Scheduler
 from engine.types.cache import Cleared
 from engine.types.recent import HitCount, HitRecord
 from engine.types.statistics import CacheStats, LoopStats, RequestInfo
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 from kvstore.groups.sizes import StorageBytes
 from kvstore.store import KVStore
 from kvstore.types import Namespace
@@ -21,7 +21,7 @@ def clear(store: KVStore, sizes: StorageBytes, namespace: Namespace | None) -> C
 
 
 def saved_bytes(store: KVStore, sizes: StorageBytes) -> int:
-    """What there would be besides if every running sequence had copies of its own."""
+    """Bytes that sharing saves: what more there would be if no running sequences shared any."""
     stats = [group.stats() for group in store.groups]
     slots = sum(s.saved * size for s, size in zip(stats, sizes.slots, strict=True))
     return store.pool.n_saved * sizes.block + slots
@@ -47,7 +47,7 @@ def loop_stats(scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord) -> Lo
         cached_prompt_tokens=scheduler.admission_counters.cached_prompt_tokens,
         generated_tokens=counters.generated_tokens,
         preemptions=counters.preemptions,
-        gave_way=counters.gave_way,
+        client_preemptions=counters.client_preemptions,
         rows_sat_out=counters.rows_sat_out,
         steps=counters.steps,
         hits=hits,
@@ -79,7 +79,7 @@ def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
     )
 
 
-def request_infos(scheduler: Scheduler, timing: Timing) -> tuple[RequestInfo, ...]:
+def request_infos(scheduler: Scheduler, latency: LatencyTracker) -> tuple[RequestInfo, ...]:
     return tuple(
         RequestInfo(
             request_id=sequence.request.id,
@@ -90,7 +90,7 @@ def request_infos(scheduler: Scheduler, timing: Timing) -> tuple[RequestInfo, ..
             computed_tokens=sequence.computed_tokens,
             output_tokens=sequence.output_tokens,
             blocks=len(sequence.lease.table) if sequence.lease else 0,
-            age_seconds=timing.age_seconds(sequence),
+            age_seconds=latency.age_seconds(sequence),
         )
         for sequence in scheduler.running + scheduler.waiting
     )

@@ -1,4 +1,4 @@
-"""The Engine that the server talks to: a thread with a loop in it, and the ways in and out."""
+"""The Engine that the server talks to. Runs the loop on a thread, takes requests in, events out."""
 
 import asyncio
 import logging
@@ -16,8 +16,8 @@ from engine.api import CacheWatch, EngineStopped, InvalidRequest
 from engine.constraints.factory import GuideMaker, Verdicts, check_verdicts, grammars
 from engine.constraints.remote.trials import Trials
 from engine.loop.inbox import Inbox
-from engine.loop.ledger import Ledger
 from engine.loop.loop import Deliver, EngineLoop
+from engine.loop.request_counters import RequestCounters
 from engine.loop.stats import request_infos
 from engine.scheduling.submission import Submission, prepare
 from engine.scheduling.validation import Limits, validate
@@ -27,9 +27,9 @@ from engine.types.model import ModelCard, Tokenizer
 from engine.types.output import FinishReason, OutputEvent, Usage
 from engine.types.request import Request
 from engine.types.statistics import EngineStats, RequestInfo
-from engine.watching.glimpse import Glimpses
 from engine.watching.namespaces import find_namespace
-from engine.watching.painter import Painter
+from engine.watching.renderer import Renderer
+from engine.watching.snapshot import SnapshotTaker
 from engine.watching.watch import LiveWatch, watching
 from kvstore.digest import block_digests
 from kvstore.tokens import Tokens
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUICK_TOKENS = 4096
-"""So many are checked and packed about as soon as another thread has begun."""
+"""So many tokens are checked and packed in about the time in which a thread begins to run."""
 
 STALL_SECONDS = 600.0
 """A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
@@ -69,7 +69,7 @@ Batch: TypeAlias = list[tuple[EventQueue, OutputEvent | None]]
 
 
 class _Subscribers:
-    """Takes events to the event loops of those that wait for them: one wake-up a step for each."""
+    """Delivers events to the event loops that wait for them, with one wake-up a step for each."""
 
     def __init__(self) -> None:
         self._queues: dict[str, tuple[asyncio.AbstractEventLoop, EventQueue]] = {}
@@ -95,7 +95,7 @@ class _Subscribers:
             _hand_over(loop, batch)
 
     def end(self) -> None:
-        """No more events will come: let nobody wait for them."""
+        """No more events will come: wake all that wait for some."""
         for loop, queue in tuple(self._queues.values()):
             _hand_over(loop, [(queue, None)])
 
@@ -118,10 +118,10 @@ class ThreadedEngine:
     def __init__(self) -> None:
         self._inbox = Inbox()
         self._subscribers = _Subscribers()
-        self._ledger = Ledger()
+        self._counters = RequestCounters()
         self._draining = False
         self._ended = Future[None]()
-        self._ended.set_running_or_notify_cancel()  # nobody who waits for it may cancel it
+        self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
         self._versions = count(1)  # of pictures
         self._parts: EngineParts
         self._thread: threading.Thread
@@ -147,21 +147,21 @@ class ThreadedEngine:
         return self._parts.tokenizer
 
     async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
-        with self._ledger.entry(request.n) as entry:
+        with self._counters.track(request.n) as tracked:
             queue = self._subscribe(request)
             try:
-                arrived_seconds = self._loop.timing.now()
+                arrived_seconds = self._loop.latency.now()
                 submission = await self._prepared(request)
                 taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
                 try:
                     await asyncio.wrap_future(taken)
-                    while entry.live:
+                    while tracked.live:
                         event = await queue.get()
-                        for one in (event,) if event else _last_events(request, entry.live):
-                            entry.note(one)
+                        for one in (event,) if event else _last_events(request, tracked.live):
+                            tracked.note(one)
                             yield one
                 finally:
-                    if entry.live and not taken.cancel() and not _is_refused(taken):
+                    if tracked.live and not taken.cancel() and not _is_refused(taken):
                         self._tell(partial(self._loop.abort, request.id))
             finally:
                 self._subscribers.remove(request.id)
@@ -173,8 +173,8 @@ class ThreadedEngine:
     async def _prepared(self, request: Request) -> Submission:
         """Raises InvalidRequest."""
         new_guide = self._parts.guides.guides(request, await self._tried(request))
-        names = self._loop.scheduler.names
-        ready = partial(prepare, request, self._parts.limits, new_guide, names)
+        block_hashes = self._loop.scheduler.block_hashes
+        ready = partial(prepare, request, self._parts.limits, new_guide, block_hashes)
         if request.n * len(request.prompt) <= QUICK_TOKENS:
             return ready()
         return await asyncio.to_thread(ready)
@@ -186,12 +186,14 @@ class ThreadedEngine:
         return verdicts
 
     def stats(self) -> EngineStats:
-        """What is on disk, and what is recent, is told as of now: both change without a step."""
+        """Disk usage and recent hits are as of now: both change without a step."""
         loop = self._loop.stats
         disk = self._loop.scheduler.disk.stats()
-        recent_hits = tuple(loop.hits.recent(self._loop.timing.now()))
+        recent_hits = tuple(loop.hits.recent(self._loop.latency.now()))
         cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
-        return EngineStats(self._ledger.counts(), replace(loop, cache=cache), self._parts.memory())
+        return EngineStats(
+            self._counters.counts(), replace(loop, cache=cache), self._parts.memory()
+        )
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
@@ -207,12 +209,14 @@ class ThreadedEngine:
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         card = self._parts.card
-        glimpses = Glimpses(self._loop.scheduler, self._loop.timing, lambda: self._loop.stats)
-        painter = Painter(
+        snapshots = SnapshotTaker(
+            self._loop.scheduler, self._loop.latency, lambda: self._loop.stats
+        )
+        renderer = Renderer(
             card.block_size, card.block_size * card.kv_bytes_per_token, self._loop.scheduler.disk
         )
-        watch = LiveWatch(self._ask, glimpses, painter, self._versions, self._n_received)
-        return watching(self._ask, glimpses, watch)
+        watch = LiveWatch(self._ask, snapshots, renderer, self._versions, self._n_received)
+        return watching(self._ask, snapshots, watch)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
         scheduler = self._loop.scheduler
@@ -224,14 +228,14 @@ class ThreadedEngine:
         return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
 
     async def requests(self) -> tuple[RequestInfo, ...]:
-        return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.timing))
+        return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.latency))
 
     def _n_received(self) -> int:
-        return self._ledger.counts().received
+        return self._counters.counts().received
 
     def is_alive(self) -> bool:
         started = self._loop.step_started_seconds
-        stalled = started is not None and self._loop.timing.now() - started > STALL_SECONDS
+        stalled = started is not None and self._loop.latency.now() - started > STALL_SECONDS
         return self._thread.is_alive() and not self._inbox.is_closed and not stalled
 
     async def drain(self, timeout_seconds: float) -> None:
@@ -268,7 +272,7 @@ class ThreadedEngine:
         return await asyncio.wrap_future(self._inbox.post(function))
 
     def _tell(self, function: Callable[[], None]) -> None:
-        """End something, without an answer. A stopped engine need not be told anything."""
+        """Post a call that ends something, without waiting. Does nothing on a stopped engine."""
         with suppress(EngineStopped):
             self._inbox.post_end(function).add_done_callback(_log_failure)
 
@@ -294,7 +298,7 @@ class ThreadedEngine:
 
 
 def _is_refused(taken: "Future[None]") -> bool:
-    """Whether the loop has none of it, so that there is nothing to end."""
+    """Whether the loop has refused the request, so that there is nothing to end."""
     return taken.done() and taken.exception() is not None
 
 

@@ -34,7 +34,7 @@ from engine.mlx_backend.storage.arena import block_bytes, token_bytes
 from engine.mlx_backend.storage.state_arena import state_bytes
 from engine.mlx_backend.storage.storage import Storage
 from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
-from engine.step.backend import Backend
+from engine.step.runner import Backend
 from engine.types.memory import MemoryPromise
 from engine.types.model import ModelCard, SamplingDefaults
 from engine.types.settings import EngineConfig

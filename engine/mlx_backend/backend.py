@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import ModelError, one_line
-from engine.step.backend import Backend
+from engine.step.runner import Backend
 from engine.types.settings import EngineConfig
 from engine.types.statistics import MachineReport
 

@@ -19,7 +19,7 @@ class TextDelta:
 
 
 class Output:
-    """The output side of one sequence. `add` is told every token that is sampled, in order."""
+    """Turns one sequence's tokens into text. `add` is called with every sampled token, in order."""
 
     __slots__ = ("_detokenizer", "_n_tokens", "_request", "_stop", "_stop_token_ids")
 
@@ -48,7 +48,7 @@ class Output:
         return self._end(checked.text, FinishReason.LENGTH)
 
     def complete(self) -> TextDelta:
-        """What is left to show of a sequence behind whose last token nothing may follow."""
+        """The rest of the text, where nothing may follow the last token."""
         return self._end("", FinishReason.STOP)
 
     def _end(self, text: str, reason: FinishReason, stopped_by: int | None = None) -> TextDelta:

@@ -3,9 +3,9 @@
     budget.decode(), budget.allow(), budget.chunk()     while the step is planned (step_budget.py)
     costs.observe(budget.work, seconds)                 when it has been computed
 
-A machine without a clock: its caller measures. A step's seconds are taken for a sum over six kinds
-of work, and what each kind costs is followed by a Kalman filter (R. E. Kalman, 1960). A step says
-the more of a cost the larger its part of the step was, and the less was known of it.
+It has no clock: its caller measures. A step's seconds are modelled as a sum over six kinds of work,
+and the cost of each kind is tracked by a Kalman filter (R. E. Kalman, 1960). A step changes the
+estimate of a cost the more, the larger that cost's part of the step and the less is known of it.
 
 Six numbers are plain floats here: a product of small numpy arrays took 0.5 ms of a step of 13.
 """
@@ -13,7 +13,7 @@ Six numbers are plain floats here: a product of small numpy arrays took 0.5 ms o
 import math
 from collections.abc import Sequence
 
-from engine.step.work import StepWork, chunk_beginning, chunk_work
+from engine.step.plan import StepWork, chunk_beginning, chunk_work
 
 Vector = Sequence[float]
 
@@ -28,7 +28,7 @@ cores it costs as much to gather a position as 10 tokens that attend to it, or 9
 _TOKEN, _KEY, _GATHERED = 3, 4, 5  # of prompts
 
 _FIRST_STEPS = 3
-"""Where one of these is much shorter than those before it, those were no measure: first steps
+"""Where one of these is much shorter than those before it, those are discarded: first steps
 compile, and touch memory for the first time."""
 
 _COMMON_VARIANCE, _OWN_VARIANCE = 100.0, 4.0

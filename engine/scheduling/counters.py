@@ -1,4 +1,4 @@
-"""What the scheduler and its door count. All are counted since start; they only grow."""
+"""What scheduler and admission count, since start. Counters only grow."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ class SchedulerCounters:
     computed_prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0  # for lack of blocks
-    gave_way: int = 0  # for another client's
+    client_preemptions: int = 0  # so that another client's sequence could be admitted
     steps: int = 0
-    rows_sat_out: int = 0  # a step each
+    rows_sat_out: int = 0  # rows that waited for a mask, a step each
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What callers are told of a sequence. Pure functions."""
+"""The output events of a sequence. Pure functions."""
 
 from engine.constraints.matcher import Matcher, Refused, Unanswerable
 from engine.output.output import TextDelta
@@ -8,7 +8,7 @@ from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
 
 
 def admission(sequence: LiveSequence) -> OutputEvent:
-    """It is computed from now on, or will be as soon as its turn comes in a step."""
+    """It has been admitted for the first time."""
     return OutputEvent(
         request_id=sequence.request.id,
         index=sequence.index,
@@ -17,7 +17,7 @@ def admission(sequence: LiveSequence) -> OutputEvent:
 
 
 def token(sequence: LiveSequence, sampled: SampledToken, delta: TextDelta) -> OutputEvent:
-    """A token that it has taken, with the text that can be shown for it."""
+    """A token that it has generated, with the text that it completes."""
     return OutputEvent(
         request_id=sequence.request.id,
         index=sequence.index,
@@ -54,8 +54,8 @@ def failure(sequence: LiveSequence, message: str) -> OutputEvent:
 
 
 def refusal(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
-    """Its grammar, which the request asks for, cannot be followed any further. Where that is not
-    the grammar's fault the event names no field of the request.
+    """It cannot follow its grammar any further. Where that is not the grammar's fault, the event
+    names no field of the request.
     """
     assert isinstance(matcher.answer, Refused | Unanswerable)
     return OutputEvent(

@@ -1,4 +1,4 @@
-"""Who goes first and who gives way. Pure functions."""
+"""Which sequence goes first and which is preempted. Pure functions."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -7,13 +7,13 @@ from engine.scheduling.sequence import LiveSequence
 
 
 def admission_key(sequence: LiveSequence) -> tuple[int, int]:
-    """Sort key of a client's line in the queue, and of a step: by priority, then by arrival."""
+    """Sort key of a client's queue, and of a step: by priority, then by arrival."""
     return sequence.request.priority, sequence.id
 
 
 def by_rows(decodes: Sequence[LiveSequence], running: Sequence[LiveSequence]) -> list[LiveSequence]:
-    """In the order in which they get blocks: those of clients that run few rows before others', so
-    that whoever is left to give way is one of the client that runs most.
+    """In the order in which they get blocks: those of clients that run few rows first, so that
+    whoever is left to be preempted belongs to the client that runs most.
     """
     rows = Counter(sequence.request.client for sequence in running)
     return sorted(decodes, key=lambda s: rows[s.request.client])
@@ -59,16 +59,16 @@ class Holdings:
     def __getitem__(self, client: str) -> int:
         return self._held[client]
 
-    def giver(self, client: str, wanted: int) -> LiveSequence | None:
-        """Who gives way so that the client can have `wanted`, at least 1, more.
+    def victim(self, client: str, wanted: int) -> LiveSequence | None:
+        """The sequence to preempt so that the client can have `wanted`, at least 1, more.
 
-        The youngest of whoever will have most left, and nobody unless that is at least what the
-        client will have: so no client gives way to itself, or is left with less than it makes room
-        for, and who gave way does not come back by the same rule.
+        It is the youngest of the client that will have most left. None unless that is at least what
+        `client` will have then: so no client preempts its own, none is left with less than the one
+        it makes room for, and what was preempted does not come back by the same rule.
         """
         left = {self._left(sequence): sequence for sequence in self._youngest.values()}
         most = max(left, default=0)
         return left[most] if most >= self._held[client] + wanted else None
 
-    def _left(self, giver: LiveSequence) -> int:
-        return self._held[giver.request.client] - self._amount(giver)
+    def _left(self, victim: LiveSequence) -> int:
+        return self._held[victim.request.client] - self._amount(victim)

@@ -1,12 +1,13 @@
-"""One output being generated: its tokens, its lease, its place in life. Engine thread only."""
+"""The outputs being generated: each one's tokens, lease and status. Engine thread only."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from engine.constraints.guide import FreeGuide, Guide, matcher_of
 from engine.constraints.matcher import Matcher, Refused, Unanswerable
 from engine.output.output import Output, TextDelta
-from engine.step.plan import SampledToken, SequenceId
+from engine.step.plan import SampledToken, SequenceId, StepPlan
 from engine.types.output import FinishReason, TokenLogprob, Usage
 from engine.types.request import Request
 from kvstore.digest import Digest
@@ -31,7 +32,7 @@ LEGAL_TRANSITIONS = {
 
 
 class IllegalTransitionError(RuntimeError):
-    """A sequence was told to do what its status does not allow."""
+    """The sequence's status does not allow this."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,12 +40,12 @@ class LiveSequence:
     """The `index`-th of a request's n outputs. Ids grow in the order of arrival.
 
     `tokens` are prompt and output. Progress is two numbers: for `planned_tokens` of them a step has
-    been planned, and `computed_tokens` have KV. Behind them come `awaited_tokens`, which steps that
-    have been planned will sample. A decode is a sequence that lacks one token.
+    been planned, and `computed_tokens` have KV. `in_flight_outputs` are further tokens, which steps
+    that have been planned will sample. A decode is a sequence that lacks one token.
 
-    A guide whose matcher is to be answered by another process keeps the sequence back in two ways:
-    its last token is `unread`, for it may complete the grammar, and the next is not sampled. If a
-    step has computed that one's logits, the runner keeps them (`keeps_logits`).
+    While another process has to answer the guide's matcher, the sequence is held back in two ways:
+    its last token is `unread`, because it may complete the grammar, and the next is not sampled. If
+    a step has computed the logits for that one, the runner keeps them (`keeps_logits`).
     """
 
     id: SequenceId
@@ -56,13 +57,13 @@ class LiveSequence:
     seed: int
     stop_token_ids: frozenset[int]
     guide: Guide = field(default_factory=FreeGuide)
-    names: tuple[Digest, ...] = ()  # of its prompt's blocks, where they may be on disk
+    block_hashes: tuple[Digest, ...] = ()  # of the prompt, where it may be on disk
     first: "LiveSequence | None" = None  # of the same request; computes the prompt for the others
     status: Status = Status.WAITING
     lease: Lease | None = None
     cached_tokens: int = 0  # of the prompt, adopted at the first admission
     admissions: int = 0
-    awaited_tokens: int = 0
+    in_flight_outputs: int = 0
     is_aborted: bool = False  # ends with the step that is in flight
     is_in_batch: bool = False  # of the runner
     is_sampling: bool = False  # has sampled since it entered the batch
@@ -88,15 +89,15 @@ class LiveSequence:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens for which a step is to be planned; none when all others are awaited or there."""
-        awaited = self.awaited_tokens
-        if self.is_aborted or (self.request.max_tokens and awaited == self.lacks_tokens):
+        """Tokens for which a step is to be planned; none when all others exist or are in flight."""
+        in_flight = self.in_flight_outputs
+        if self.is_aborted or (self.request.max_tokens and in_flight == self.lacks_tokens):
             return 0
-        return len(self.tokens) + awaited - self.planned_tokens
+        return len(self.tokens) + in_flight - self.planned_tokens
 
     @property
     def last_prompt_position(self) -> int:
-        """The position whose token is computed apart, for one is sampled after it; 0: none is."""
+        """The position whose token is computed apart, because one is sampled after it; 0: none."""
         return len(self.tokens) - 1 if self.request.max_tokens > 0 else 0
 
     @property
@@ -106,12 +107,12 @@ class LiveSequence:
 
     @property
     def is_computed(self) -> bool:
-        """Whether all its tokens have KV, and none is to come."""
+        """Whether it samples nothing and all of its prompt has KV."""
         return self.request.max_tokens == 0 and self.computed_tokens == len(self.tokens)
 
     @property
     def lacks_scores(self) -> bool:
-        """Whether its prompt is still to be scored: that takes the logits behind every token."""
+        """Whether its prompt logprobs are still to be computed, from the logits of every token."""
         return self.request.prompt_logprobs is not None and self.output_tokens == 0
 
     @property
@@ -144,30 +145,31 @@ class LiveSequence:
 
     @property
     def banned_tokens(self) -> tuple[int, ...]:
-        """What it must not generate next: stop tokens, before `min_tokens`."""
+        """Tokens that it must not generate next: stop tokens, before `min_tokens`."""
         too_early = self.output_tokens < self.request.sampling.min_tokens
         return tuple(self.stop_token_ids) if too_early else ()
 
     def plan_sample(self) -> None:
         """A step has been planned that samples its next token."""
-        self.awaited_tokens += 1
+        self.in_flight_outputs += 1
         self.is_sampling = True
 
     def sit_out(self) -> None:
         """The step that was to sample its next token has only computed the logits."""
-        self.awaited_tokens -= 1
+        self.in_flight_outputs -= 1
         self.keeps_logits = True
 
     def take(self, sampled: SampledToken) -> None:
-        """The next token has been generated. It is to be read when the guide's matcher, where it
-        has one, has been answered."""
-        self.awaited_tokens -= 1
+        """Append the token that was sampled. It is read when the guide's matcher, where it has
+        one, has been answered.
+        """
+        self.in_flight_outputs -= 1
         self.tokens.append(sampled.token_id)
         self.guide.accept(sampled.token_id)
         self.unread = sampled
 
     def read(self, sampled: SampledToken) -> TextDelta:
-        """What can be shown with its last token."""
+        """The text that its last token completes, and why the sequence ends with it, if it does."""
         self.unread = None
         self.guide.answered()
         piece = self.output.add(sampled.token_id)
@@ -180,7 +182,7 @@ class LiveSequence:
         return piece
 
     def run_with(self, lease: Lease) -> None:
-        """It has been admitted."""
+        """It has been admitted with this lease."""
         self._move(Status.RUNNING)
         self.lease = lease
         if self.admissions == 0:
@@ -188,17 +190,17 @@ class LiveSequence:
         self.admissions += 1
 
     def preempt(self) -> Lease:
-        """It must wait again. Hands over the lease."""
+        """Put it back to waiting. Returns its lease."""
         lease = self._give_lease()
         self._move(Status.PREEMPTED)
         if self.lacks_scores:  # else they are whole, and perhaps not told yet
             self.prompt_scores.clear()
-        self.awaited_tokens = 0  # it will draw them again
+        self.in_flight_outputs = 0  # it will sample them again
         self.is_in_batch = self.is_sampling = self.keeps_logits = False
         return lease
 
     def finish(self) -> Lease | None:
-        """It is over. Hands over the lease, if there is one."""
+        """End it. Returns its lease, if it has one."""
         lease = self._give_lease() if self.lease else None
         self._move(Status.FINISHED)
         return lease
@@ -219,3 +221,65 @@ def lease_of(sequence: LiveSequence) -> Lease:
     """The lease of a running sequence."""
     assert sequence.lease is not None, f"sequence {sequence.id} is {sequence.status.name}"
     return sequence.lease
+
+
+class LiveSequences:
+    """All that have not ended, by id and by request, and those whose guides are not answered."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[SequenceId, LiveSequence] = {}
+        self._by_request: dict[str, list[LiveSequence]] = {}
+        self._unanswered: dict[SequenceId, LiveSequence] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id)
+
+    @property
+    def unanswered(self) -> tuple[LiveSequence, ...]:
+        """Those whose guides' matchers have to be answered before they go on."""
+        return tuple(self._unanswered.values())
+
+    def get(self, sequence_id: SequenceId) -> LiveSequence | None:
+        """None when it has ended."""
+        return self._by_id.get(sequence_id)
+
+    def of_request(self, request_id: str) -> tuple[LiveSequence, ...]:
+        return tuple(self._by_request.get(request_id, ()))
+
+    def add(self, sequence: LiveSequence) -> None:
+        self._by_id[sequence.id] = sequence
+        self._by_request.setdefault(sequence.request.id, []).append(sequence)
+
+    def remove(self, sequence: LiveSequence) -> None:
+        """It has ended."""
+        del self._by_id[sequence.id]
+        self._unanswered.pop(sequence.id, None)
+        siblings = self._by_request[sequence.request.id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._by_request[sequence.request.id]
+
+    def must_be_answered(self, sequence: LiveSequence) -> bool:
+        """Whether its matcher has to be answered. Then it is listed in `unanswered`."""
+        if sequence.unanswered is None:
+            return False
+        self._unanswered[sequence.id] = sequence
+        return True
+
+    def take_answered(self) -> list[LiveSequence]:
+        """Remove those from `unanswered` whose matchers have been answered, and return them."""
+        answered = [sequence for sequence in self.unanswered if sequence.unanswered is None]
+        for sequence in answered:
+            del self._unanswered[sequence.id]
+        return answered
+
+    def running(self, plan: StepPlan) -> Iterator[tuple[LiveSequence, int]]:
+        """The step's sequences that still run, each with how many tokens the step computes of it.
+
+        Others have ended or been preempted since the step was planned. A preempted one samples
+        again what it has sampled here.
+        """
+        for sequence_id, n_tokens in plan.rows():
+            sequence = self._by_id.get(sequence_id)
+            if sequence is not None and sequence.status is Status.RUNNING:
+                yield sequence, n_tokens

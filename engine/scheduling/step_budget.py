@@ -3,7 +3,7 @@
 import math
 
 from engine.scheduling.costs import StepCosts
-from engine.step.work import StepWork, chunk_beginning, chunk_work
+from engine.step.plan import StepWork, chunk_beginning, chunk_work
 
 _MARGIN_DEVIATIONS = 2.0
 """Standard deviations by which a step is planned to end before its limit."""

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from engine.scheduling import rows
 from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
-from engine.step.plan import Chunk, Entry, SequenceId, StepPlan
+from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepPlan
 from kvstore.actions import NO_OPS, ReadBlock, StepOps, StorageOp, TablePatch
 
 BEGINNING_TOKENS = 16
@@ -13,7 +12,7 @@ BEGINNING_TOKENS = 16
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     """The step that is being planned."""
 
     budget_tokens: int
@@ -30,7 +29,7 @@ class Draft:
     reads: list[ReadBlock] = field(default_factory=list)
     kept: list[SequenceId] = field(default_factory=list)
     preempted: list[LiveSequence] = field(default_factory=list)
-    is_short_of_blocks: bool = False  # then nobody begins
+    is_short_of_blocks: bool = False  # then no prompt begins
 
     @property
     def is_empty(self) -> bool:
@@ -55,7 +54,7 @@ class Draft:
         self.sequence_ids.add(sequence.id)
         self.budget_tokens -= n_tokens
         if not sequence.is_in_batch:
-            self.enter.append(rows.entry(sequence))
+            self.enter.append(_entry(sequence))
             sequence.is_in_batch = True
         lease = lease_of(sequence)
         if lease.is_patched:
@@ -72,7 +71,7 @@ class Draft:
             self.decodes.append(sequence.id)
             sequence.plan_sample()
             return
-        chunk = rows.chunk(sequence, start, n_tokens)
+        chunk = _chunk(sequence, start, n_tokens)
         self.chunks.append(chunk)
         if chunk.samples:
             sequence.plan_sample()
@@ -98,3 +97,35 @@ class Draft:
             number=self.number,
             kept=tuple(self.kept),
         )
+
+
+def _entry(sequence: LiveSequence) -> Entry:
+    """The sequence as it enters the batch."""
+    params, tokens = sequence.request.sampling, sequence.tokens
+    repeats = params.repetition_penalty != 1.0
+    penalised = repeats or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    output = tokens.ids(sequence.prompt_tokens, len(tokens)) if penalised else ()
+    sampling = Sampling(
+        params=params,
+        seed=sequence.seed,
+        output_index=sequence.output_tokens,
+        prompt_tokens=sequence.request.prompt if repeats else (),
+        output_tokens=tuple(output),
+        banned_tokens=sequence.banned_tokens,
+    )
+    return Entry(sequence.id, sampling)
+
+
+def _chunk(sequence: LiveSequence, start: int, n_tokens: int) -> Chunk:
+    """Tokens of the sequence from position `start` on; samples after its last one."""
+    tokens, end = sequence.tokens, start + n_tokens
+    scored_end = min(end + 1, sequence.prompt_tokens)
+    has_scores = sequence.lacks_scores and start + 1 < scored_end
+    return Chunk(
+        sequence_id=sequence.id,
+        start=start,
+        tokens=tuple(tokens.ids(start, end)),
+        samples=end == len(tokens) and sequence.request.max_tokens > 0,
+        prompt_logprobs=sequence.request.prompt_logprobs if has_scores else None,
+        next_tokens=tuple(tokens.ids(start + 1, scored_end)) if has_scores else (),
+    )

@@ -1,4 +1,4 @@
-"""What goes down to the runner and what comes back: closed values, to be pickled or replayed.
+"""What the runner is given and what it returns: plain values, which can be pickled and replayed.
 
 The runner keeps the batch: each row's tables, its position, how it is sampled and the token that it
 sampled last. A plan says what changes in the batch, and what of it is computed. Plans are submitted
@@ -12,7 +12,6 @@ from typing import NewType, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.step.work import StepWork
 from engine.types.output import TokenLogprob
 from engine.types.request import SamplingParams
 from kvstore.actions import (
@@ -25,10 +24,8 @@ from kvstore.actions import (
     TablePatch,
 )
 
-NO_WORK = StepWork()
-
 SequenceId = NewType("SequenceId", int)
-"""Names a sequence for as long as the engine runs; never used twice, later ones are higher."""
+"""A sequence's id for as long as the engine runs. Never used twice; later ones are higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,49 @@ class Chunk:
     start: int
     tokens: tuple[int, ...]  # at least one
     samples: bool  # a token is sampled after the last one
-    prompt_logprobs: int | None = None  # score each token after `tokens[i]` (see `next_tokens`)
+    prompt_logprobs: int | None = None  # score each of `next_tokens`, with so many alternatives
     next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step computes, in the counts by which its time is predicted."""
+
+    forwards: int = 0  # one for all decodes, one for each chunk of a prompt
+    decode_rows: int = 0
+    decode_keys: int = 0  # positions that the decodes attend to, over all rows
+    prompt_tokens: int = 0
+    prompt_keys: int = 0  # positions that the prompts' tokens attend to, over all tokens
+    gathered_keys: int = 0  # positions up to the end of each chunk, however few its tokens are
+
+    def __add__(self, more: "StepWork") -> "StepWork":
+        return StepWork(*(own + its for own, its in zip(self.counts, more.counts, strict=True)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Of each kind, in the order of the fields."""
+        return (
+            self.forwards,
+            self.decode_rows,
+            self.decode_keys,
+            self.prompt_tokens,
+            self.prompt_keys,
+            self.gathered_keys,
+        )
+
+
+def chunk_work(start: int, n_tokens: int) -> StepWork:
+    """Positions [start, start + n_tokens) of a prompt, computed in a forward of their own."""
+    attended = n_tokens * start + n_tokens * (n_tokens + 1) // 2
+    return StepWork(1, 0, 0, n_tokens, attended, start + n_tokens)
+
+
+def chunk_beginning(start: int) -> StepWork:
+    """The work of a chunk from that position on that does not depend on its length."""
+    return StepWork(forwards=1, gathered_keys=start)
+
+
+NO_WORK = StepWork()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,28 +123,28 @@ class StepPlan:
     after: tuple[StorageOp, ...] = ()  # carried out behind all that is written
     work: StepWork = NO_WORK  # by which its time was predicted
     reads: tuple[ReadBlock, ...] = ()  # carried out last
-    number: int = 0  # by which the planner knows it again
+    number: int = 0  # the step's id for its planner
     kept: tuple[SequenceId, ...] = ()
 
     @property
     def is_due(self) -> bool:
-        """Whether there is anything to do with it; what changes in the batch alone can wait."""
+        """Whether the step has anything to do. Changes of the batch alone can wait for the next."""
         ops = self.before or self.after_chunks or self.after
         return bool(self.chunks or self.decodes or self.kept or ops or self.reads)
 
     @property
     def is_scoring(self) -> bool:
-        """Whether tokens of prompts are scored."""
+        """Whether prompt logprobs are computed."""
         return any(chunk.prompt_logprobs is not None for chunk in self.chunks)
 
     @property
     def is_filling(self) -> bool:
-        """Whether it fills in what was on disk."""
+        """Whether it fills in blocks or states from disk."""
         fills = FillBlock | FillWindow | FillState
         return any(isinstance(op, fills) for op in self.before)
 
     def rows(self) -> Iterator[tuple[SequenceId, int]]:
-        """Who computes, and how many tokens."""
+        """The sequences that the step is for, each with how many tokens it computes."""
         for chunk in self.chunks:
             yield chunk.sequence_id, len(chunk.tokens)
         for sequence_id in self.decodes:
@@ -115,7 +153,7 @@ class StepPlan:
             yield sequence_id, 0
 
     def sampling(self) -> Iterator[SequenceId]:
-        """Who samples a token."""
+        """The sequences that sample a token."""
         for chunk in self.chunks:
             if chunk.samples:
                 yield chunk.sequence_id

@@ -1,9 +1,13 @@
-"""The seam between the scheduler's world and the device's."""
+"""What a backend gives the engine: a runner for its steps, and all else that a model comes with."""
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from engine.step.plan import StepMasks, StepPlan, StepResult
+from engine.types.memory import MemoryStats
+from engine.types.model import ModelCard, Tokenizer
+from kvstore.groups.sizes import StorageBytes, StorageSizes
 
 
 class RunnerLost(Exception):
@@ -37,3 +41,20 @@ class ModelRunner(Protocol):
     def collect(self) -> StepResult:
         """Wait for the oldest step that has not been collected, and for what it reads."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """All that the engine needs of a loaded model."""
+
+    runner: ModelRunner
+    card: ModelCard
+    tokenizer: Tokenizer
+    hf_tokenizer: Any  # transformers' fast tokenizer
+    sizes: StorageSizes
+    bytes: StorageBytes
+    kv_format: str  # how the bytes lie that a step reads, of each part `part_bytes`
+    software: str  # whose numbers these bytes are
+    part_bytes: tuple[int, ...]  # of a block, of each window's block, of a state
+    memory: Callable[[], MemoryStats]  # on any thread
+    release_thread: Callable[[], None]  # gives back what MLX keeps for the thread; its last act

@@ -1,1 +1,1 @@
-"""What the server and the engine say to each other. Frozen values, no behaviour, no MLX."""
+"""The values that server and engine exchange. Frozen, without behaviour, without MLX."""

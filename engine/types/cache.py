@@ -1,4 +1,4 @@
-"""What is asked of the cache, and what it says. Frozen values."""
+"""Cache operations and their results. Frozen values."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,8 +16,8 @@ ALL_TIERS = frozenset(CacheTier)
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What a cache clear gave back of the arena. What it removes from disk is gone from sight at
-    once, and its bytes are free soon after.
+    """What a cache clear has freed in the arena. Entries on disk cannot be found from then on, and
+    their bytes are free soon after.
     """
 
     blocks: int
@@ -26,7 +26,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What a prompt would find in the cache: tokens, and the names of the whole blocks."""
+    """What a prompt would find in the cache: tokens, and the hashes of the whole blocks."""
 
     cached_tokens: int
     block_digests: tuple[str, ...]  # hexadecimal; see kvstore/digest.py

@@ -1,11 +1,11 @@
-"""What the process takes of the machine's memory, beside what loading has promised."""
+"""The process's memory, and what it was predicted to be when the model was loaded."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPromise:
-    """What was reckoned with when the model was found to fit. Bytes."""
+    """The prediction by which the model was found to fit. Bytes."""
 
     weights: int
     storage: int  # arenas, and as many states as there may be
@@ -13,7 +13,7 @@ class MemoryPromise:
 
     @property
     def kept(self) -> int:
-        """What is there between steps."""
+        """What is in use between steps."""
         return self.weights + self.storage
 
 
@@ -22,7 +22,7 @@ class MemoryStats:
     """The first three are of MLX's allocator. Bytes."""
 
     active: int
-    cached: int  # buffers that nobody uses, for the next step
+    cached: int  # unused buffers, kept for the next step
     peak: int  # of `active`, since the model was loaded
     resident: int  # of the whole process, as the system counts
     promise: MemoryPromise

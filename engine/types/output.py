@@ -1,4 +1,4 @@
-"""What the engine says of a request while it is answered. Frozen values."""
+"""The output of a request as it is generated. Frozen values."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,7 +33,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class OutputEvent:
-    """News of one sequence: the tokens of a step, the text they complete, or its end.
+    """An event of one sequence: the tokens of a step, the text they complete, or its end.
 
     `text` may be empty while a character or a possible stop string is incomplete. Exactly one
     event of each sequence has a `finish_reason`; it is the last. One has an `admission`, before all

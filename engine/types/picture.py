@@ -1,4 +1,4 @@
-"""What a watcher is shown of the cache. Frozen values; no token and no salt is in them."""
+"""Pictures of the cache, for dashboards. Frozen values; no token and no salt is in them."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -79,7 +79,7 @@ class PictureNamespace:
 
 
 RequestState: TypeAlias = Literal["waiting", "loading", "running"]
-"""Who is loading waits for what is being read from disk."""
+"""A loading sequence waits for a load from disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What was looked up and found in the last minutes, to ten seconds."""
+"""Cache hits of the last minutes, in intervals of ten seconds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 INTERVAL_SECONDS = 10.0
 WINDOWS_SECONDS = (60, 300, 900)
 KEPT = int(WINDOWS_SECONDS[-1] / INTERVAL_SECONDS) + 1
-"""One more than the longest window has, for that begins within an interval."""
+"""One more than the longest window has, because it begins within an interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class RecentHits:
 
 @dataclass(frozen=True, slots=True)
 class HitCount:
-    """Both counters, since start, as they stood at a time of the loop's clock."""
+    """Both counters, since start, at a time of the loop's clock."""
 
     seconds: float
     queried_tokens: int
@@ -46,20 +46,19 @@ class HitRecord:
     last: HitCount = START
 
     def noted(self, count: HitCount) -> "HitRecord":
-        """With a count that is later than all."""
+        """A record with one more count, later than all others."""
         if count.seconds // INTERVAL_SECONDS == self.last.seconds // INTERVAL_SECONDS:
             return HitRecord(self.past, count)
         return HitRecord((*self.past[1 - KEPT :], self.last), count)
 
     def recent(self, now: float) -> Iterator[RecentHits]:
-        """Of each window; each is up to an interval longer than it says."""
+        """The hits of each window, which is up to an interval longer than it says."""
         for seconds in WINDOWS_SECONDS:
             before = self._at(now - seconds)
             queried = self.last.queried_tokens - before.queried_tokens
             yield RecentHits(seconds, queried, self.last.hit_tokens - before.hit_tokens)
 
     def _at(self, seconds: float) -> HitCount:
-        """The last count that is known from then or before: nothing has changed it up to the next
-        interval that there is one of."""
+        """The last count from then or before. It holds until the next count."""
         counts = (*self.past, self.last)
         return next((count for count in reversed(counts) if count.seconds <= seconds), START)

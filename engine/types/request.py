@@ -1,4 +1,4 @@
-"""What is asked of the engine: a request, how tokens are drawn, what holds it. Frozen values."""
+"""A request to the engine: its prompt, its sampling, its constraints. Frozen values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class RefusalReason(StrEnum):
-    """Why a request was not taken in."""
+    """Why a request was refused."""
 
     INVALID = "invalid"  # InvalidRequest: it can never be served as it stands
     QUEUE_FULL = "queue_full"  # QueueFull
@@ -118,7 +118,7 @@ class Request:
     ignore_eos: bool = False
     n: int = 1
     client: str = ""  # who asks: clients take turns in the queue
-    priority: int = 0  # lower is admitted first of the client's own, and gives way last of all
+    priority: int = 0  # lower is admitted first of the client's own, and preempted last of all
     cache_salt: str = ""
     prompt_logprobs: int | None = None  # top alternatives for every prompt token
     skip_special_tokens: bool = True  # False: they stay in the text

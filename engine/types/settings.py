@@ -1,4 +1,4 @@
-"""What an engine is made with. Frozen values."""
+"""The engine's settings. Frozen values."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ class DiskWrites(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiskCacheConfig:
-    """A folder for what the arena loses. One daemon a folder."""
+    """A folder for KV that the arena evicts. Only one daemon may use a folder."""
 
     directory: Path
     max_bytes: int  # of all files together; at least 16 MiB
@@ -27,7 +27,7 @@ class DiskCacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything the engine is told at start. Validated by the server's settings."""
+    """All settings of the engine. Validated by the server's settings."""
 
     model: str  # a directory, a Hugging Face repository, or "" for the embedded default
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left

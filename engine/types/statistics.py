@@ -1,4 +1,4 @@
-"""What the engine says of itself to those who watch it. Frozen values."""
+"""Statistics of the engine, and of the machine. Frozen values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class LoopStats:
     cached_prompt_tokens: int
     generated_tokens: int
     preemptions: int  # for lack of blocks
-    gave_way: int  # for another client's
+    client_preemptions: int  # so that another client's sequence could be admitted
     rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
     hits: HitRecord
@@ -106,7 +106,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
-    """One live sequence, for the admin's eyes."""
+    """One live sequence, for the admin API."""
 
     request_id: str
     index: int

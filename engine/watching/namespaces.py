@@ -1,6 +1,6 @@
-"""What namespaces are called where people see them, and who is meant by such a name.
+"""The ids of namespaces in pictures and in the admin API, and the namespaces of such ids.
 
-A name says nothing of the salt, and is the same for as long as the model is: also for what an
+An id does not reveal the salt. It is the same for as long as the model is, so it also finds what an
 earlier daemon has left on disk.
 """
 

@@ -234,7 +234,7 @@ def loop_families(stats: LoopStats) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "rootstock_gave_way",
         "Sequences sent back to the queue for another client's.",
-        stats.gave_way,
+        stats.client_preemptions,
     )
     yield CounterMetricFamily(
         "rootstock_rows_sat_out",

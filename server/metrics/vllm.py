@@ -57,7 +57,7 @@ def vllm_stats(stats: LoopStats, model: str) -> Iterator[Metric]:
         gauge.add_metric([model], value)
         yield gauge
     prompt_tokens = stats.computed_prompt_tokens + stats.cached_prompt_tokens
-    preemptions = stats.preemptions + stats.gave_way
+    preemptions = stats.preemptions + stats.client_preemptions
     counters = (
         ("prefix_cache_queries", "Prompt tokens looked up.", cache.queried_tokens),
         ("prefix_cache_hits", "Prompt tokens found.", cache.hit_tokens),

@@ -43,7 +43,7 @@ MAX_TOKENS = 256
 CONFIG = EngineConfig(
     model="", kv_cache_bytes=6 << 20, block_size=8, max_running=32, max_waiting=4096
 )
-"""1,200 tokens: questions of 50 to 900 with their answers, so that running ones give way, too."""
+"""1,200 tokens: questions of 50 to 900 with their answers, so running ones are preempted, too."""
 
 Answer: TypeAlias = tuple[int, ...]
 

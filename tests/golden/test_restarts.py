@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import RecallRules
+from engine.disk_cache.loader import LoadRules
+from engine.disk_cache.writer import WriteRules
 from engine.loop.inbox import Inbox
 from engine.mlx_backend.storage.storage import Storage
 from engine.types.request import Request, SamplingParams
@@ -40,8 +40,8 @@ class Daemon:
             storage.part_bytes,
             LIMIT_BYTES,
             self._inbox.post,
-            ArchiveRules(writes=DiskWrites.EXIT, least_tokens=32),
-            RecallRules(least_tokens=32, worth=1e9, timeout_seconds=SECONDS),
+            WriteRules(writes=DiskWrites.EXIT, least_tokens=32),
+            LoadRules(least_tokens=32, worth=1e9, timeout_seconds=SECONDS),
             SECONDS,
         )
 

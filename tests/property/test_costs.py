@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.scheduling.costs import StepCosts
 from engine.scheduling.step_budget import StepBudget
-from engine.step.work import StepWork, chunk_beginning
+from engine.step.plan import StepWork, chunk_beginning
 from tests.unit.simulated_machine import beside
 
 counts = st.integers(0, 100_000)

@@ -33,8 +33,8 @@ class Happening(StrEnum):
     SAT_OUT = "rows that sat a step out"
     RESTARTED = "restarts"
     KILLED = "kills"
-    GAVE_SLOT = "slots given up for another client"
-    GAVE_BLOCKS = "sequences that gave way to another client's for blocks"
+    CLIENT_SLOT = "sequences preempted for another client's slot"
+    CLIENT_BLOCKS = "sequences preempted for another client's blocks"
 
 
 Census = Counter[Happening]

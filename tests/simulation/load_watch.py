@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from engine.disk_cache.recalls import _Load
+from engine.disk_cache.loader import _Load
 from engine.scheduling.sequence import LiveSequence
 from tests.simulation.census import Census, Happening
 from tests.simulation.daemon import Daemon
@@ -55,7 +55,7 @@ class LoadWatch:
         self._census[Happening.EVICTED_LOADING] += evictions - self._evictions
 
     def _end_of(self, load: _Load) -> Happening:
-        if load.n_committed == len(load.names):
+        if load.n_committed == len(load.hashes):
             return Happening.LOAD_WHOLE
         if load.is_cut:
             return Happening.LOAD_CUT

@@ -101,7 +101,7 @@ class Harness:
             cache_salt=cache_salt,
             prompt_logprobs=prompt_logprobs,
         )
-        self.scheduler.add(prepare(request, self.limits, names=self.scheduler.names))
+        self.scheduler.add(prepare(request, self.limits, block_hashes=self.scheduler.block_hashes))
         return request.id
 
     def step(self) -> StepPlan:

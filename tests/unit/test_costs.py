@@ -7,7 +7,7 @@ import pytest
 
 from engine.scheduling.costs import StepCosts
 from engine.scheduling.step_budget import StepBudget
-from engine.step.work import StepWork
+from engine.step.plan import StepWork
 from tests.unit.simulated_machine import CPU, GPU, SLOW_CPU, Machine, beside
 
 LIMIT_SECONDS = 0.25

@@ -16,7 +16,7 @@ from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.model import ModelCard
 from engine.types.output import OutputEvent
 from engine.types.request import Request, SamplingParams
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 from kvstore.groups.sizes import StorageBytes
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
@@ -102,10 +102,10 @@ class Setup:
         self.engine = ThreadedEngine.start(self._build)
 
     def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
-        timing = Timing(lambda: self.now, SilentTelemetry())
+        latency = LatencyTracker(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(block=32, slots=(), arenas=2016)
         scheduler, masks = self.harness.scheduler, NoAnswers(VOCAB_SIZE)
-        loop = EngineLoop(scheduler, self.runner, inbox, deliver, timing, sizes, masks)
+        loop = EngineLoop(scheduler, self.runner, inbox, deliver, latency, sizes, masks)
         return EngineParts(
             loop=loop,
             card=CARD,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import Prompt, Recalled, RecallRules, Wish
+from engine.disk_cache.loader import LoadAttempt, LoadOutcome, LoadRules, Prompt
+from engine.disk_cache.writer import WriteRules
 from kvstore import invariants
 from kvstore.actions import FillBlock, Parts, ReadBlock, StorageOp
 from kvstore.blocks.pool import BlockPool
@@ -24,8 +24,8 @@ from tests.unit.kv_helpers import BLOCK, NS
 
 BLOCK_BYTES, WINDOW_BYTES, STATE_BYTES = 16, 8, 4
 IDLE = 1.0
-ARCHIVE = ArchiveRules(least_tokens=2 * BLOCK, idle_seconds=IDLE)
-RECALLS = RecallRules(least_tokens=2 * BLOCK, worth=1e9)
+WRITE_RULES = WriteRules(least_tokens=2 * BLOCK, idle_seconds=IDLE)
+LOAD_RULES = LoadRules(least_tokens=2 * BLOCK, worth=1e9)
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class Desk:
     def __init__(
         self,
         shelf: Shelf | None = None,
-        archive: ArchiveRules = ARCHIVE,
-        recalls: RecallRules = RECALLS,
+        write_rules: WriteRules = WRITE_RULES,
+        load_rules: LoadRules = LOAD_RULES,
         groups: Sequence[Group] = (),
         n_blocks: int = 64,
         n_windows: int = 0,
@@ -83,8 +83,8 @@ class Desk:
             (BLOCK_BYTES, *[WINDOW_BYTES] * n_windows, STATE_BYTES),
             0,
             self.posted.append,
-            archive,
-            recalls,
+            write_rules,
+            load_rules,
             shutdown_seconds,
             clock=lambda: self.now,
         )
@@ -119,31 +119,31 @@ class Desk:
     def wait(self, seconds: float = IDLE) -> None:
         self.now += seconds
 
-    def recall(
+    def load(
         self,
         tokens: Sequence[int],
         namespace: Namespace = NS,
         spare_blocks: int = 0,
         compute_seconds: float = 1.0,
     ) -> bool:
-        found = self.ask(tokens, Wish(), namespace, spare_blocks, compute_seconds)
-        return found is Recalled.COMING
+        found = self.ask(tokens, LoadAttempt(), namespace, spare_blocks, compute_seconds)
+        return found is LoadOutcome.COMING
 
     def ask(
         self,
         tokens: Sequence[int],
-        wish: Wish,
+        attempt: LoadAttempt,
         namespace: Namespace = NS,
         spare_blocks: int = 0,
         compute_seconds: float = 1.0,
-    ) -> Recalled:
-        prompt = Prompt(namespace, Tokens(tokens), self.disk.names(namespace, tokens))
-        return self.disk.recall(prompt, wish, spare_blocks, lambda start, n: compute_seconds)
+    ) -> LoadOutcome:
+        prompt = Prompt(namespace, Tokens(tokens), self.disk.block_hashes(namespace, tokens))
+        return self.disk.load(prompt, attempt, spare_blocks, lambda start, n: compute_seconds)
 
     def has(self, tokens: Sequence[int], namespace: Namespace = NS) -> int:
         """How many of the tokens are on the shelf, as whole blocks."""
-        names = self.disk.names(namespace, [*tokens, 0])
-        return self.shelf.known(names) * BLOCK
+        hashes = self.disk.block_hashes(namespace, [*tokens, 0])
+        return self.shelf.known(hashes) * BLOCK
 
     def cached(self, tokens: Sequence[int]) -> int:
         """How many of a prompt's tokens could be adopted in memory."""

@@ -1,11 +1,11 @@
-"""What of the tree the tier has not."""
+"""Which entries of the tree are dirty: not on disk yet, and not being read for it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import gt
 
+from engine.disk_cache.block_hashes import BlockHashes
 from engine.disk_cache.entries import Candidate, Entries
-from engine.disk_cache.names import BlockNames
 from engine.disk_cache.tier import Tier
 from kvstore.digest import Digest
 from kvstore.index.radix_node import Node
@@ -17,8 +17,8 @@ LOOKED_UP_AT_ONCE = 64
 
 @dataclass(slots=True)
 class _Reading:
-    """An entry that is being read. `path_room`: how long a path may be behind it, in bytes.
-    `blocks`: those that are not read for it, or not again, since it is; or for their path's length.
+    """An entry that steps are reading. `path_room`: bytes that a path may still take below it.
+    `blocks` count on it: they are not read themselves, or not again, because it is.
     """
 
     path_room: int
@@ -27,21 +27,21 @@ class _Reading:
 
     @property
     def has(self) -> tuple[bool, ...]:
-        """Which parts."""
+        """Which parts are being read."""
         return tuple(map(any, zip(*(read.has for read in self.reads), strict=True)))
 
 
-class Unwritten:
-    """Looks at each block once, unless something about it is new. What is being read for the tier
-    counts as if that had it.
+class DirtySet:
+    """Looks at each block once, unless something about it is new. An entry that is being read
+    counts as written.
     """
 
-    def __init__(self, tier: Tier, names: BlockNames, entries: Entries) -> None:
+    def __init__(self, tier: Tier, hashes: BlockHashes, entries: Entries) -> None:
         self._tier = tier
-        self._names = names
+        self._hashes = hashes
         self._entries = entries
-        self._seen: dict[Node, int] = {}  # so many of its first blocks were written or are being
-        self._renewed: dict[Node, set[BlockId]] = {}  # of these, those with more attached since
+        self._seen: dict[Node, int] = {}  # how many of its first blocks are not dirty
+        self._renewed: dict[Node, set[BlockId]] = {}  # of these, the blocks that carry more since
         self._reading: dict[Digest, _Reading] = {}
 
     @property
@@ -71,8 +71,8 @@ class Unwritten:
             self._seen[node] = n_blocks
 
     def saw_all(self, node: Node) -> None:
-        """A tail is looked at each time: no name that is known leads to it."""
-        self.saw(node, self._names.whole_blocks(node))
+        """Nothing of the node is new. A tail is looked at again each time: its hash is not kept."""
+        self.saw(node, self._hashes.whole_blocks(node))
         self._renewed.pop(node, None)
 
     def forget(self, node: Node) -> None:
@@ -85,63 +85,63 @@ class Unwritten:
             self.forget(node)
 
     def path(self, node: Node) -> list[Node]:
-        """From the first node of which the tier lacks something to this one."""
+        """The nodes to this one, from the first on of which the tier lacks something."""
         path = [node]
         while (above := path[-1].parent) is not None and above.blocks:
-            if self._is_held(self._names.of(above.blocks[-1])):
+            if self._is_held(self._hashes.of(above.blocks[-1])):
                 break
             path.append(above)
         return path[::-1]
 
-    def of(self, node: Node) -> Iterator[tuple[int, Candidate]]:
-        """In order, with the blocks' indices."""
-        block_size, whole = self._entries.block_size, self._names.whole_blocks(node)
+    def candidates(self, node: Node) -> Iterator[tuple[int, Candidate]]:
+        """The node's dirty entries in order, each with its block's index."""
+        block_size, whole = self._entries.block_size, self._hashes.whole_blocks(node)
         for index in self._looked_at(node):
-            block, parent = node.blocks[index], self._names.above(node, index)
+            block, parent = node.blocks[index], self._hashes.parent(node, index)
             n_tokens = min(len(node.packed) // TOKEN_BYTES - index * block_size, block_size)
-            names = [
-                (end, self._names.tail(node, index, end))
+            hashes = [
+                (end, self._hashes.tail(node, index, end))
                 for end in self._entries.ends(block, n_tokens)
             ]
             if index < whole:
-                names.append((block_size, self._names.of(block)))
-            for end, name in names:
-                candidate = self._entries.candidate(parent, name, block, end)
+                hashes.append((block_size, self._hashes.of(block)))
+            for end, block_hash in hashes:
+                candidate = self._entries.candidate(parent, block_hash, block, end)
                 if self._is_new(candidate):
                     yield index, candidate
 
     def path_room(self, candidate: Candidate) -> int:
-        """Bytes that a path may still take behind this one; less than nothing: it is too long."""
+        """Bytes that a path may still take below this entry; negative: the path is too long."""
         reading = self._reading.get(candidate.parent)
         above = reading.path_room if reading else self._tier.path_room(candidate.parent)
         return above - candidate.n_bytes
 
     def dismiss(self, node: Node, candidate: Candidate) -> None:
-        """The node's path is too long behind this one. It is looked at again if that rests on what
-        is being read, and cannot be kept.
+        """The node's path is too long from this entry on. It is looked at again if the entry's
+        parent is being read and cannot be kept.
         """
         if (reading := self._reading.get(candidate.parent)) is not None:
             reading.blocks.add(node.blocks[0])
 
     def read(self, candidate: Candidate) -> None:
-        """It is being read."""
-        if candidate.name not in self._reading:
-            self._reading[candidate.name] = _Reading(self.path_room(candidate))
-        reading = self._reading[candidate.name]
+        """A step reads it."""
+        if candidate.block_hash not in self._reading:
+            self._reading[candidate.block_hash] = _Reading(self.path_room(candidate))
+        reading = self._reading[candidate.block_hash]
         reading.reads.append(candidate)
         reading.blocks.add(candidate.read.block)
 
     def let_go(self, candidates: Iterable[Candidate]) -> set[BlockId]:
-        """They are not being read any more. Returns the blocks that counted on it: other than those
-        that were read where these left the tree, and the same tokens came back.
+        """They are not being read any more. Returns the blocks that counted on them. These are
+        others than were read where those left the tree and the same tokens came back.
         """
         blocks = set[BlockId]()
         for candidate in candidates:
-            reading = self._reading[candidate.name]
+            reading = self._reading[candidate.block_hash]
             reading.reads.remove(candidate)
             blocks |= reading.blocks
             if not reading.reads:
-                del self._reading[candidate.name]
+                del self._reading[candidate.block_hash]
         return blocks
 
     def _looked_at(self, node: Node) -> Iterator[int]:
@@ -153,24 +153,24 @@ class Unwritten:
 
     def _first(self, node: Node) -> int:
         """The first block of which something may be new."""
-        whole = self._names.whole_blocks(node)
+        whole = self._hashes.whole_blocks(node)
         first = min(self._seen.get(node, 0), whole)
-        if first and not self._is_held(self._names.of(node.blocks[first - 1])):
+        if first and not self._is_held(self._hashes.of(node.blocks[first - 1])):
             first = 0  # the tier has lost some of them since
         while first < whole and not self._entries.has_groups:
             blocks = node.blocks[first : min(first + LOOKED_UP_AT_ONCE, whole)]
-            held = self._tier.held([self._names.of(block) for block in blocks])
+            held = self._tier.held([self._hashes.of(block) for block in blocks])
             first += held
             if held < len(blocks):
                 break
         return first
 
     def _is_new(self, candidate: Candidate) -> bool:
-        has, reading = candidate.has, self._reading.get(candidate.name)
+        has, reading = candidate.has, self._reading.get(candidate.block_hash)
         if reading is not None:
             has = tuple(map(gt, has, reading.has))
             reading.blocks.add(candidate.read.block)
-        return any(has) and self._tier.lacks(candidate.name, has)
+        return any(has) and self._tier.lacks(candidate.block_hash, has)
 
-    def _is_held(self, name: Digest) -> bool:
-        return name in self._reading or self._tier.held([name]) == 1
+    def _is_held(self, block_hash: Digest) -> bool:
+        return block_hash in self._reading or self._tier.held([block_hash]) == 1

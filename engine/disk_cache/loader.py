@@ -1,11 +1,11 @@
-"""What is loaded from disk: leases that are filled in place of being computed.
+"""What is loaded from disk: leases that are filled instead of being computed.
 
-A prompt that could be admitted is looked up first. Where the tier has much more of it than memory,
+Before a prompt is admitted it is looked up on disk. Where the tier has much more of it than memory,
 and reading and filling are predicted to take less time than computing, a *load* begins: a lease,
-in flight like any other, so that the prompt and its duplicates wait for it. Loads have a budget of
-bytes; who does not fit into it waits for others' to end. Readers deliver entries root to leaf; each
-step fills in what it has time for; what has been filled is published. However a load ends, what was
-published stays, and those who have waited ask for the rest, or compute it.
+announced like any other, so that the prompt and others with the same prefix wait for it. Loads have
+a budget of bytes; one that does not fit waits for others to end. Readers deliver entries from the
+root on; each step fills in what it has time for, and what has been filled is published. However a
+load ends, what was published stays. The prompts that waited ask for the rest, or compute it.
 """
 
 from collections import deque
@@ -34,11 +34,11 @@ Post = Callable[[Callable[[], None]], object]
 
 
 @dataclass(frozen=True, slots=True)
-class RecallRules:
+class LoadRules:
     """When a load pays, and how it is bounded.
 
-    `worth`: the most that loading may take, as a share of what computing would. A load that waits
-    for the disk for `timeout_seconds`, and nothing comes, is given up.
+    `worth`: the most that loading may take, as a share of what computing would. A load for which
+    the disk delivers nothing in `timeout_seconds` is given up.
     """
 
     least_tokens: int = 256
@@ -50,36 +50,36 @@ class RecallRules:
     limits: LoadLimits = UNLIMITED
 
 
-class Recalled(Enum):
-    """What came of asking for a prompt."""
+class LoadOutcome(Enum):
+    """The answer to a request to load a prompt."""
 
-    NOTHING = auto()  # nothing is worth it, nor will be while the prompt waits
-    COMING = auto()
-    PUT_OFF = auto()  # until others' loads have ended
-    NO_BLOCKS = auto()  # until somebody lets go of some
+    NOTHING = auto()  # no load is worth it, nor will be while the prompt waits
+    COMING = auto()  # a load has begun
+    PUT_OFF = auto()  # until other loads have ended
+    NO_BLOCKS = auto()  # until some are freed
 
 
 @dataclass(slots=True)
-class Wish:
-    """What has come of asking for a prompt so far: kept with it while it waits."""
+class LoadAttempt:
+    """What earlier requests to load a waiting prompt have found. Kept with it while it waits."""
 
     is_settled: bool = False
-    n_bytes: int = 0  # for which there was no budget
-    n_releases: int = -1  # of blocks, when there were too few
-    had_tokens: int = -1  # that memory had of it when it was last loaded
+    n_bytes: int = 0  # that the load would take, for which there was no budget
+    n_releases: int = -1  # the pool's count of freed blocks when there were too few
+    had_tokens: int = -1  # that memory had of the prompt when it was last loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Who asks. `names` are those of its whole blocks, without its last token's."""
+    """A prompt to load. `hashes` are of its whole blocks, without its last token."""
 
     namespace: Namespace
     tokens: Tokens
-    names: tuple[Digest, ...]
+    hashes: tuple[Digest, ...]
 
 
 @dataclass(slots=True)
-class RecallCounters:
+class LoadCounters:
     """Counted since start; they only grow."""
 
     loads: int = 0  # that brought something
@@ -89,6 +89,8 @@ class RecallCounters:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
+    """An entry that a reader has delivered."""
+
     n_tokens: int  # of the block
     parts: tuple[bytes | None, ...]
     n_bytes: int
@@ -96,10 +98,10 @@ class _Arrived:
 
 @dataclass(eq=False, slots=True)
 class _Load:
-    """Entry i of `names` is for entry `first + i` of the lease's table."""
+    """A load under way. `hashes[i]` is for entry `first + i` of the lease's table."""
 
     lease: Lease
-    names: tuple[Digest, ...]
+    hashes: tuple[Digest, ...]
     first: int
     new_from: int  # the first entry of the table that is to be filled with a block, too
     n_bytes: int
@@ -115,25 +117,25 @@ class _Load:
 
     @property
     def waits_for_disk(self) -> bool:
-        """And for nothing else."""
+        """Whether the disk is all that it waits for."""
         return self.ahead_bytes > 0 and not self.arrived and self.n_filled == self.n_committed
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Loadable:
     """What of a prompt is worth loading."""
 
-    names: Sequence[Digest]
+    hashes: Sequence[Digest]
     n_tokens: int
     have_tokens: int
     n_bytes: int
 
 
 _Fill = tuple[_Load, int, int]
-"""What a step fills in of a load: so many entries, of so many bytes."""
+"""What a step fills in of a load: (load, entries, bytes)."""
 
 
-class Recalls:
+class DiskLoader:
     """The loads under way."""
 
     def __init__(
@@ -141,7 +143,7 @@ class Recalls:
         tier: Tier,
         store: KVStore,
         entries: Entries,
-        rules: RecallRules,
+        rules: LoadRules,
         clock: Callable[[], float],
         post: Post,
     ) -> None:
@@ -157,7 +159,7 @@ class Recalls:
         self._budget = LoadBudget(rules.limits)
         self._pace = BytePace()
         self._step_bytes = 0.0  # that the last step had time for
-        self.counters = RecallCounters()
+        self.counters = LoadCounters()
 
     @property
     def is_loading(self) -> bool:
@@ -165,11 +167,11 @@ class Recalls:
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
-        """Those of which something is to come."""
+        """Those of the loads under way."""
         return frozenset(load.lease.namespace for load in self._loads)
 
-    def fills(self, lease: Lease) -> bool:
-        """Whether it is one of the loads'."""
+    def is_filling(self, lease: Lease) -> bool:
+        """Whether it is the lease of a load."""
         return any(load.lease is lease for load in self._loads)
 
     def wait_seconds(self) -> float | None:
@@ -178,23 +180,27 @@ class Recalls:
         return None if deadline is None else max(deadline - self._clock(), 0.0)
 
     def begin(
-        self, prompt: Prompt, wish: Wish, spare_blocks: int, compute_seconds: ComputeSeconds
-    ) -> Recalled:
-        """Load what is worth it of a prompt, if there is such a thing and room for it."""
-        if (known := self._known(wish)) is not None:
+        self,
+        prompt: Prompt,
+        attempt: LoadAttempt,
+        spare_blocks: int,
+        compute_seconds: ComputeSeconds,
+    ) -> LoadOutcome:
+        """Load what is worth it of a prompt, if anything is and there is room for it."""
+        if (known := self._known(attempt)) is not None:
             return known
         found = self._find(prompt, compute_seconds)
-        if found is None or found.have_tokens <= wish.had_tokens:
-            wish.is_settled = True
-            return Recalled.NOTHING
-        wish.n_bytes = found.n_bytes
+        if found is None or found.have_tokens <= attempt.had_tokens:
+            attempt.is_settled = True
+            return LoadOutcome.NOTHING
+        attempt.n_bytes = found.n_bytes
         if not self._budget.takes(found.n_bytes):
-            return Recalled.PUT_OFF
+            return LoadOutcome.PUT_OFF
         if not self._begin(prompt, found, spare_blocks):
-            wish.n_releases = self._store.pool.n_releases
-            return Recalled.NO_BLOCKS
-        wish.had_tokens = found.have_tokens
-        return Recalled.COMING
+            attempt.n_releases = self._store.pool.n_releases
+            return LoadOutcome.NO_BLOCKS
+        attempt.had_tokens = found.have_tokens
+        return LoadOutcome.COMING
 
     def plan(self, number: int, seconds: float) -> list[StorageOp]:
         """What the step of that number fills in, in so much time: an entry at least, where one has
@@ -209,7 +215,7 @@ class Recalls:
             while load.arrived and (not planned or planned + load.arrived[0].n_bytes <= allowed):
                 each = load.arrived.popleft()
                 if not self._entries.fits(each.parts):
-                    self._tier.forget(load.names[load.n_filled])
+                    self._tier.forget(load.hashes[load.n_filled])
                     self._cut(load)
                     break
                 ops += self._fill(load, each)
@@ -236,7 +242,7 @@ class Recalls:
         self._pace.observe(n_bytes, seconds)
 
     def commit(self, number: int) -> None:
-        """The step has filled in what it was to."""
+        """The step's fills have been carried out."""
         self._commit(self._fills.pop(number, ()))
 
     def _commit(self, fills: Sequence[_Fill]) -> None:
@@ -249,12 +255,12 @@ class Recalls:
                 self._settle(load)
 
     def fail(self, number: int) -> None:
-        """What the step was to fill in may be anything."""
+        """The blocks that the step was to fill are undefined: end their loads."""
         for load, _, _ in self._fills.pop(number, ()):
             self._end(load)
 
     def clear(self, namespace: Namespace | None) -> None:
-        """Nothing more of a namespace, or of any, is to come."""
+        """End the loads of a namespace, or all, without publishing."""
         for load in tuple(self._loads):
             if namespace in (None, load.lease.namespace):
                 self._stop(load)
@@ -265,80 +271,80 @@ class Recalls:
         for load in tuple(self._loads):
             self._end(load)
 
-    def _known(self, wish: Wish) -> Recalled | None:
-        """What can be said without another look."""
-        if wish.is_settled:
-            return Recalled.NOTHING
-        if wish.n_releases == self._store.pool.n_releases:
-            return Recalled.NO_BLOCKS
-        if wish.n_bytes and not self._budget.takes(wish.n_bytes):
-            return Recalled.PUT_OFF
+    def _known(self, attempt: LoadAttempt) -> LoadOutcome | None:
+        """The answer, where it is known without another look."""
+        if attempt.is_settled:
+            return LoadOutcome.NOTHING
+        if attempt.n_releases == self._store.pool.n_releases:
+            return LoadOutcome.NO_BLOCKS
+        if attempt.n_bytes and not self._budget.takes(attempt.n_bytes):
+            return LoadOutcome.PUT_OFF
         return None
 
-    def _find(self, prompt: Prompt, compute_seconds: ComputeSeconds) -> _Found | None:
-        """What of it is worth loading."""
-        if not prompt.names or (prompt.namespace.cache_salt and not self._rules.salted):
+    def _find(self, prompt: Prompt, compute_seconds: ComputeSeconds) -> _Loadable | None:
+        """What of the prompt is worth loading; None: nothing."""
+        if not prompt.hashes or (prompt.namespace.cache_salt and not self._rules.salted):
             return None
         have = self._store.probe(prompt.namespace, prompt.tokens)
         if len(prompt.tokens) - 1 - have < self._rules.least_tokens:
             return None
-        names, n_tokens = self._longest(prompt)
+        hashes, n_tokens = self._longest(prompt)
         if n_tokens - have < self._rules.least_tokens:
             return None
-        lacking = map(self._tier.entry, names[have // self._block_size :])
+        lacking = map(self._tier.entry, hashes[have // self._block_size :])
         n_bytes = sum(info.n_bytes for info in lacking if info is not None)
         reading = n_bytes / (self._tier.read_rate or self._rules.first_rate)
         loading = max(reading, self._pace.seconds(n_bytes))
         if loading >= self._rules.worth * compute_seconds(have, n_tokens - have):
             return None
-        return _Found(names, n_tokens, have, n_bytes)
+        return _Loadable(hashes, n_tokens, have, n_bytes)
 
     def _longest(self, prompt: Prompt) -> tuple[Sequence[Digest], int]:
-        """The longest chain of entries behind which all groups could go on, and its tokens."""
-        known = self._tier.known(prompt.names)
+        """The longest chain of entries after which all groups could resume, and its tokens."""
+        known = self._tier.known(prompt.hashes)
         for whole in range(known, max(known - self._rules.looked_back_blocks, 0) - 1, -1):
-            names = prompt.names[:whole]
-            for n_tokens, tail in self._tails(prompt, names):
-                if self._can_resume((*names, tail), end := whole * self._block_size + n_tokens):
-                    return (*names, tail), end
-            if whole and self._can_resume(names, end := whole * self._block_size):
-                return names, end
+            hashes = prompt.hashes[:whole]
+            for n_tokens, tail in self._tails(prompt, hashes):
+                if self._can_resume((*hashes, tail), end := whole * self._block_size + n_tokens):
+                    return (*hashes, tail), end
+            if whole and self._can_resume(hashes, end := whole * self._block_size):
+                return hashes, end
         return (), 0
 
-    def _tails(self, prompt: Prompt, names: Sequence[Digest]) -> Iterator[tuple[int, Digest]]:
+    def _tails(self, prompt: Prompt, hashes: Sequence[Digest]) -> Iterator[tuple[int, Digest]]:
         """Entries within the next block, the longest first."""
-        parent = names[-1] if names else root_digest(prompt.namespace)
-        start = len(names) * self._block_size
+        parent = hashes[-1] if hashes else root_digest(prompt.namespace)
+        start = len(hashes) * self._block_size
         most = min(len(prompt.tokens) - 1 - start, self._block_size - 1)
         for n_tokens in sorted(self._tier.lengths_below(parent), reverse=True):
             if n_tokens <= most:
                 yield n_tokens, digest_behind(parent, prompt.tokens.packed(start, start + n_tokens))
 
-    def _can_resume(self, names: Sequence[Digest], n_tokens: int) -> bool:
-        if (last := self._tier.entry(names[-1])) is None:
+    def _can_resume(self, hashes: Sequence[Digest], n_tokens: int) -> bool:
+        if (last := self._tier.entry(hashes[-1])) is None:
             return False
-        parts = {len(names) - 1: last.part_bytes}
+        parts = {len(hashes) - 1: last.part_bytes}
         for index in self._entries.needed(n_tokens):
-            if (info := self._tier.entry(names[index])) is None:  # gone meanwhile
+            if (info := self._tier.entry(hashes[index])) is None:  # gone meanwhile
                 return False
             parts[index] = info.part_bytes
         return self._entries.can_resume(parts, n_tokens)
 
-    def _begin(self, prompt: Prompt, found: _Found, spare_blocks: int) -> bool:
-        names, n_tokens = found.names, found.n_tokens
+    def _begin(self, prompt: Prompt, found: _Loadable, spare_blocks: int) -> bool:
+        hashes, n_tokens = found.hashes, found.n_tokens
         tokens = Tokens(prompt.tokens.ids(0, n_tokens))
         lease = self._store.restore(prompt.namespace, tokens, found.have_tokens, spare_blocks)
         if isinstance(lease, Refusal):
             return False
         new_from = sum(map(self._store.pool.is_cached, lease.table))
-        first = min(new_from, self._entries.needed(n_tokens).start, len(names) - 1)
+        first = min(new_from, self._entries.needed(n_tokens).start, len(hashes) - 1)
         first = max(first, lease.written_tokens // self._block_size)
         now = self._clock()
         deadline = now + self._rules.timeout_seconds
-        load = _Load(lease, tuple(names[first:]), first, new_from, found.n_bytes, now, deadline)
+        load = _Load(lease, tuple(hashes[first:]), first, new_from, found.n_bytes, now, deadline)
         self._loads.append(load)
         self._budget.began(load.n_bytes)
-        load.ticket = self._tier.read(load.names, partial(self._deliver, load))
+        load.ticket = self._tier.read(load.hashes, partial(self._deliver, load))
         self._read_on()
         return True
 
@@ -359,19 +365,19 @@ class Recalls:
             load.held_bytes += sum(each.n_bytes for each in arrived)
 
     def _fail(self, load: _Load) -> None:
-        """No more will come of it than has arrived."""
+        """Nothing more will arrive."""
         load.is_cut = True
 
     def _cut(self, load: _Load) -> None:
-        """Nothing behind what has been filled is of use."""
+        """Nothing after what has been filled is of use."""
         self._fail(load)
         load.arrived.clear()
         if load.ticket is not None:
             load.ticket.cancel()
 
     def _skip(self, number: int) -> None:
-        """Nothing can be filled in of what the step was to, so there may be no step at all: that is
-        as good as committed, behind what is on its way.
+        """The step has no fills that could be carried out, so there may be no step at all. Count
+        those it was given as committed, after the fills of the steps in flight.
         """
         fills = self._fills.pop(number, [])
         if self._fills:
@@ -387,8 +393,8 @@ class Recalls:
         yield from self._entries.fill(block, each.n_tokens, each.parts, is_new=is_new)
 
     def _settle(self, load: _Load) -> None:
-        """Publish what has been filled, and end what has come to its end."""
-        is_whole = load.n_committed == len(load.names)
+        """Publish what has been filled, and end the load if it is complete or cut."""
+        is_whole = load.n_committed == len(load.hashes)
         if is_whole:
             self.counters.loads += 1
             self._end(load)
@@ -401,7 +407,7 @@ class Recalls:
             self._end(load)
 
     def _end(self, load: _Load) -> None:
-        """What has been filled stays."""
+        """End the load. What has been filled stays."""
         if load not in self._loads:
             return
         self._stop(load)
@@ -421,7 +427,7 @@ class Recalls:
             load.ticket.cancel()
 
     def _expire(self) -> None:
-        """Give up what the disk keeps from us. What waits for steps or for others has time."""
+        """Give up loads for which the disk delivers nothing, not those that wait for steps."""
         now = self._clock()
         for load in tuple(self._loads):
             if not load.waits_for_disk:
@@ -430,7 +436,7 @@ class Recalls:
                 self._end(load)
 
     def _read_on(self) -> None:
-        """Readers go ahead as far as the next steps fill in, the first load's first."""
+        """Let readers go ahead as far as the next steps fill in, the first load's reader first."""
         held = [load.held_bytes for load in self._loads]
         shares = self._budget.ahead(self._step_bytes, held)
         for load, n_bytes in zip(self._loads, shares, strict=True):

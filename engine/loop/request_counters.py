@@ -1,4 +1,4 @@
-"""What became of every sequence that a caller has asked for."""
+"""Counts of what became of every sequence that a caller has asked for."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,25 +11,25 @@ from engine.types.request import RefusalReason
 from engine.types.statistics import SequenceCounts
 
 
-class Entry:
-    """One request's sequences. `live` has the indices of those whose end is not known yet."""
+class TrackedRequest:
+    """One request. `live` has the indices of its sequences whose end is not known yet."""
 
-    def __init__(self, ledger: "Ledger", n: int) -> None:
-        self._ledger = ledger
+    def __init__(self, counters: "RequestCounters", n: int) -> None:
+        self._counters = counters
         self.live = set(range(n))
 
     def note(self, event: OutputEvent) -> None:
-        """Take in an event that the caller is about to get."""
+        """Note an event that the caller is about to get."""
         if event.finish_reason is not None:
             self.live.remove(event.index)
-            self._ledger.finished(event.finish_reason, 1)
+            self._counters.finished(event.finish_reason, 1)
 
 
-class Ledger:
-    """Counts at the engine's door what callers get to see, so that the sum is right however a
-    request ends: also when the engine never hears of it, or dies over it.
+class RequestCounters:
+    """Counts what callers get to see, before and after the engine thread: so the sum is right
+    however a request ends, also when that thread never hears of it or dies.
 
-    Safe from any thread, because callers may live on several event loops.
+    Thread-safe, because callers may live on several event loops.
     """
 
     def __init__(self) -> None:
@@ -39,20 +39,21 @@ class Ledger:
         self._finished = dict.fromkeys(FinishReason, 0)
 
     @contextmanager
-    def entry(self, n: int) -> Iterator[Entry]:
-        """A request's stay. An EngineError out of the block is a refusal of all n sequences;
-        those that live when it is left in another way were aborted."""
-        entry = Entry(self, n)
+    def track(self, n: int) -> Iterator[TrackedRequest]:
+        """Count a request of n sequences while the block runs. An EngineError out of the block is a
+        refusal of those that live; with any other exception they were aborted.
+        """
+        tracked = TrackedRequest(self, n)
         with self._lock:
-            self._received += len(entry.live)
+            self._received += len(tracked.live)
         try:
-            yield entry
+            yield tracked
         except EngineError as error:
             with self._lock:
-                self._refused[_reason(error)] += len(entry.live)
+                self._refused[_reason(error)] += len(tracked.live)
             raise
         except BaseException:
-            self.finished(FinishReason.ABORT, len(entry.live))
+            self.finished(FinishReason.ABORT, len(tracked.live))
             raise
 
     def finished(self, reason: FinishReason, n_sequences: int) -> None:

@@ -1,4 +1,4 @@
-"""Makes pictures of a replica: what is held and the heaviest subtrees first, the rest summed up."""
+"""Makes pictures of the tree: what is held and the largest subtrees first, the rest summed up."""
 
 import heapq
 import time
@@ -18,8 +18,8 @@ from engine.types.picture import (
     PictureRequest,
 )
 from engine.types.statistics import DiskCacheStats
-from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Live, Moment
 from engine.watching.namespaces import UNSALTED_ID, namespace_id
+from engine.watching.snapshot import SHOWN_REQUESTS, Live, Moment, Snapshot
 from kvstore.index.replica.replica import ReplicaNode, TreeReplica
 from kvstore.types import BlockId, Namespace
 
@@ -28,7 +28,7 @@ MAX_MARKS = 32
 """Of each kind on one node: saved states, holes. The last ones, where the next will resume."""
 
 PICTURE_BYTES = 147_800
-"""What a picture may come to as JSON, by these sizes of its parts, which are the most they take."""
+"""The most that a picture takes as JSON, by the sizes below: the most that its parts take."""
 NODE_BYTES = 255
 REQUEST_BYTES = 260
 NAMESPACE_BYTES = 110
@@ -36,38 +36,38 @@ STATE_BYTES = 9
 HOLE_BYTES = 19
 
 
-class Painter:
-    """Takes glimpses in and makes pictures. For one thread at a time."""
+class Renderer:
+    """Applies snapshots to a mirror of the tree, and makes pictures of it. Not thread-safe."""
 
     def __init__(self, block_size: int, block_bytes: int, disk: DiskCache) -> None:
         self._block_size = block_size
         self._block_bytes = block_bytes
         self._replica = TreeReplica()
-        self._last: Glimpse | None = None
+        self._last: Snapshot | None = None
         self._disk = disk
         self._disk_use: DiskUse | None = None
 
-    def take_in(self, glimpse: Glimpse) -> bool:
-        """Whether anything has changed."""
-        last, self._last = self._last, glimpse
+    def apply(self, snapshot: Snapshot) -> bool:
+        """Update the mirror. Returns whether anything has changed."""
+        last, self._last = self._last, snapshot
         used, self._disk_use = self._disk_use, _disk_use(self._disk.stats())
-        self._replica.apply(glimpse.changes)
-        for live in glimpse.moment.live:
+        self._replica.apply(snapshot.changes)
+        for live in snapshot.moment.live:
             if live.node is not None:
-                self._replica.use(live.node, glimpse.seconds)
-        has_moved = last is None or last.moment != glimpse.moment
-        return bool(glimpse.changes) or has_moved or used != self._disk_use
+                self._replica.use(live.node, snapshot.seconds)
+        has_moved = last is None or last.moment != snapshot.moment
+        return bool(snapshot.changes) or has_moved or used != self._disk_use
 
     def first_block(self, node_id: int) -> tuple[int, BlockId] | None:
         """How many tokens a node has, and which block it begins with."""
         node = self._replica.nodes.get(node_id)
         return None if node is None else (node.tokens, node.blocks[0])
 
-    def paint(self, version: int, requests: int) -> CachePicture:
-        """`requests`: sequences asked for since start. A glimpse has been taken in before."""
-        glimpse = self._last
-        assert glimpse is not None, "nothing has been seen yet"
-        moment = glimpse.moment
+    def render(self, version: int, requests: int) -> CachePicture:
+        """A picture of what was last applied. `requests`: sequences asked for since start."""
+        snapshot = self._last
+        assert snapshot is not None, "no snapshot has been applied"
+        moment = snapshot.moment
         holders = self._holders(moment.live)
         shown = self._shown(holders, len(moment.live[:SHOWN_REQUESTS]), moment)
         hidden = _hidden(shown)
@@ -81,7 +81,7 @@ class Painter:
             groups=moment.groups,
             disk=self._disk_use,
             nodes=tuple(
-                self._node(node, glimpse, holders, hidden[node.serial], places.get(node.serial))
+                self._node(node, snapshot, holders, hidden[node.serial], places.get(node.serial))
                 for node in shown
             ),
             hidden=_sum(self._replica.roots.values(), shown),
@@ -109,7 +109,7 @@ class Painter:
     def _shown(
         self, holders: Counter[int], n_requests: int, moment: Moment
     ) -> Sequence[ReplicaNode]:
-        """As many as there is room for, each behind its parent."""
+        """The nodes that there is room for, parents before children."""
         room = PICTURE_BYTES - n_requests * REQUEST_BYTES
         shown, namespaces = list[ReplicaNode](), set[Namespace]()
         rest = [
@@ -136,7 +136,7 @@ class Painter:
     def _node(
         self,
         node: ReplicaNode,
-        glimpse: Glimpse,
+        snapshot: Snapshot,
         holders: Counter[int],
         hidden: Hidden,
         place: int | None,
@@ -152,9 +152,9 @@ class Painter:
             blocks=len(node.blocks),
             tail=node.tokens % self._block_size,
             holders=holders[node.serial],
-            idle_seconds=round(max(glimpse.seconds - node.last_used, 0.0), 1),
-            states=self._states(node, glimpse.moment),
-            holes=self._holes(node, glimpse.moment),
+            idle_seconds=round(max(snapshot.seconds - node.last_used, 0.0), 1),
+            states=self._states(node, snapshot.moment),
+            holes=self._holes(node, snapshot.moment),
             next_evicted=place,
             hidden=hidden if hidden.nodes else None,
         )

@@ -1,5 +1,6 @@
-"""How long things took, told to a Telemetry."""
+"""How long requests wait and tokens take, reported to a Telemetry."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -7,24 +8,59 @@ from engine.api import Telemetry
 from engine.scheduling.sequence import LiveSequence
 from engine.types.output import OutputEvent
 from engine.types.request import Request
-from engine.watching.pace import QueuePace
+
+PACE_WINDOW = 16
+"""How many of the last departures from the queue are looked back on."""
+
+
+class QueuePace:
+    """Seconds between the last departures from the queue, on a clock that its caller reads.
+
+    Only time in which a sequence waits counts: a quiet night tells nothing of the next burst.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._read_seconds = 0.0  # of the caller's clock, when last told
+        self._waited_seconds = 0.0  # in which a sequence waited
+        self._departures = deque([0.0], maxlen=PACE_WINDOW + 1)  # in waited seconds, after a start
+
+    def joined(self, n: int, now: float) -> None:
+        self._read(now)
+        self._waiting += n
+
+    def left(self, now: float) -> None:
+        self._read(now)
+        self._waiting -= 1
+        self._departures.append(self._waited_seconds)
+
+    def seconds_until_left(self, n: int, now: float) -> float:
+        """The time that n departures take if they go on as the last ones did, until now."""
+        self._read(now)
+        n_departures = max(len(self._departures) - 1, 1)
+        return n * (self._waited_seconds - self._departures[0]) / n_departures
+
+    def _read(self, now: float) -> None:
+        if self._waiting:
+            self._waited_seconds += now - self._read_seconds
+        self._read_seconds = now
 
 
 @dataclass(slots=True)
-class _Life:
+class _Times:
     """When one sequence arrived and last produced a token, in seconds of the loop's clock."""
 
     arrived: float
     last_token: float | None = None
 
 
-class Timing:
+class LatencyTracker:
     """Follows each sequence from its arrival to its last event."""
 
     def __init__(self, clock: Callable[[], float], telemetry: Telemetry) -> None:
         self._clock = clock
         self._telemetry = telemetry
-        self._lives: dict[tuple[str, int], _Life] = {}
+        self._times: dict[tuple[str, int], _Times] = {}
         self._unscheduled: set[tuple[str, int]] = set()
         self._pace = QueuePace()
         self.first_tokens = 0
@@ -35,7 +71,7 @@ class Timing:
 
     def arrived(self, request: Request, seconds: float) -> None:
         for index in range(request.n):
-            self._lives[request.id, index] = _Life(seconds)
+            self._times[request.id, index] = _Times(seconds)
             self._unscheduled.add((request.id, index))
         self._pace.joined(request.n, self._clock())
 
@@ -44,7 +80,7 @@ class Timing:
         return self._pace.seconds_until_left(n, self._clock())
 
     def age_seconds(self, sequence: LiveSequence) -> float:
-        return self._clock() - self._lives[sequence.request.id, sequence.index].arrived
+        return self._clock() - self._times[sequence.request.id, sequence.index].arrived
 
     def scheduled(self, running: Iterable[LiveSequence]) -> None:
         """These are in the step that is about to begin."""
@@ -55,7 +91,7 @@ class Timing:
             key = sequence.request.id, sequence.index
             if key in self._unscheduled:
                 self._leave_queue(key, now)
-                self._telemetry.queue_wait(now - self._lives[key].arrived)
+                self._telemetry.queue_wait(now - self._times[key].arrived)
 
     def stepped(self, seconds: float) -> None:
         """A step has been collected that had the device for so long."""
@@ -65,24 +101,24 @@ class Timing:
         now = self._clock()
         for event in events:
             key = event.request_id, event.index
-            life = self._lives[key]
+            times = self._times[key]
             if event.token_ids:
-                self._token(life, now)
+                self._token(times, now)
             if event.finish_reason is not None:
-                self._telemetry.finished(now - life.arrived)
+                self._telemetry.finished(now - times.arrived)
                 if key in self._unscheduled:
                     self._leave_queue(key, now)
-                del self._lives[key]
+                del self._times[key]
 
     def _leave_queue(self, key: tuple[str, int], now: float) -> None:
         self._unscheduled.remove(key)
         self._pace.left(now)
 
-    def _token(self, life: _Life, now: float) -> None:
-        if life.last_token is None:
+    def _token(self, times: _Times, now: float) -> None:
+        if times.last_token is None:
             self.first_tokens += 1
-            self.first_token_seconds += now - life.arrived
-            self._telemetry.first_token(now - life.arrived)
+            self.first_token_seconds += now - times.arrived
+            self._telemetry.first_token(now - times.arrived)
         else:
-            self._telemetry.token_gap(now - life.last_token)
-        life.last_token = now
+            self._telemetry.token_gap(now - times.last_token)
+        times.last_token = now

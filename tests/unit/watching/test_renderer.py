@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from engine.disk_cache.cache import NoDiskCache
+from engine.disk_cache.cache import DiskCache
 from engine.loop.stats import loop_stats
 from engine.types.picture import CachePicture, GroupSlots, Hidden
 from engine.types.recent import HitRecord, RecentHits
 from engine.types.statistics import DiskCacheStats
-from engine.watching.glimpse import SHOWN_REQUESTS, Glimpse, Glimpses, Live, Moment
+from engine.watching.latency import LatencyTracker
 from engine.watching.namespaces import namespace_id
-from engine.watching.painter import MAX_NODES, Painter
-from engine.watching.timing import Timing
+from engine.watching.renderer import MAX_NODES, Renderer
+from engine.watching.snapshot import SHOWN_REQUESTS, Live, Moment, Snapshot, SnapshotTaker
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.sizes import StorageBytes
 from kvstore.groups.window import WindowGroup
@@ -34,7 +34,7 @@ BLOCK = 4
 MOST_BYTES = 150_000
 
 
-class FullDisk(NoDiskCache):
+class FullDisk(DiskCache):
     """Everything is there, in figures as long as they will ever be."""
 
     def on_disk(self, blocks: Sequence[BlockId]) -> int:
@@ -49,19 +49,19 @@ class Watcher:
 
     def __init__(self, harness: Harness) -> None:
         self.now = 0.0
-        timing = Timing(lambda: self.now, SilentTelemetry())
+        latency = LatencyTracker(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(1024, slots=(0,) * len(harness.store.groups), arenas=0)
-        self.glimpses = Glimpses(
-            harness.scheduler, timing, lambda: loop_stats(harness.scheduler, sizes, HitRecord())
+        self.snapshots = SnapshotTaker(
+            harness.scheduler, latency, lambda: loop_stats(harness.scheduler, sizes, HitRecord())
         )
-        self.painter = Painter(BLOCK, 1024, harness.scheduler.disk)
+        self.renderer = Renderer(BLOCK, 1024, harness.scheduler.disk)
 
     def look(self) -> bool:
-        return self.painter.take_in(self.glimpses.take())
+        return self.renderer.apply(self.snapshots.take())
 
     def picture(self) -> CachePicture:
         self.look()
-        return self.painter.paint(1, 0)
+        return self.renderer.render(1, 0)
 
 
 def test_a_shared_prompt_is_one_node_with_its_users_behind_it() -> None:
@@ -183,16 +183,16 @@ def test_nodes_are_those_that_will_be_evicted() -> None:
     assert [node.next_evicted for node in (first, second, third)] == [1, 2, 3]
 
 
-def made_glimpse(changes: Sequence[Change], live: tuple[Live, ...] = ()) -> Glimpse:
+def made_snapshot(changes: Sequence[Change], live: tuple[Live, ...] = ()) -> Snapshot:
     hits = tuple(RecentHits(900, 10**12, 10**12) for _ in range(3))
     moment = Moment(live, 0, (1, 1, 0, 0), 10**13, (), (), {}, (), hits, (0, 0, 0, 0, 0, 0.0))
-    return Glimpse(1e9, changes, True, moment)
+    return Snapshot(1e9, changes, True, moment)
 
 
-def picture_of(glimpse: Glimpse) -> CachePicture:
-    painter = Painter(BLOCK, 1024, FullDisk())
-    painter.take_in(glimpse)
-    return painter.paint(10**9, 10**9)
+def picture_of(snapshot: Snapshot) -> CachePicture:
+    renderer = Renderer(BLOCK, 1024, FullDisk())
+    renderer.apply(snapshot)
+    return renderer.render(10**9, 10**9)
 
 
 def as_json(picture: CachePicture) -> str:
@@ -239,7 +239,7 @@ def busy(n_requests: int, n_nodes: int, random: Random) -> tuple[Live, ...]:
 def test_a_large_tree_makes_a_bounded_picture(salts: int, n_requests: int) -> None:
     random = Random(salts + n_requests)
     changes = random_tree(10_000, random, salts)
-    picture = picture_of(made_glimpse(changes, busy(n_requests, 10_000, random)))
+    picture = picture_of(made_snapshot(changes, busy(n_requests, 10_000, random)))
     assert len(as_json(picture)) <= MOST_BYTES
     assert 300 < len(picture.nodes) <= MAX_NODES
     assert len(picture.requests) == min(n_requests, SHOWN_REQUESTS)
@@ -268,7 +268,7 @@ def test_the_heaviest_are_shown() -> None:
     for serial in sorted(stored, reverse=True):  # children before their parents
         if (behind := stored[serial].behind) is not None:
             weights[behind] += weights[serial]
-    shown = {node.id for node in picture_of(made_glimpse(changes)).nodes}
+    shown = {node.id for node in picture_of(made_snapshot(changes)).nodes}
     lightest = min(weights[serial] for serial in shown)
     assert lightest >= max(weights[serial] for serial in stored.keys() - shown)
 
@@ -305,10 +305,10 @@ def indexed(n_nodes: int) -> Watcher:
 def test_the_engine_pays_for_what_has_changed_and_not_for_the_tree() -> None:
     small, large = indexed(10), indexed(10_000)
     takes = 1
-    while not (glimpse := large.glimpses.take()).is_whole:
-        assert len(glimpse.changes) <= COPIED_NODES + 1
+    while not (snapshot := large.snapshots.take()).is_whole:
+        assert len(snapshot.changes) <= COPIED_NODES + 1
         takes += 1
     assert takes == 10_000 // COPIED_NODES + 1
-    while not small.glimpses.take().is_whole:
+    while not small.snapshots.take().is_whole:
         pass
-    assert lines_of(large.glimpses.take) == lines_of(small.glimpses.take)
+    assert lines_of(large.snapshots.take) == lines_of(small.snapshots.take)

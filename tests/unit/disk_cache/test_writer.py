@@ -12,10 +12,10 @@ from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.tier.types import EntryInfo
 from kvstore.types import BlockId
 from tests.unit.disk_cache.desk import (
-    ARCHIVE,
     BLOCK_BYTES,
     IDLE,
     STATE_BYTES,
+    WRITE_RULES,
     Desk,
     Shelf,
     contents,
@@ -34,7 +34,7 @@ from tests.unit.kv_helpers import (
 
 PROMPT = run_of(0, 6 * BLOCK)
 SALTED = replace(NS, cache_salt="pepper")
-ALL, EXIT = (replace(ARCHIVE, writes=DiskWrites(mode)) for mode in ("all", "exit"))
+ALL, EXIT = (replace(WRITE_RULES, writes=DiskWrites(mode)) for mode in ("all", "exit"))
 
 
 class Asked(Shelf):
@@ -102,7 +102,7 @@ def test_what_memory_serves_is_used_on_disk_too() -> None:
     desk.wait()
     desk.write()
     admit(desk.store, [*PROMPT, 0])
-    assert desk.shelf.touched == [desk.disk.names(NS, [*PROMPT, 0])[-1]]
+    assert desk.shelf.touched == [desk.disk.block_hashes(NS, [*PROMPT, 0])[-1]]
 
 
 def test_what_is_about_to_be_evicted_is_written_at_once() -> None:
@@ -125,13 +125,13 @@ def test_short_paths_are_not_written(n_tokens: int, n_read: int) -> None:
 
 
 def test_all_writes_short_paths_and_waits_for_nothing() -> None:
-    desk = Desk(archive=ALL)
+    desk = Desk(write_rules=ALL)
     serve(desk.store, PROMPT[:BLOCK])
     assert len(desk.step()[1]) == 1
 
 
 def test_exit_writes_nothing_before_the_end() -> None:
-    desk = Desk(archive=EXIT, n_blocks=32)
+    desk = Desk(write_rules=EXIT, n_blocks=32)
     serve(desk.store, PROMPT)
     desk.wait(1000.0)
     desk.store.release(admit(desk.store, [*PROMPT, 0]))
@@ -145,7 +145,7 @@ def test_exit_writes_nothing_before_the_end() -> None:
 
 
 def test_the_end_takes_what_was_used_last_first() -> None:
-    desk = Desk(archive=EXIT, step_bytes=6 * BLOCK_BYTES)
+    desk = Desk(write_rules=EXIT, step_bytes=6 * BLOCK_BYTES)
     starts = [0, 100, 200]
     for start in starts:
         serve(desk.store, run_of(start, 6 * BLOCK))
@@ -156,7 +156,7 @@ def test_the_end_takes_what_was_used_last_first() -> None:
 
 
 def test_the_end_is_over_when_its_time_is() -> None:
-    desk = Desk(archive=EXIT, step_bytes=BLOCK_BYTES, shutdown_seconds=5.0)
+    desk = Desk(write_rules=EXIT, step_bytes=BLOCK_BYTES, shutdown_seconds=5.0)
     serve(desk.store, PROMPT)
     desk.disk.end()
     desk.step()
@@ -167,7 +167,7 @@ def test_the_end_is_over_when_its_time_is() -> None:
 
 def test_the_end_waits_for_no_disk_that_takes_nothing() -> None:
     """Its day's budget is spent, or it has failed: seconds would change nothing."""
-    desk = Desk(archive=EXIT)
+    desk = Desk(write_rules=EXIT)
     serve(desk.store, PROMPT)
     desk.shelf.room = 0
     desk.disk.end()
@@ -182,7 +182,7 @@ def test_the_end_waits_for_no_disk_that_takes_nothing() -> None:
 
 def test_the_end_writes_no_more_than_the_disk_holds() -> None:
     """What was used last is written first, so more would push that out."""
-    desk = Desk(archive=EXIT)
+    desk = Desk(write_rules=EXIT)
     desk.shelf.longest_path = 8 * BLOCK_BYTES
     for start in (0, 100, 200):
         serve(desk.store, run_of(start, 6 * BLOCK))
@@ -224,7 +224,7 @@ def test_what_was_too_long_behind_a_failed_reading_is_looked_at_again() -> None:
 
 def test_salted_prompts_are_written_only_if_a_rule_says_so() -> None:
     for salted in (False, True):
-        desk = Desk(archive=replace(ARCHIVE, salted=salted))
+        desk = Desk(write_rules=replace(WRITE_RULES, salted=salted))
         serve(desk.store, PROMPT, namespace=SALTED)
         desk.wait()
         desk.write()
@@ -316,14 +316,14 @@ def test_to_ask_how_it_is_changes_nothing() -> None:
     desk = Desk()
     serve(desk.store, PROMPT)
     desk.wait()
-    archive = desk.disk._archive
-    later, due = dict(archive._later), dict(archive._due)
+    writer = desk.disk._writer
+    later, due = dict(writer._later), dict(writer._due)
     assert desk.disk.is_busy
     assert not desk.disk.is_loading
     assert not desk.disk.is_ending
     assert desk.disk.wait_seconds() == 0.0
     assert desk.disk.namespaces == frozenset()
-    assert (archive._later, archive._due) == (later, due)
+    assert (writer._later, writer._due) == (later, due)
 
 
 def test_an_entry_larger_than_a_step_may_read_is_read_alone() -> None:
@@ -419,7 +419,7 @@ def test_what_the_disk_loses_is_written_again_with_what_comes_behind_it() -> Non
     serve(desk.store, PROMPT)
     desk.wait()
     desk.write()
-    desk.shelf.forget(desk.disk.names(NS, PROMPT)[2])
+    desk.shelf.forget(desk.disk.block_hashes(NS, PROMPT)[2])
     longer = [*PROMPT, *run_of(500, BLOCK)]
     serve(desk.store, longer)
     desk.wait()
@@ -469,7 +469,7 @@ def test_what_comes_back_while_a_cleared_read_is_on_its_way_is_read_anew() -> No
 
 
 def test_a_clear_of_one_namespace_leaves_the_others_reads() -> None:
-    desk = Desk(archive=replace(ARCHIVE, salted=True))
+    desk = Desk(write_rules=replace(WRITE_RULES, salted=True))
     for namespace in (NS, SALTED):
         serve(desk.store, PROMPT, namespace=namespace)
     desk.wait()
@@ -488,7 +488,7 @@ def test_a_clear_of_one_namespace_leaves_the_others_reads() -> None:
 
 def test_a_namespace_that_was_evicted_while_it_is_read_is_known_until_then() -> None:
     """Else a clear would not find it, and it would be written behind the clear."""
-    desk = Desk(archive=replace(ARCHIVE, salted=True))
+    desk = Desk(write_rules=replace(WRITE_RULES, salted=True))
     serve(desk.store, PROMPT, namespace=SALTED)
     desk.wait()
     number, _, reads = desk.plan()
@@ -530,7 +530,7 @@ def test_states_are_written_where_they_stand_in_blocks_and_tails() -> None:
     desk.wait()
     desk.write()
     again = Desk(desk.shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
-    assert again.recall([*prompt, 0, 1, 2])
+    assert again.load([*prompt, 0, 1, 2])
     desk.shelf.hand_over(6)
     again.step()
     assert again.cached([*prompt, 0, 1]) == len(prompt)
@@ -626,7 +626,7 @@ def test_nothing_is_postponed_because_what_comes_after_it_was_split() -> None:
     serve(desk.store, run_of(500, 6 * BLOCK))
     desk.wait(IDLE / 4)
     serve(desk.store, [*PROMPT[: 3 * BLOCK], *run_of(800, BLOCK)])
-    times = list(desk.disk._archive._later.values())
+    times = list(desk.disk._writer._later.values())
     assert times == sorted(times)
     desk.wait(IDLE / 4)
     desk.write()
@@ -643,7 +643,7 @@ def test_a_tail_that_memory_serves_is_used_on_disk_too() -> None:
     desk.wait()
     desk.write()
     admit(desk.store, [*prompt, 0])
-    whole = desk.disk.names(NS, prompt)[-1]
+    whole = desk.disk.block_hashes(NS, prompt)[-1]
     [tail] = (name for name, stored in desk.shelf.records.items() if stored.parent == whole)
     assert desk.shelf.touched == [whole, tail]
 

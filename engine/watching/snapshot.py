@@ -1,7 +1,7 @@
-"""What the engine thread tells a watcher between two steps.
+"""What the engine thread tells a watcher between two steps: the changes since the last snapshot.
 
-It costs what has changed since the last time, the live sequences, and at the speed of a copy what
-windows and states are attached; never the tree.
+Its cost grows with these, with the live sequences and, at the speed of a copy, with the slots of
+windows and states in use; not with the tree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from engine.scheduling.sequence import LiveSequence
 from engine.types.picture import GroupSlots, RequestState
 from engine.types.recent import RecentHits
 from engine.types.statistics import LoopStats
-from engine.watching.timing import Timing
+from engine.watching.latency import LatencyTracker
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
@@ -28,7 +28,7 @@ NEXT_EVICTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A sequence, and where in the tree it stands: the node with the last of its blocks there."""
+    """A live sequence. `node` is the tree's node with the last of its blocks that are there."""
 
     id: str
     namespace: Namespace
@@ -43,9 +43,9 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """All but the tree, as it is at one moment."""
+    """All but the tree, at one moment."""
 
-    live: tuple[Live, ...]  # who runs, and the first of those that wait
+    live: tuple[Live, ...]  # all that run, and the first of those that wait
     waiting: int
     blocks: tuple[int, int, int, int]  # in all, free, cached, held
     saved_bytes: int
@@ -58,8 +58,8 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
-    """`is_whole`: all that there is of the tree has been told by now."""
+class Snapshot:
+    """The changes since the snapshot before. `is_whole`: they now add up to the whole tree."""
 
     seconds: float  # of the tree's clock
     changes: Sequence[Change]
@@ -67,27 +67,27 @@ class Glimpse:
     moment: Moment
 
 
-class Glimpses:
-    """Takes them on the engine thread, from the first until `close`."""
+class SnapshotTaker:
+    """Takes snapshots on the engine thread, from its making until `close`."""
 
     def __init__(
-        self, scheduler: Scheduler, timing: Timing, published: Callable[[], LoopStats]
+        self, scheduler: Scheduler, latency: LatencyTracker, published: Callable[[], LoopStats]
     ) -> None:
         self._scheduler = scheduler
-        self._timing = timing
+        self._latency = latency
         self._published = published
         self._index = scheduler.store.index
         self._journal = TreeJournal(self._index)
 
-    def take(self) -> Glimpse:
+    def take(self) -> Snapshot:
         changes, is_whole = self._journal.take()
-        return Glimpse(self._timing.now(), changes, is_whole, self._moment())
+        return Snapshot(self._latency.now(), changes, is_whole, self._moment())
 
     def close(self) -> None:
         self._journal.close()
 
     def token_ids(self, serial: int, block: BlockId, most_tokens: int) -> tuple[int, ...] | None:
-        """The first of a node's, or None if the block is not in that node any more."""
+        """The node's first tokens, or None if the block is not in that node any more."""
         node = self._index.node_of(block)
         if node is None or node.serial != serial:
             return None
@@ -106,7 +106,7 @@ class Glimpses:
             windows=tuple(g.slots.blocks() for g in groups if isinstance(g, WindowGroup)),
             states=_states(groups),
             next_evicted=tuple(node.serial for node in self._index.next_evicted(NEXT_EVICTED)),
-            recent_hits=tuple(published.hits.recent(self._timing.now())),
+            recent_hits=tuple(published.hits.recent(self._latency.now())),
             counters=self._counters(),
         )
 
@@ -138,8 +138,8 @@ class Glimpses:
             cached.cached_prompt_tokens,
             counters.generated_tokens,
             self._scheduler.store.counters.evictions,
-            self._timing.first_tokens,
-            self._timing.first_token_seconds,
+            self._latency.first_tokens,
+            self._latency.first_token_seconds,
         )
 
 
