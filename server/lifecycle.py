@@ -17,7 +17,7 @@ from engine.api import Engine
 from server.addresses import base_url
 from server.settings import Settings
 from server.transport.connections import ConnectionLimits, Connections
-from server.transport.descriptors import AcceptErrors, room_for_connections
+from server.transport.descriptors import AcceptErrors, allowed_connections
 from server.transport.http import BoundedHttp
 
 LAST_BYTES_SECONDS = 3  # for clients to read what a drained engine still had to say
@@ -149,7 +149,7 @@ def _drained_seconds(settings: Settings) -> float:
 
 def _connections(settings: Settings) -> Connections:
     limits = ConnectionLimits(
-        max_connections=room_for_connections(settings.max_connections),
+        max_connections=allowed_connections(settings.max_connections),
         header_timeout_seconds=settings.header_timeout_seconds,
         send_timeout_seconds=settings.send_timeout_seconds,
     )

@@ -10,8 +10,8 @@ from fastapi import Depends, Request
 
 from engine.api import Engine
 from server.cache_feed import CacheFeed
-from server.dialects.responses.kept.background import BackgroundResponses
-from server.dialects.responses.kept.store import ResponseStore
+from server.dialects.responses.storage.background import BackgroundResponses
+from server.dialects.responses.storage.store import ResponseStore
 from server.errors import ApiError, invalid
 from server.generation.models import ServedModel, served_models
 from server.metrics.metrics import Metrics

@@ -1,1 +1,1 @@
-"""The APIs that are spoken here: how each asks, answers, streams and fails."""
+"""The APIs of OpenAI and Anthropic, a module or folder each: requests read, responses written."""

@@ -1,1 +1,1 @@
-"""What every dialect comes down to: prompts, engine requests, and answers read from events."""
+"""What all dialects share: prompts, engine requests, and answers made of the engine's events."""

@@ -1,1 +1,1 @@
-"""What every request passes on its way to a route."""
+"""The middleware of the application, in the order of stack.py."""

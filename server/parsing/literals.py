@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from server.parsing.parts import Content, Part
+from server.parsing.parts import AnswerPart, Content
 from server.parsing.reader import Reader, Reading, gathered
 
-WriteJson: TypeAlias = Callable[[str], Part]
+WriteJson: TypeAlias = Callable[[str], AnswerPart]
 ReadString: TypeAlias = Callable[[Reader, str, WriteJson], Reading[bool]]
 """Reads what stands behind the quote, that quote given, and writes a JSON string; whether it came
 to its end."""

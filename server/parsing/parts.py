@@ -35,4 +35,4 @@ class CallArguments:
     text: str
 
 
-Part: TypeAlias = Content | Reasoning | CallBegun | CallArguments
+AnswerPart: TypeAlias = Content | Reasoning | CallBegun | CallArguments

@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
 
-from server.parsing.parts import Content, Part
+from server.parsing.parts import AnswerPart, Content
 
 T = TypeVar("T")
 
-Reading: TypeAlias = Generator[Part | None, None, T]
+Reading: TypeAlias = Generator[AnswerPart | None, None, T]
 """Yields what it has read, or None to wait for more text; returns T.
 
 A reader that has been closed gives all that is left, so nothing waits any more.
@@ -85,7 +85,7 @@ class Reader:
         record, self._record = self._record, None
         return None if record is None else "".join(record)
 
-    def until(self, markers: Sequence[str], part: Callable[[str], Part]) -> Reading[str]:
+    def until(self, markers: Sequence[str], part: Callable[[str], AnswerPart]) -> Reading[str]:
         """Yield the text before the first of the markers, slice by slice, none of it a marker's.
 
         Consumes the marker and returns it with the white space in front of it, which is not

@@ -73,7 +73,7 @@ async def render_completion(
 
 async def _check(requests: Sequence[Request], model: ServedModel, record: RequestRecord) -> None:
     """Raises what the engine would. A grammar may wait for its trial: no other request does."""
-    record.turn.end()
+    record.slot.release()
     for request in requests:
         await model.engine.check(request)
 

@@ -7,7 +7,7 @@ import jiter
 
 from engine.types.output import OutputEvent
 from server.generation.answer import ChatAnswer
-from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.schemas.messages.answer import (
     Block,
     BlockDelta,
@@ -29,7 +29,7 @@ SIGNATURE = "cm9vdHN0b2Nr"
 BlockEvent: TypeAlias = ContentBlockStart | ContentBlockDelta | ContentBlockStop
 
 
-def _continues(part: Part, last: Part | None) -> bool:
+def _continues(part: AnswerPart, last: AnswerPart | None) -> bool:
     """Whether a part belongs to the block that the last one belongs to."""
     match part:
         case CallBegun():
@@ -45,9 +45,9 @@ class BlockStream:
 
     def __init__(self) -> None:
         self._index = -1
-        self._last: Part | None = None
+        self._last: AnswerPart | None = None
 
-    def events(self, parts: Iterable[Part]) -> Iterator[BlockEvent]:
+    def events(self, parts: Iterable[AnswerPart]) -> Iterator[BlockEvent]:
         for part in parts:
             if not _continues(part, self._last):
                 yield from self.close()
@@ -71,7 +71,7 @@ class BlockStream:
         return ContentBlockDelta(type="content_block_delta", index=self._index, delta=delta)
 
 
-def _begun(part: Part) -> Block:
+def _begun(part: AnswerPart) -> Block:
     match part:
         case CallBegun(_, id, name):
             return ToolUseBlock(type="tool_use", id=id, name=name, input={})
@@ -81,7 +81,7 @@ def _begun(part: Part) -> Block:
             return TextBlock(type="text", text="")
 
 
-def _delta(part: Part) -> BlockDelta | None:
+def _delta(part: AnswerPart) -> BlockDelta | None:
     match part:
         case Content(text):
             return TextDelta(type="text_delta", text=text)
@@ -98,8 +98,8 @@ class WholeMessage:
 
     def __init__(self, answer: ChatAnswer) -> None:
         self.answer = answer
-        self._last: Part | None = None
-        self._blocks: list[tuple[Part, list[str]]] = []  # how each began, and its texts
+        self._last: AnswerPart | None = None
+        self._blocks: list[tuple[AnswerPart, list[str]]] = []  # how each began, and its texts
 
     def add(self, event: OutputEvent) -> None:
         for part in self.answer.add(event):
@@ -113,7 +113,7 @@ class WholeMessage:
         return [_block(first, "".join(texts)) for first, texts in self._blocks]
 
 
-def _block(first: Part, text: str) -> Block:
+def _block(first: AnswerPart, text: str) -> Block:
     match first:
         case CallBegun(_, id, name):
             return ToolUseBlock(type="tool_use", id=id, name=name, input=_input(text))

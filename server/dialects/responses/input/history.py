@@ -1,11 +1,11 @@
-"""Items of a conversation as the messages of a chat."""
+"""The items of a conversation as chat messages."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.dialects.responses.sealed import unseal
-from server.dialects.responses.toolbox import custom_arguments, function_name
+from server.dialects.responses.tools import custom_arguments, function_name
 from server.generation.roles import Roles
 from server.schemas.responses.items import (
     ConversationItem,
