@@ -1,4 +1,4 @@
-"""Listening, and stopping in two stages: the first signal drains, a second one kills."""
+"""Listening and shutdown: the first signal drains, the second ends the process."""
 
 import asyncio
 import faulthandler
@@ -71,8 +71,8 @@ def spare_full_collections() -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal closes the door and drains the engine: requests finish, or are told that
-    the daemon stops when `drain_timeout_seconds` have passed.
+    """The first signal stops accepting and drains the engine: requests finish, or fail when
+    `drain_timeout_seconds` have passed.
 
     The first signal also puts the system's own handlers back: a second one ends the process at
     once, whatever it is doing. uvicorn forces an end on a second SIGINT alone.

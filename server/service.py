@@ -1,4 +1,4 @@
-"""What the routes work with. One per application, reached through dependencies, never a global."""
+"""The objects that routes work with. One Service per application, passed as a dependency."""
 
 import time
 from collections.abc import Mapping

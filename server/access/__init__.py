@@ -1,1 +1,4 @@
-"""Access control: API keys and their limits, allowed hosts and web origins."""
+"""Access control: API keys and their limits, allowed hosts and web origins.
+
+Imports transport and the layers below it.
+"""

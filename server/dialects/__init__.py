@@ -1,1 +1,4 @@
-"""The APIs of OpenAI and Anthropic, a module or folder each: requests read, responses written."""
+"""The APIs of OpenAI and Anthropic: requests read into engine requests, responses written.
+
+Imports generation and the layers below it; nothing of HTTP but the error statuses.
+"""

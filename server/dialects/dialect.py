@@ -12,7 +12,9 @@ from engine.api import Engine
 from engine.types.output import OutputEvent
 from engine.types.request import Request
 from server.errors import ApiError
-from server.generation.events import ChoiceT, UsageMeter
+from server.generation.events import ChoiceT, UsageMeter, generating
+from server.record import RequestRecord
+from server.transport.unsent import Unsent, kept_bytes
 
 
 def wire_json(body: BaseModel) -> bytes:
@@ -79,3 +81,17 @@ class ResponseBuilder(Protocol[ChoiceT]):
     def whole(self, choices: list[ChoiceT]) -> bytes:
         """The whole response as JSON. Called in a worker thread: it may be long."""
         ...
+
+
+async def generate_all(
+    builder: ResponseBuilder[ChoiceT], unsent: Unsent, record: RequestRecord
+) -> list[ChoiceT]:
+    """All sequences, complete, in order of choices. Raises ApiError where they are too large."""
+    choices = [builder.new_choice() for request in builder.requests for _ in range(request.n)]
+    async with generating(builder.engine, builder.requests, unsent, record) as events:
+        async for batch in events:
+            for choice, event in batch:
+                unsent.add(kept_bytes(event))
+                choices[choice].add(event)
+                builder.meter.add(choice, event.usage)
+    return choices

@@ -4,7 +4,7 @@ Leaving `generating`, in whatever way, closes the engine's iterators and so abor
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -19,7 +19,7 @@ from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.types.request import Request
 from server.errors import SERVER, ApiError, ClientLeft
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, kept_bytes, queued_bytes
+from server.transport.unsent import Unsent, queued_bytes
 
 ChoiceEvent = tuple[int, OutputEvent]
 """A choice's index in the response, and its event."""
@@ -222,22 +222,3 @@ async def task_scope() -> AsyncIterator[TaskGroup]:
         if len(group.exceptions) > 1:
             raise
         raise group.exceptions[0] from None
-
-
-async def generate_all(
-    engine: Engine,
-    requests: Sequence[Request],
-    new_choice: Callable[[], ChoiceT],
-    meter: UsageMeter,
-    unsent: Unsent,
-    record: RequestRecord,
-) -> list[ChoiceT]:
-    """All sequences, complete, in order of choices. Raises ApiError where they are too large."""
-    choices = [new_choice() for request in requests for _ in range(request.n)]
-    async with generating(engine, requests, unsent, record) as events:
-        async for batch in events:
-            for choice, event in batch:
-                unsent.add(kept_bytes(event))
-                choices[choice].add(event)
-                meter.add(choice, event.usage)
-    return choices

@@ -1,4 +1,4 @@
-"""Reading JSON that arrives in pieces, and passing it on as it stands."""
+"""Parsers of JSON that arrives in pieces. Its text is passed on as written."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Objects that models write in a notation of their own, as JSON while they come.
+"""Objects in notations of models' own, converted to JSON while they stream.
 
 Strings pass in slices, other values when they are complete. Where the text ends inside of an
 object, that stays open: arguments that may lack their half must not look complete. `<` stands

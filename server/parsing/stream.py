@@ -1,4 +1,4 @@
-"""An answer's parts as its text arrives."""
+"""An answer's parts, parsed while its text arrives."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from server.parsing.reader import Reader, Reading
 
 
 class AnswerStream:
-    """Parts of one answer, whatever pieces its text comes in. `steps` reads from `reader`."""
+    """The parser of one answer. `steps` parses what `reader` is given."""
 
     def __init__(self, reader: Reader, steps: Reading[None]) -> None:
         self._reader = reader
@@ -36,7 +36,7 @@ class AnswerStream:
 
 
 def joined(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
-    """Neighbours of one kind as one part."""
+    """Consecutive parts of one kind joined into one."""
     result: list[AnswerPart] = []
     for _, same in groupby(parts, type):
         first, *others = same

@@ -1,6 +1,6 @@
-"""Calls whose parameters stand between tags, as untyped text that becomes JSON by the schema.
+"""Parsers of calls whose parameters are untyped text between tags, made JSON by the schema.
 
-The arguments are written as a JSON object while they come: strings in slices, other values when
+The arguments become a JSON object while they stream: strings in slices, other values when
 they are complete. Where the text ends inside of a call, as one that is cut by `max_tokens` does,
 the object stays open: arguments that may lack their half must not look complete.
 """

@@ -16,14 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from engine.api import EngineError
 from engine.types.output import OutputEvent
-from server.dialects.dialect import ResponseBuilder, StreamWriter, wire_json
+from server.dialects.dialect import ResponseBuilder, StreamWriter, generate_all, wire_json
 from server.errors import ApiError, ClientLeft, timed_out, to_api_error
 from server.generation.events import (
     ChoiceEvent,
     ChoiceT,
     EventQueue,
     client_waiting,
-    generate_all,
     generating,
     task_scope,
 )
@@ -50,14 +49,7 @@ async def respond(
     if builder.is_streamed:
         return EventStreamResponse(builder, service.settings.keepalive_seconds)
     async with client_waiting(http.receive):
-        choices = await generate_all(
-            builder.engine,
-            builder.requests,
-            builder.new_choice,
-            builder.meter,
-            unsent,
-            record,
-        )
+        choices = await generate_all(builder, unsent, record)
     record.usage = builder.meter.total
     body = await service.workers.run(
         record.client, rendering_bytes(unsent), partial(builder.whole, choices)

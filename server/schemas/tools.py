@@ -1,4 +1,4 @@
-"""Functions that a model may call, and its calls, as clients declare and send them back."""
+"""Tools, tool choices and tool calls, as clients send them."""
 
 from typing import Annotated, Any, Literal
 

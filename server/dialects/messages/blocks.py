@@ -1,4 +1,4 @@
-"""An answer's parts as content blocks."""
+"""An answer's parts as content blocks, whole and streamed."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
@@ -24,13 +24,13 @@ from server.schemas.messages.answer import (
 )
 
 SIGNATURE = "cm9vdHN0b2Nr"
-"""Of all reasoning. Clients want one and send it back; the server can do without."""
+"""The signature of all thinking blocks. Clients send it back, and it is never checked."""
 
 BlockEvent: TypeAlias = ContentBlockStart | ContentBlockDelta | ContentBlockStop
 
 
 def _continues(part: AnswerPart, last: AnswerPart | None) -> bool:
-    """Whether a part belongs to the block that the last one belongs to."""
+    """Whether a part belongs to the same block as the last one."""
     match part:
         case CallBegun():
             return False
@@ -60,7 +60,7 @@ class BlockStream:
                 yield self._delta(delta)
 
     def close(self) -> Iterator[BlockEvent]:
-        """The end of the block that has begun, if any has."""
+        """The end of the open block, if there is one."""
         if isinstance(self._last, Reasoning):
             yield self._delta(SignatureDelta(type="signature_delta", signature=SIGNATURE))
         if self._last is not None:
@@ -94,12 +94,12 @@ def _delta(part: AnswerPart) -> BlockDelta | None:
 
 
 class WholeMessage:
-    """The blocks of an answer that is sent in one piece."""
+    """The blocks of an answer that is not streamed."""
 
     def __init__(self, answer: ChatAnswer) -> None:
         self.answer = answer
         self._last: AnswerPart | None = None
-        self._blocks: list[tuple[AnswerPart, list[str]]] = []  # how each began, and its texts
+        self._blocks: list[tuple[AnswerPart, list[str]]] = []  # a first part and texts
 
     def add(self, event: OutputEvent) -> None:
         for part in self.answer.add(event):
@@ -124,7 +124,7 @@ def _block(first: AnswerPart, text: str) -> Block:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Of a call that was cut off, what is there of it."""
+    """The input of a tool call; of one that was cut off, as much as there is."""
     try:
         value = jiter.from_json(arguments.encode(), partial_mode=True)
     except ValueError:

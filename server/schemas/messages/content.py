@@ -1,4 +1,4 @@
-"""What a conversation consists of: `messages` and `system` of a request."""
+"""The conversation of a request: `messages` and `system`."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -25,12 +25,12 @@ BY_TYPE = Discriminator(
 class RequestPart(RequestModel):
     @property
     def marks(self) -> int:
-        """How often the client says in it that something is to be cached."""
+        """The number of `cache_control` fields in it."""
         return 0
 
 
 class Markable(RequestPart):
-    """What a client may mark to be cached. Everything is, so a mark is a hint and no more."""
+    """What may have `cache_control`. Everything is cached, so it is counted and has no effect."""
 
     cache_control: dict[str, Any] | None = None
 

@@ -8,10 +8,10 @@ from anyio import CancelScope, Event
 from anyio.abc import TaskGroup
 
 from engine.api import EngineError
+from server.dialects.dialect import generate_all
 from server.dialects.responses.builder import ResponsesBuilder
 from server.dialects.responses.response_object import response_state
 from server.errors import ApiError, busy, to_api_error
-from server.generation.events import generate_all
 from server.schemas.responses.response import ResponseStatus
 from server.transport.unsent import UnsentBudget, rendering_bytes
 from server.workers import Workers
@@ -106,13 +106,6 @@ class _Running:
     async def _generate(self) -> None:
         builder = self._builder
         with self._unsent.answer(lambda error: None) as unsent:
-            choices = await generate_all(
-                builder.engine,
-                builder.requests,
-                builder.new_choice,
-                builder.meter,
-                unsent,
-                builder.task.record,
-            )
+            choices = await generate_all(builder, unsent, builder.task.record)
             whole = partial(builder.whole, choices)
             await self._workers.run(self.client, rendering_bytes(unsent), whole)
