@@ -16,10 +16,10 @@ from server.transport.sse import sse_data
 
 INTERVAL_SECONDS = 0.25
 SHARE = 0.02
-"""Of a processor that pictures may take: those of a large tree are made less often."""
+"""The share of a processor that pictures may take: those of a large tree are made less often."""
 
 LINGER_SECONDS = 3.0
-"""How long the watch goes on with nobody there: who asks again and again begins only once."""
+"""How long the engine's watch goes on without watchers: clients that poll start it only once."""
 
 log = logging.getLogger("rootstock.watch")
 
@@ -101,7 +101,7 @@ class CacheFeed:
 
     async def _run(self) -> None:
         try:
-            while self._n_watchers:  # somebody may come while the watch before is ended
+            while self._n_watchers:  # one may come while the watch is being ended
                 await self._follow()
         except EngineStopped as error:
             self._failure = partial(
@@ -115,7 +115,7 @@ class CacheFeed:
             self._notify()
 
     async def _follow(self) -> None:
-        """Make pictures until nobody has watched for a while."""
+        """Make pictures until there have been no watchers for LINGER_SECONDS."""
         try:
             async with self._engine.watch() as watch:
                 self._watch = watch
@@ -130,8 +130,8 @@ class CacheFeed:
             self._watch = self._frame = None
 
     async def _look(self) -> None:
-        """Make another picture if there is something new to be seen, or one is wanted anyway."""
-        assert self._watch is not None, "nobody looks without a watch"
+        """Make another picture if the cache has changed, or one is wanted anyway."""
+        assert self._watch is not None, "there is no watch"
         async with self._using:
             made_seconds = current_time()
             version = await self._watch.look()

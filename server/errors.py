@@ -11,7 +11,7 @@ from engine.api import EngineError, InvalidRequest, NoGrammars, QueueFull
 from server.schemas.errors import UNSUPPORTED
 
 STOPPED_RETRY_AFTER_SECONDS = 5
-CLIENT_LEFT_STATUS = 499  # nginx's number; nobody is there to read it, but the access log is
+CLIENT_LEFT_STATUS = 499  # nginx's number, for the access log alone
 MAX_PARAM_CHARACTERS = 128  # a client's own keys can be in it
 
 _TAG = re.compile(r"\[key\]|str|int|float|bool|[a-z]+\[.*\]|[A-Z][A-Za-z]+")
@@ -45,8 +45,8 @@ class ApiError(Exception):
 
 
 class ContextTooLong(ApiError):
-    """400: the prompt is too long. `tokens` is its length, perhaps with "at least" before it; with the
-    answer `limit` are allowed.
+    """400: the prompt is too long. `tokens` is its length, perhaps with "at least" before it.
+    `limit` is the most for prompt and answer.
     """
 
     def __init__(self, message: str, tokens: str, limit: int, param: str) -> None:

@@ -57,12 +57,12 @@ def url(bound: socket.socket) -> str:
 
 
 def spare_full_collections() -> None:
-    """Have the garbage collector pass over all that is there by now, for the rest of the process,
-    and look at all else a hundred times as rarely as it does on its own.
+    """Exempt all current objects from garbage collection, and make full collections of all others a
+    hundred times as rare.
 
-    A full collection stops every thread. What loading leaves takes it long: modules, model and
-    routes serve to the end. Those few that do not are kept if they refer to themselves. So do
-    large bodies, which make one due by coming, and are let go without one.
+    A full collection stops every thread, and takes long with the objects of loading: modules, model
+    and routes, which live to the end. Large bodies would trigger full collections, and have no
+    cycles to be collected.
     """
     gc.collect()
     gc.freeze()
@@ -134,15 +134,14 @@ class DrainingServer(uvicorn.Server):
             signal.signal(handled, signal.SIG_DFL)
 
     def _end_at_last(self) -> None:
-        """The last resort. Neither the loop nor the interpreter can be relied on: both wait for
-        worker threads, and what hangs may hold the interpreter. So it is a thread that needs
-        neither, and `_exit`; what is on disk outlives a kill anyway.
+        """The last resort where a worker thread hangs, for which loop and interpreter would wait.
+        faulthandler's thread needs neither, and calls `_exit`. The disk cache survives a kill.
         """
         faulthandler.dump_traceback_later(self._last_resort_seconds, exit=True, file=STDERR)
 
 
 def _drained_seconds(settings: Settings) -> float:
-    """Until running requests are over, and what they leave is on disk."""
+    """The seconds for running requests to end, and for the disk cache to be written."""
     disk_seconds = settings.disk_cache_shutdown_seconds if settings.disk_cache else 0.0
     return settings.drain_timeout_seconds + disk_seconds
 

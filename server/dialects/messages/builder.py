@@ -101,8 +101,8 @@ class MessagesBuilder:
 class MessageWriter:
     """A StreamWriter of one message's events.
 
-    The message begins with its first token, or when a client that waits is told that its prompt
-    is being computed: until then an error has a status of its own.
+    The message begins with its first token, or with the first keep-alive after its admission: an
+    error before that has a status of its own.
     """
 
     def __init__(self, builder: MessagesBuilder) -> None:

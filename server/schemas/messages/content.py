@@ -45,7 +45,7 @@ class TextBlockParam(Markable):
 
 
 class ThinkingBlockParam(RequestPart):
-    """Reasoning that comes back. Its signature proves nothing here, so any will do."""
+    """Reasoning of an earlier answer. Its signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -53,7 +53,7 @@ class ThinkingBlockParam(RequestPart):
 
 
 class RedactedThinkingBlockParam(RequestPart):
-    """Reasoning that only whoever wrote it can read."""
+    """Encrypted reasoning of another server. It is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str = ""

@@ -11,7 +11,7 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 
 class InputTokensDetails(BaseModel):
     cached_tokens: int
-    cache_write_tokens: int  # 0: what is computed stays in the cache, and nobody pays for that
+    cache_write_tokens: int  # always 0: writing to the cache costs nothing
 
 
 class OutputTokensDetails(BaseModel):
