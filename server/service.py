@@ -1,4 +1,4 @@
-"""What the routes work with. One per application, reached through dependencies, never a global."""
+"""The objects that routes work with. One Service per application, passed as a dependency."""
 
 import time
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from fastapi import Depends, Request
 
 from engine.api import Engine
 from server.cache_feed import CacheFeed
-from server.dialects.responses.kept.background import BackgroundResponses
-from server.dialects.responses.kept.store import ResponseStore
+from server.dialects.responses.storage.background import BackgroundResponses
+from server.dialects.responses.storage.store import ResponseStore
 from server.errors import ApiError, invalid
 from server.generation.models import ServedModel, served_models
 from server.metrics.metrics import Metrics

@@ -1,4 +1,4 @@
-"""The models that are served, by the names that requests call them."""
+"""The served models, by the names that requests use."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from server.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model under one of its names, and all that it takes to answer with it."""
+    """A model under one of its names, with its engine, tokenizer threads, formats and replays."""
 
     name: str
     engine: Engine
@@ -42,6 +42,6 @@ def served_models(
 
 
 def _public_name(name: str) -> str:
-    """A repository's name as it is; of a directory the last part alone."""
+    """A repository's name as it is; of a directory the last component."""
     path = Path(name).expanduser()
     return Path(os.path.abspath(path)).name if path.is_dir() else name  # a link keeps its own

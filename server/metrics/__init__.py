@@ -1,1 +1,1 @@
-"""What `/metrics` shows."""
+"""The Prometheus metrics of `/metrics`. Imports access and transport for their counters."""

@@ -1,5 +1,5 @@
-"""Prometheus metrics: histograms fed by the engine's thread, HTTP answers, and what the engine has
-published at each scrape. Nothing here waits for the engine.
+"""Prometheus metrics: histograms that the engine's thread fills, counts of HTTP responses, and the
+engine's published statistics. A scrape never waits for the engine.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,1 +1,4 @@
-"""What every request passes on its way to a route."""
+"""The middleware of the application, in the order of stack.py.
+
+Imports metrics, dialects, access and the layers below them.
+"""

@@ -1,4 +1,4 @@
-"""What every HTTP request passes: its name, its access line, its errors, its time limit."""
+"""Middleware of all requests: the request id, the access log, errors, the time limit."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ log = logging.getLogger("rootstock.access")
 
 
 class RequestLog(HttpMiddleware):
-    """Names each request and says until when it may take, writes its access line, and counts it.
+    """Gives each request an id and a deadline, writes its line of the access log, and counts it.
 
     The id is always the server's own: one chosen by a client could collide with another's.
     """
@@ -45,7 +45,7 @@ class RequestLog(HttpMiddleware):
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.answer(message["status"])
-                record.turn.end()  # no other request waits for a client that does not read
+                record.slot.release()  # no other request waits for a client that does not read
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = headers["Request-Id"] = record.id  # Anthropic's name
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
@@ -60,7 +60,7 @@ class RequestLog(HttpMiddleware):
 
 
 class Errors(HttpMiddleware):
-    """Answers with what the middleware inside it raises, and with a plain 500 after a crash."""
+    """Answers what the middleware inside raises, and any other exception with a 500."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = request_record(scope)
@@ -76,7 +76,7 @@ class Errors(HttpMiddleware):
 class TimeLimit(HttpMiddleware):
     """Ends a request whose answer has not begun by its deadline. Raises ApiError (504).
 
-    One that has begun knows how to end in its own way.
+    An answer that has begun ends by itself, in its dialect.
     """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from server.access.refusals import Refusals
 from server.metrics.metrics import HttpAnswers
 from server.middleware.request import Errors, RequestLog, TimeLimit
 from server.settings import Settings
-from server.transport.intake import Bodies, ConnectionUse, Intake
+from server.transport.request_limits import BodyBudget, ConnectionUse, RequestLimits
 from server.transport.unsent import UnsentBudget
 
 NAMESPACES: Mapping[str, Callable[[ApiKey], str]] = {
@@ -38,19 +38,19 @@ def middleware(
         *cors(settings),
         Middleware(Errors),
         Middleware(TimeLimit),
-        Middleware(Intake, bodies=_bodies(settings), unsent=unsent),
+        Middleware(RequestLimits, bodies=_bodies(settings), unsent=unsent),
         *access_control(settings, refusals),
     ]
 
 
-def _bodies(settings: Settings) -> Bodies:
-    return Bodies(
+def _bodies(settings: Settings) -> BodyBudget:
+    return BodyBudget(
         settings.max_body_bytes, settings.max_total_body_bytes, settings.body_timeout_seconds
     )
 
 
 def access_control(settings: Settings, refusals: Refusals) -> list[Middleware]:
-    """Keys, or where there are none, what keeps a browser from being used against the daemon."""
+    """API keys, or without keys the checks that keep web pages from using the daemon."""
     if settings.keys:
         namespace_of = NAMESPACES[settings.cache_namespace]
         return [
@@ -66,8 +66,8 @@ def access_control(settings: Settings, refusals: Refusals) -> list[Middleware]:
 
 
 def cors(settings: Settings) -> list[Middleware]:
-    """What tells browsers whose pages may ask; nothing where none may. A page sends its key itself,
-    so there are no credentials in the sense of CORS.
+    """CORS headers for the pages of `cors_origin`, if any. Pages send their key themselves: there
+    are no credentials in the sense of CORS.
     """
     if not settings.cors_origin:
         return []

@@ -66,7 +66,7 @@ async def probe_cache(
     model = service.resolve(body.model)
     prompt = await prompt_tokens(body, model, record)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
-    record.turn.end()
+    record.slot.release()
     probed = await model.engine.probe(prompt, record.cache_salt(body.cache_salt))
     return ProbeResponse(
         prompt_tokens=len(prompt),

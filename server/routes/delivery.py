@@ -1,6 +1,6 @@
-"""Delivers the answer of an exchange, whole or as a stream; knows no dialect.
+"""Sends what a ResponseBuilder makes, whole or as a stream, in any dialect.
 
-A client that leaves ends the work.
+A client that disconnects ends the generation.
 """
 
 import logging
@@ -16,14 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from engine.api import EngineError
 from engine.types.output import OutputEvent
-from server.dialects.dialect import Exchange, StreamWriter, wire_json
+from server.dialects.dialect import ResponseBuilder, StreamWriter, generate_all, wire_json
 from server.errors import ApiError, ClientLeft, timed_out, to_api_error
 from server.generation.events import (
     ChoiceEvent,
     ChoiceT,
-    Events,
+    EventQueue,
     client_waiting,
-    generate_all,
     generating,
     task_scope,
 )
@@ -39,26 +38,21 @@ STREAM_HEADERS = {
 log = logging.getLogger("rootstock.stream")
 
 
-async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, service: Service) -> Response:
-    """Raises what the engine raises, ClientLeft when nobody waits any more, and ApiError when the
+async def respond(
+    builder: ResponseBuilder[ChoiceT], http: HttpRequest, service: Service
+) -> Response:
+    """Raises what the engine raises, ClientLeft when the client disconnects, and ApiError when the
     answer grows too large.
     """
     record, unsent = request_record(http.scope), unsent_of(http.scope)
-    record.turn.end()
-    if exchange.is_streamed:
-        return EventStreamResponse(exchange, service.settings.keepalive_seconds)
+    record.slot.release()
+    if builder.is_streamed:
+        return EventStreamResponse(builder, service.settings.keepalive_seconds)
     async with client_waiting(http.receive):
-        choices = await generate_all(
-            exchange.engine,
-            exchange.requests,
-            exchange.new_choice,
-            exchange.meter,
-            unsent,
-            record,
-        )
-    record.usage = exchange.meter.total
+        choices = await generate_all(builder, unsent, record)
+    record.usage = builder.meter.total
     body = await service.workers.run(
-        record.client, rendering_bytes(unsent), partial(exchange.whole, choices)
+        record.client, rendering_bytes(unsent), partial(builder.whole, choices)
     )
     return json_response(body)
 
@@ -66,23 +60,23 @@ async def respond(exchange: Exchange[ChoiceT], http: HttpRequest, service: Servi
 async def respond_without_engine(
     build: Callable[[], BaseModel], n_bytes: int, http: HttpRequest, service: Service
 ) -> Response:
-    """An answer that may be long, and takes about so much memory: built off the event loop.
+    """A response that may be long, and takes about `n_bytes` of memory: built in a worker thread.
 
     Raises ApiError when that is too much.
     """
     unsent = unsent_of(http.scope)
-    with unsent.ended_by(_told_at_once):
+    with unsent.ended_by(_raised_by_add):
         unsent.add(n_bytes)
     record = request_record(http.scope)
-    record.turn.end()
+    record.slot.release()
     body = await service.workers.run(
         record.client, rendering_bytes(unsent), lambda: wire_json(build())
     )
     return json_response(body)
 
 
-def _told_at_once(error: ApiError) -> None:
-    """An Overrun of an answer that has not begun: what was added raises the error."""
+def _raised_by_add(error: ApiError) -> None:
+    """An Overrun that does nothing: `Unsent.add` raises the error itself."""
 
 
 def json_response(body: bytes) -> Response:
@@ -92,26 +86,26 @@ def json_response(body: bytes) -> Response:
 class EventStreamResponse(Response):
     """Streams what the engine generates.
 
-    The status line waits for the first event, so that a refusal has a status of its own, but no
-    longer than `keepalive_seconds`. After it, errors are events.
+    The status line waits for the first event, so that an error before it has a status of its own,
+    but no longer than `keepalive_seconds`. After it, errors are events.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, exchange: Exchange[ChoiceT], keepalive_seconds: float) -> None:
+    def __init__(self, builder: ResponseBuilder[ChoiceT], keepalive_seconds: float) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(STREAM_HEADERS)
-        self._exchange = exchange
+        self._builder = builder
         self._keepalive_seconds = keepalive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = request_record(scope)
         body = _Body(send, {"status": self.status_code, "headers": self.raw_headers})
-        writer = self._exchange.writer()
+        writer = self._builder.writer()
         try:
             await self._stream(writer, receive, body, unsent_of(scope), record)
-            record.usage = self._exchange.meter.total
+            record.usage = self._builder.meter.total
         except ClientLeft:
             pass  # RequestLog has seen it leave
         except Exception as error:
@@ -130,7 +124,7 @@ class EventStreamResponse(Response):
         unsent: Unsent,
         record: RequestRecord,
     ) -> None:
-        engine, requests = self._exchange.engine, self._exchange.requests
+        engine, requests = self._builder.engine, self._builder.requests
         async with client_waiting(receive):
             async with (
                 generating(engine, requests, unsent, record) as events,
@@ -139,23 +133,23 @@ class EventStreamResponse(Response):
                 tasks.start_soon(self._wake, events, body)
                 tasks.start_soon(_end_at, record.deadline, events)
                 async for batch in events:
-                    news = self._rendered(writer, batch, unsent) if batch else writer.keep_alive()
-                    await body.write(news)
+                    data = self._rendered(writer, batch, unsent) if batch else writer.keep_alive()
+                    await body.write(data)
             await body.write(writer.end())
 
     def _rendered(
         self, writer: StreamWriter, batch: Sequence[ChoiceEvent], unsent: Unsent
     ) -> bytes:
-        """What has come by now, in one piece. Raises ApiError when the writer keeps too much."""
+        """The events of a batch as bytes. Raises ApiError when the writer keeps too much."""
         by_choice = defaultdict[int, list[OutputEvent]](list)
         for choice, event in batch:
-            self._exchange.meter.add(choice, event.usage)
+            self._builder.meter.add(choice, event.usage)
             by_choice[choice].append(event)
         unsent.add(writer.kept_bytes([event for _, event in batch]))
         return b"".join(writer.events(choice, events) for choice, events in by_choice.items())
 
-    async def _wake(self, events: Events, body: "_Body") -> None:
-        """Have a keep-alive sent where nothing else is. One timer, not one for each write."""
+    async def _wake(self, events: EventQueue, body: "_Body") -> None:
+        """Have a keep-alive sent after each silence. One timer, not one for each write."""
         while True:
             due = body.written_seconds + self._keepalive_seconds
             if due <= current_time():
@@ -164,8 +158,8 @@ class EventStreamResponse(Response):
             await sleep_until(due)
 
 
-async def _end_at(deadline: float, events: Events) -> None:
-    """Have the request's time end with an error in place of what has not been taken."""
+async def _end_at(deadline: float, events: EventQueue) -> None:
+    """At the deadline, replace the events that wait by an error."""
     await sleep_until(deadline)
     events.overrun(timed_out())
 

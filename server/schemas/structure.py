@@ -1,4 +1,4 @@
-"""What form an answer must have: OpenAI's `response_format`, and vLLM's ways to ask for more."""
+"""Structured outputs: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`."""
 
 import json
 from collections.abc import Iterator

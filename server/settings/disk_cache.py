@@ -1,4 +1,4 @@
-"""The tier below the arena: what outlives evictions and restarts."""
+"""The disk cache, which outlives evictions and restarts."""
 
 from dataclasses import replace
 from pathlib import Path

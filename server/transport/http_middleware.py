@@ -1,4 +1,4 @@
-"""What every middleware is: plain ASGI, so that streams are not buffered."""
+"""The base class of the middleware: plain ASGI, which does not buffer streams."""
 
 from abc import ABC, abstractmethod
 

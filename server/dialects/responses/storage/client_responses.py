@@ -1,31 +1,31 @@
-"""One client's responses."""
+"""The stored responses of one client, in LRU order."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from server.dialects.responses.kept.stored import Conversation, StoredResponse
+from server.dialects.responses.storage.stored import Conversation, StoredResponse
 
 Key: TypeAlias = tuple[str, str]
-"""Whose a response is, and its id: nobody finds what is another's."""
+"""A response's owner (the name of an API key) and its id."""
 
 
-class Shelf:
-    """Responses, the one that was not asked for longest first, and the conversations that they
-    hold: of what several continue, one copy, which goes with the last of them.
+class ClientResponses:
+    """Responses, the least recently used first, and their conversations. What several responses
+    continue is there once, and goes with the last of them.
     """
 
     def __init__(self) -> None:
         self.responses: OrderedDict[Key, StoredResponse] = OrderedDict()
         self.n_bytes = 0
-        self._holders: dict[Conversation, dict[Key | Conversation, None]] = {}  # the last one last
+        self._holders: dict[Conversation, dict[Key | Conversation, None]] = {}  # latest last
 
     @property
     def oldest(self) -> Key:
         return next(iter(self.responses))
 
     def add(self, key: Key, response: StoredResponse) -> list[Conversation]:
-        """The conversations that were not here before."""
+        """Returns the conversations that were not here before."""
         self.responses[key] = response
         self.n_bytes += response.n_bytes
         added = []
@@ -41,7 +41,7 @@ class Shelf:
         return added
 
     def remove(self, key: Key) -> list[Conversation]:
-        """The conversations that nothing here continues any more."""
+        """Returns the conversations that no response here continues any more."""
         response = self.responses.pop(key)
         self.n_bytes -= response.n_bytes
         removed = []
@@ -58,7 +58,7 @@ class Shelf:
         return removed
 
     def touch(self, asked_for: Iterable[Conversation]) -> None:
-        """The latest responses that continue these have been asked for."""
+        """Mark the latest responses that continue these as used."""
         passed = set[Conversation]()  # what many of them lead to is gone through once
         for held in asked_for:
             holder: Key | Conversation = held

@@ -1,4 +1,4 @@
-"""Responses that are made while nobody waits for them."""
+"""Responses with `background: true`: made while no client waits."""
 
 import logging
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from anyio import CancelScope, Event
 from anyio.abc import TaskGroup
 
 from engine.api import EngineError
-from server.dialects.responses.envelope import response_news
-from server.dialects.responses.exchange import ResponsesExchange
+from server.dialects.dialect import generate_all
+from server.dialects.responses.builder import ResponsesBuilder
+from server.dialects.responses.response_object import response_state
 from server.errors import ApiError, busy, to_api_error
-from server.generation.events import generate_all
 from server.schemas.responses.response import ResponseStatus
 from server.transport.unsent import UnsentBudget, rendering_bytes
 from server.workers import Workers
@@ -22,7 +22,7 @@ log = logging.getLogger("rootstock.responses")
 
 
 class BackgroundResponses:
-    """Those that are being made. They end with the engine, which whoever stops it drains."""
+    """The background responses in progress. Draining the engine ends them."""
 
     def __init__(self, tasks: TaskGroup, unsent: UnsentBudget, workers: Workers, most: int) -> None:
         self._tasks = tasks
@@ -31,19 +31,19 @@ class BackgroundResponses:
         self._most = most
         self._running: dict[tuple[str, str], _Running] = {}
 
-    def start(self, exchange: ResponsesExchange) -> bytes:
-        """The response as it is at its beginning, as JSON. Raises ApiError (429)."""
-        self._check_room(exchange.task.record.client)
-        key = exchange.task.owner, exchange.task.id
-        self._running[key] = running = _Running(exchange, self._unsent, self._workers)
+    def start(self, builder: ResponsesBuilder) -> bytes:
+        """Start a response, and return it as JSON: `queued`. Raises ApiError (429)."""
+        self._check_limit(builder.task.record.client)
+        key = builder.task.owner, builder.task.id
+        self._running[key] = running = _Running(builder, self._unsent, self._workers)
         self._tasks.start_soon(running.run, lambda: self._running.pop(key))
         return running.json("queued")
 
-    def _check_room(self, client: str) -> None:
+    def _check_limit(self, client: str) -> None:
         """Raise ApiError (429) where too many are being made.
 
-        A client may have as many as places are free, as in the engine's queue: one alone has half
-        of them, and the last one is for who has none.
+        A client may have as many as are free, as in the engine's queue: one client alone gets half,
+        and the last free one is left for a client that has none.
         """
         clients = [running.client for running in self._running.values()]
         own, free = clients.count(client), self._most - len(clients)
@@ -56,12 +56,12 @@ class BackgroundResponses:
             raise busy(429, message, "rate_limit_exceeded", RETRY_AFTER_SECONDS)
 
     def json(self, owner: str, id: str) -> bytes | None:
-        """The response as it is, if it is being made."""
+        """The response, `in_progress`, if it is being made."""
         running = self._running.get((owner, id))
         return None if running is None else running.json("in_progress")
 
     async def cancel(self, owner: str, id: str) -> bool:
-        """Whether it was being made. It is stored as cancelled, unless it was just complete."""
+        """Whether it was being made. It is stored as `cancelled` unless it has just completed."""
         running = self._running.get((owner, id))
         if running is None:
             return False
@@ -71,48 +71,41 @@ class BackgroundResponses:
 
 
 class _Running:
-    def __init__(self, exchange: ResponsesExchange, unsent: UnsentBudget, workers: Workers) -> None:
-        self._exchange = exchange
+    def __init__(self, builder: ResponsesBuilder, unsent: UnsentBudget, workers: Workers) -> None:
+        self._builder = builder
         self._unsent = unsent
         self._workers = workers
-        exchange.task.record.turn.end()
-        self.client = exchange.task.record.client
-        self._held = exchange.task.record.held.pop_all()  # it goes on when the request is over
+        builder.task.record.slot.release()
+        self.client = builder.task.record.client
+        self._held = builder.task.record.held.pop_all()  # kept when the request is over
         self.scope = CancelScope()
         self.ended = Event()
 
     def json(self, status: ResponseStatus) -> bytes:
-        return self._exchange.task.envelope.json(response_news(status))
+        return self._builder.task.template.json(response_state(status))
 
     async def run(self, ended: Callable[[], object]) -> None:
         try:
             async with self._held:
-                await self._keep()
+                await self._generate_and_store()
         finally:
             ended()
             self.ended.set()
 
-    async def _keep(self) -> None:
+    async def _generate_and_store(self) -> None:
         try:
-            with self.scope, self._exchange.task.record.time_limit():
+            with self.scope, self._builder.task.record.time_limit():
                 await self._generate()
             if self.scope.cancelled_caught:
-                self._exchange.task.keep(response_news("cancelled"))
+                self._builder.task.store_response(response_state("cancelled"))
         except Exception as error:
             expected = isinstance(error, ApiError | EngineError)
-            log.warning("response %s: %s", self._exchange.task.id, error, exc_info=not expected)
-            self._exchange.task.keep(response_news("failed", error=to_api_error(error)))
+            log.warning("response %s: %s", self._builder.task.id, error, exc_info=not expected)
+            self._builder.task.store_response(response_state("failed", error=to_api_error(error)))
 
     async def _generate(self) -> None:
-        exchange = self._exchange
+        builder = self._builder
         with self._unsent.answer(lambda error: None) as unsent:
-            choices = await generate_all(
-                exchange.engine,
-                exchange.requests,
-                exchange.new_choice,
-                exchange.meter,
-                unsent,
-                exchange.task.record,
-            )
-            whole = partial(exchange.whole, choices)
+            choices = await generate_all(builder, unsent, builder.task.record)
+            whole = partial(builder.whole, choices)
             await self._workers.run(self.client, rendering_bytes(unsent), whole)

@@ -1,4 +1,4 @@
-"""What a request says by naming it: the response that it continues, and items by their ids."""
+"""References of a request to what is stored: `previous_response_id`, and items by their ids."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,8 @@ from itertools import islice
 
 from pydantic import TypeAdapter
 
-from server.dialects.responses.kept.store import ResponseStore
-from server.dialects.responses.kept.stored import Conversation, StoredItem
+from server.dialects.responses.storage.store import ResponseStore
+from server.dialects.responses.storage.stored import Conversation, StoredItem
 from server.errors import ApiError, invalid
 from server.schemas.responses.items import ConversationItem, ItemReference
 from server.schemas.responses.request import ResponsesRequest
@@ -18,37 +18,39 @@ _ITEMS = TypeAdapter(list[ConversationItem])
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    """A conversation with nothing in it that is only named."""
+class ResolvedInput:
+    """A request's conversation, each reference replaced by what it refers to."""
 
-    before: Conversation | None  # all up to the end of the response that is continued ...
-    earlier: Sequence[ConversationItem]  # ... which are these
+    before: Conversation | None  # the previous response with all before it, as stored ...
+    earlier: Sequence[ConversationItem]  # ... and its items
     items: Sequence[ConversationItem]  # the request's own
 
 
-def named_bytes(body: ResponsesRequest, store: ResponseStore, owner: str) -> int:
-    """About as many as the body names, of what is stored."""
+def referenced_bytes(body: ResponsesRequest, store: ResponseStore, owner: str) -> int:
+    """About how many bytes of stored items the body refers to."""
     previous = store.get(owner, body.previous_response_id or "")
     before = previous.conversation.total_bytes if previous else 0
-    named = Counter(reference.id for _, reference in _references(body))
-    return before + sum(times * store.item_bytes(owner, id) for id, times in named.items())
+    times = Counter(reference.id for _, reference in _references(body))
+    return before + sum(n * store.item_bytes(owner, id) for id, n in times.items())
 
 
-def recalled(body: ResponsesRequest, store: ResponseStore, owner: str, max_bytes: int) -> Recalled:
-    """Raises ApiError (400) for what is not stored, and for more than a body could say itself: a
-    few bytes can name a lot, and name it often.
+def resolved_input(
+    body: ResponsesRequest, store: ResponseStore, owner: str, max_bytes: int
+) -> ResolvedInput:
+    """Raises ApiError (400) for references to what is not stored, and for more than `max_bytes`: a
+    short body can refer to long items, and to each of them often.
     """
-    before = _continued(body.previous_response_id, store, owner)
+    before = _previous(body.previous_response_id, store, owner)
     stored = list(before or ())
-    named = _named(body, store, owner)
-    _check_length([*stored, *named], max_bytes, "previous_response_id" if stored else "input")
-    parsed = iter(_ITEMS.validate_json(_json([*stored, *named])))
+    referenced = _referenced(body, store, owner)
+    _check_length([*stored, *referenced], max_bytes, "previous_response_id" if stored else "input")
+    parsed = iter(_ITEMS.validate_json(_json([*stored, *referenced])))
     earlier = list(islice(parsed, len(stored)))
     items = [next(parsed) if isinstance(item, ItemReference) else item for item in body.input]
-    return Recalled(before, earlier, items)
+    return ResolvedInput(before, earlier, items)
 
 
-def _continued(id: str | None, store: ResponseStore, owner: str) -> Conversation | None:
+def _previous(id: str | None, store: ResponseStore, owner: str) -> Conversation | None:
     if id is None:
         return None
     previous = store.get(owner, id)
@@ -62,8 +64,8 @@ def _continued(id: str | None, store: ResponseStore, owner: str) -> Conversation
     return previous.conversation
 
 
-def _named(body: ResponsesRequest, store: ResponseStore, owner: str) -> list[StoredItem]:
-    """What the references refer to, in their order."""
+def _referenced(body: ResponsesRequest, store: ResponseStore, owner: str) -> list[StoredItem]:
+    """The items that the references refer to, in their order."""
     stored = store.items(owner, (reference.id for _, reference in _references(body)))
     for index, reference in _references(body):
         if reference.id not in stored:
@@ -73,7 +75,7 @@ def _named(body: ResponsesRequest, store: ResponseStore, owner: str) -> list[Sto
 
 
 def _references(body: ResponsesRequest) -> Iterator[tuple[int, ItemReference]]:
-    """Each with its place in the input."""
+    """Each with its index in the input."""
     for index, item in enumerate(body.input):
         if isinstance(item, ItemReference):
             yield index, item

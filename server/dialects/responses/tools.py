@@ -1,6 +1,4 @@
-"""The tools of a response as a model knows them - functions, each with a name of its own - and
-back.
-"""
+"""The tools of a Responses request as functions of a chat request, and their calls back again."""
 
 import json
 import logging
@@ -28,7 +26,7 @@ log = logging.getLogger("rootstock.responses")
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """The name of a tool's function. A namespace's tools keep apart from those of others."""
+    """The name of a tool's function: unique across namespaces."""
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -38,9 +36,9 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """A custom tool's input out of its function's arguments; these as they are if it is not there.
+    """A custom tool's input, read from its function's arguments.
 
-    So it is where an answer was cut off.
+    Arguments without one, as of an answer that was cut off, are returned as they are.
     """
     try:
         value = json.loads(arguments)
@@ -52,15 +50,15 @@ def custom_input(arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """What a client calls a tool."""
+    """A tool by the client's names."""
 
     name: str
     namespace: str | None = None
     is_custom: bool = False
 
 
-class Toolbox:
-    """The tools of one request that can be served."""
+class RequestTools:
+    """The tools of one request, but for hosted ones, which are not served."""
 
     def __init__(self, tools: Sequence[ResponseTool]) -> None:
         self.functions: list[dict[str, Any]] = []
@@ -74,7 +72,7 @@ class Toolbox:
             self.functions.append({"type": "function", "function": _function(name, tool)})
 
     def find(self, function: str) -> ToolName:
-        """The tool of a function that a model calls, which may have made it up."""
+        """The tool of a function. One that the model made up is a tool of that name."""
         return self._names.get(function) or ToolName(function)
 
 
@@ -94,7 +92,7 @@ def chat_choice(choice: ResponseToolChoice) -> object:
 
 
 def log_dropped(tools: Sequence[ResponseTool], request_id: str) -> None:
-    """Say which tools the model does not get."""
+    """Log which tools the model is not given."""
     kinds = sorted({tool.type[:64] for tool in _all(tools) if isinstance(tool, HostedTool)})
     if kinds:
         log.info("request %s: no such tools here: %r", request_id, kinds[:MAX_LOGGED])
@@ -137,7 +135,7 @@ def _function(name: str, tool: FunctionTool | CustomTool) -> dict[str, Any]:
 
 
 def _custom_function(name: str, tool: CustomTool) -> dict[str, Any]:
-    """A function of one text. It is strict: its input is read out of the arguments."""
+    """A function with one text parameter. It is strict, so that the input can be read back."""
     about = tool.description or ""
     if tool.format is not None and tool.format.definition:
         syntax = f" ({tool.format.syntax})" if tool.format.syntax else ""
@@ -158,7 +156,7 @@ def _custom_function(name: str, tool: CustomTool) -> dict[str, Any]:
 
 
 def _as_declared(tool: ResponseTool) -> dict[str, Any]:
-    """With the keys that OpenAI always has."""
+    """With the keys that OpenAI always sends."""
     declared = tool.model_dump(exclude_none=True)
     if isinstance(tool, FunctionTool):
         declared.setdefault("parameters", None)

@@ -1,9 +1,9 @@
-"""Messages, whole and streamed."""
+"""Responses of `/v1/messages`, whole and streamed."""
 
 from collections.abc import Sequence
 
 from engine.types.output import FinishReason, OutputEvent, Usage
-from server.dialects.dialect import wire_json
+from server.dialects.dialect import generated, wire_json
 from server.dialects.messages.blocks import BlockStream, WholeMessage
 from server.dialects.messages.errors import messages_error
 from server.errors import ApiError
@@ -22,13 +22,14 @@ from server.schemas.messages.answer import (
     StopReason,
     ThoughtTokens,
 )
+from server.transport.sse import sse_event
 
 PING = Ping(type="ping")
 
 
-class MessagesExchange:
-    """An Exchange of Messages. Of a prompt that `is_marked`, what had to be computed is told as
-    written to the cache.
+class MessagesBuilder:
+    """A ResponseBuilder of Messages. The tokens of a prompt that were computed are reported as
+    written to the cache if the prompt `is_marked` (has `cache_control`).
     """
 
     def __init__(self, task: ChatTask, *, is_marked: bool) -> None:
@@ -100,53 +101,52 @@ class MessagesExchange:
 class MessageWriter:
     """A StreamWriter of one message's events.
 
-    The message begins with its first token, or when a client that waits is told that its prompt
-    is being computed: until then an error has a status of its own.
+    The message begins with its first token, or with the first keep-alive after its admission: an
+    error before that has a status of its own.
     """
 
-    def __init__(self, exchange: MessagesExchange) -> None:
-        self._exchange = exchange
-        self._answer = exchange.new_answer()
+    def __init__(self, builder: MessagesBuilder) -> None:
+        self._builder = builder
+        self._answer = builder.new_answer()
         self._blocks = BlockStream()
         self._admission: Usage | None = None
         self._has_begun = False
 
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
         self._admission = events[0].admission or self._admission
-        news = [event for event in events if event.admission is None]
-        if not news:
+        output = generated(events)
+        if not output:
             return b""
         begin = self._begin()
-        blocks = [*self._blocks.events(self._answer.add_all(news))]
-        if news[-1].finish_reason is not None:
+        blocks = [*self._blocks.events(self._answer.add_all(output))]
+        if output[-1].finish_reason is not None:
             blocks += self._blocks.close()
-        return begin + b"".join(map(_frame, blocks))
+        return begin + b"".join(map(_event, blocks))
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         return 0
 
     def keep_alive(self) -> bytes:
-        return self._begin() + _frame(PING)
+        return self._begin() + _event(PING)
 
     def failure(self, error: ApiError) -> bytes:
-        return _frame(messages_error(error, self._exchange.request_id))
+        return _event(messages_error(error, self._builder.request_id))
 
     def end(self) -> bytes:
-        exchange = self._exchange
+        builder = self._builder
         delta = MessageDelta(
-            type="message_delta", delta=exchange.end(self._answer), usage=exchange.total_usage()
+            type="message_delta", delta=builder.end(self._answer), usage=builder.total_usage()
         )
-        return _frame(delta) + _frame(MessageStop(type="message_stop"))
+        return _event(delta) + _event(MessageStop(type="message_stop"))
 
     def _begin(self) -> bytes:
-        """The message's first event, once it is known what of its prompt is cached."""
+        """The message's first event, once the number of cached tokens is known."""
         if self._has_begun or self._admission is None:
             return b""
         self._has_begun = True
-        message = self._exchange.message([], self._exchange.usage(self._admission))
-        return _frame(MessageStart(type="message_start", message=message))
+        message = self._builder.message([], self._builder.usage(self._admission))
+        return _event(MessageStart(type="message_start", message=message))
 
 
-def _frame(event: MessageEvent) -> bytes:
-    data = event.model_dump_json(exclude_unset=True)
-    return f"event: {event.type}\ndata: {data}\n\n".encode()
+def _event(event: MessageEvent) -> bytes:
+    return sse_event(event.type, wire_json(event))

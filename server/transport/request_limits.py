@@ -1,4 +1,4 @@
-"""What a request may take of the server before it is answered: time, connections, memory."""
+"""Limits on each request: the body's bytes and time, requests in progress, unsent bytes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +19,11 @@ ALWAYS_ANSWERED = {"/health", "/load", "/metrics"}
 RETRY_AFTER_SECONDS = 5
 
 
-class Bodies:
-    """The bytes of all bodies of requests in flight.
+class BodyBudget:
+    """The bytes of the bodies of all requests in progress.
 
-    Where they would be too many, the largest that is still arriving is refused: whoever sends
-    little is not stopped by those who send much.
+    Where they would be too many, the largest body that is still arriving is refused, so that large
+    bodies do not cost clients that send small ones.
     """
 
     def __init__(self, max_body_bytes: int, max_total_bytes: int, timeout_seconds: float) -> None:
@@ -31,19 +31,19 @@ class Bodies:
         self.timeout_seconds = timeout_seconds
         self._max_total_bytes = max_total_bytes
         self._total_bytes = 0
-        self._arriving: set[Body] = set()
+        self._arriving: set[ArrivingBody] = set()
 
     @contextmanager
-    def body(self, receive: Receive, admit: Callable[[], None]) -> Iterator["Body"]:
+    def body(self, receive: Receive, admit: Callable[[], None]) -> Iterator["ArrivingBody"]:
         """A request's body, whose bytes are counted until the block ends."""
-        body = Body(self, receive, admit)
+        body = ArrivingBody(self, receive, admit)
         self._arriving.add(body)
         try:
             yield body
         finally:
             self._forget(body)
 
-    def grown(self, body: "Body", n_bytes: int) -> None:
+    def grown(self, body: "ArrivingBody", n_bytes: int) -> None:
         """Raises HTTPException (413, 503)."""
         body.n_bytes += n_bytes
         self._total_bytes += n_bytes
@@ -54,10 +54,10 @@ class Bodies:
             self._forget(largest)
             largest.refuse()
 
-    def complete(self, body: "Body") -> None:
+    def complete(self, body: "ArrivingBody") -> None:
         self._arriving.discard(body)
 
-    def _forget(self, body: "Body") -> None:
+    def _forget(self, body: "ArrivingBody") -> None:
         self._arriving.discard(body)
         self._total_bytes -= body.n_bytes
         body.n_bytes = 0
@@ -66,10 +66,10 @@ class Bodies:
         return HTTPException(413, f"The body is larger than {self.max_body_bytes} bytes.")
 
 
-class Body:
-    """One request's body on its way in. `admit` is asked when it has come whole."""
+class ArrivingBody:
+    """One request's body while it arrives. `admit` is called when it is complete, and may raise."""
 
-    def __init__(self, bodies: Bodies, receive: Receive, admit: Callable[[], None]) -> None:
+    def __init__(self, bodies: BodyBudget, receive: Receive, admit: Callable[[], None]) -> None:
         self.n_bytes = 0
         self._bodies = bodies
         self._receive = receive
@@ -118,7 +118,7 @@ class Body:
 
 
 class ConnectionUse(HttpMiddleware):
-    """Tells the connection that it has a request, until its client has taken the last byte."""
+    """Tells the connection about its request, until the client has read the last byte."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         guard = guard_of(scope)
@@ -130,14 +130,14 @@ class ConnectionUse(HttpMiddleware):
             guard.request_ended()
 
 
-class Intake(HttpMiddleware):
-    """Bounds the body and what waits unsent, and says when the body has come whole.
+class RequestLimits(HttpMiddleware):
+    """Limits the body and the unsent bytes, and tells the connection when the body is complete.
 
-    The body counts until the request has been worked on, in the background too; what is unsent,
-    until the client has taken the last byte. Raises HTTPException (413, 503).
+    The body counts until the request is over, in the background too; unsent bytes count until the
+    client has read the last one. Raises HTTPException (413, 503).
     """
 
-    def __init__(self, app: ASGIApp, bodies: Bodies, unsent: UnsentBudget) -> None:
+    def __init__(self, app: ASGIApp, bodies: BodyBudget, unsent: UnsentBudget) -> None:
         super().__init__(app)
         self._bodies = bodies
         self._unsent = unsent
@@ -152,7 +152,7 @@ class Intake(HttpMiddleware):
                 await self.app(scope, body.receive, send)
             await guard.flushed()
 
-    def _check_head(self, headers: Headers, body: Body) -> None:
+    def _check_head(self, headers: Headers, body: ArrivingBody) -> None:
         declared = headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > self._bodies.max_body_bytes:
             raise self._bodies.too_large()
@@ -161,7 +161,7 @@ class Intake(HttpMiddleware):
 
 
 def _admit(guard: Guard, path: str) -> None:
-    """Raises HTTPException (503) when as many requests are being answered as may be."""
+    """Raises HTTPException (503) when as many requests are in progress as are allowed."""
     if guard.is_crowded and path not in ALWAYS_ANSWERED:
         raise _overloaded("The server answers as many requests as it has connections for.")
     guard.request_complete()

@@ -1,10 +1,10 @@
-"""A response object as it is at one time: what was known at its beginning, and the news."""
+"""The response object: a head that never changes, and a state that does."""
 
 import time
 from collections.abc import Sequence
 
-from server.dialects.responses.output.spliced import spliced_json
-from server.dialects.responses.toolbox import Toolbox
+from server.dialects.responses.output.rendered_json import rendered_json
+from server.dialects.responses.tools import RequestTools
 from server.errors import ApiError
 from server.generation.chat_task import ChatTask
 from server.generation.events import UsageMeter
@@ -16,28 +16,30 @@ from server.schemas.responses.response import (
     OutputTokensDetails,
     ResponseError,
     ResponseHead,
-    ResponseNews,
+    ResponseState,
     ResponseStatus,
     ResponseUsage,
 )
 
 PASSED_ON = frozenset({"context_length_exceeded", "rate_limit_exceeded"})
-"""Codes of errors that clients act upon."""
+"""Error codes that clients act upon."""
 
 
-class Envelope:
-    """The head is made into JSON once: it has the request's tools, and each event repeats it."""
+class ResponseTemplate:
+    """Response objects with one head. The head has the request's tools, and many events repeat it,
+    so it is rendered once.
+    """
 
     def __init__(self, head: ResponseHead) -> None:
         self.head = head
         self._json = head.model_dump_json().encode()
 
-    def json(self, news: ResponseNews) -> bytes:
-        return self._json[:-1] + b"," + spliced_json(news)[1:]
+    def json(self, state: ResponseState) -> bytes:
+        return self._json[:-1] + b"," + rendered_json(state)[1:]
 
 
 def response_head(
-    body: ResponsesRequest, toolbox: Toolbox, task: ChatTask, id: str
+    body: ResponsesRequest, tools: RequestTools, task: ChatTask, id: str
 ) -> ResponseHead:
     sampling = task.request.sampling
     return ResponseHead(
@@ -65,7 +67,7 @@ def response_head(
         tool_choice=body.tool_choice
         if isinstance(body.tool_choice, str)
         else body.tool_choice.model_dump(exclude_none=True),
-        tools=toolbox.declared,
+        tools=tools.declared,
         top_logprobs=body.top_logprobs,
         top_p=sampling.top_p,
         truncation="disabled",
@@ -73,15 +75,15 @@ def response_head(
     )
 
 
-def response_news(
+def response_state(
     status: ResponseStatus,
     output: Sequence[OutputItem] = (),
     *,
     usage: ResponseUsage | None = None,
     error: ApiError | None = None,
-) -> ResponseNews:
+) -> ResponseState:
     is_cut_off = status == "incomplete"
-    return ResponseNews(
+    return ResponseState(
         status=status,
         completed_at=int(time.time()) if status == "completed" else None,
         error=None if error is None else response_error(error),
@@ -92,7 +94,7 @@ def response_news(
 
 
 def response_error(error: ApiError) -> ResponseError:
-    """In the codes of a response, of which there are few."""
+    """With one of the few codes that a response may have."""
     if error.code in PASSED_ON:
         code = str(error.code)
     else:

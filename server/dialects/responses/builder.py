@@ -1,23 +1,25 @@
-"""An Exchange of Responses, whole and streamed."""
+"""Responses of `/v1/responses`, whole and streamed."""
 
 from collections.abc import Sequence
 from itertools import count
 
 from engine.types.output import FinishReason, OutputEvent
+from server.dialects.dialect import generated
 from server.dialects.openai import wire_finish_reason
-from server.dialects.responses.envelope import response_news, response_usage
 from server.dialects.responses.output.answer import ResponseAnswer
 from server.dialects.responses.output.items import Output
-from server.dialects.responses.output.spliced import spliced_json
+from server.dialects.responses.output.rendered_json import rendered_json
+from server.dialects.responses.response_object import response_state, response_usage
 from server.dialects.responses.task import ResponsesTask
 from server.errors import ApiError
-from server.schemas.responses.events import ItemNews
-from server.schemas.responses.response import ResponseNews
+from server.schemas.responses.events import OutputItemEvent
+from server.schemas.responses.response import ResponseState
+from server.transport.sse import sse_event
 from server.transport.unsent import kept_bytes
 
 
-class ResponsesExchange:
-    """An Exchange of one response, which has one sequence."""
+class ResponsesBuilder:
+    """A ResponseBuilder of one response, which has one sequence."""
 
     def __init__(self, task: ResponsesTask) -> None:
         self.task = task
@@ -35,15 +37,15 @@ class ResponsesExchange:
         return ResponseAnswer(self.task.chat.new_answer(), output, self.engine.tokenizer)
 
     def whole(self, choices: Sequence[ResponseAnswer]) -> bytes:
-        """The response, which is kept."""
+        """The response, which is stored."""
         (answer,) = choices
-        return self.task.keep(self.news(answer))
+        return self.task.store_response(self.state(answer))
 
-    def news(self, answer: ResponseAnswer) -> ResponseNews:
-        """What an answer came to."""
-        wire_finish_reason(answer.finish_reason)  # or it has none
+    def state(self, answer: ResponseAnswer) -> ResponseState:
+        """The response's state at the end of an answer."""
+        wire_finish_reason(answer.finish_reason)  # raises if there is none
         is_cut_off = answer.finish_reason is FinishReason.LENGTH
-        return response_news(
+        return response_state(
             "incomplete" if is_cut_off else "completed",
             answer.output.items,
             usage=response_usage(self.meter),
@@ -53,21 +55,21 @@ class ResponsesExchange:
 class ResponsesWriter:
     """A StreamWriter of typed events.
 
-    Comments do not keep every client waiting (Codex counts events alone), so a keep-alive says
-    again that the response is in progress.
+    Codex times out between events and ignores comments, so a keep-alive repeats the event
+    `response.in_progress`.
     """
 
-    def __init__(self, exchange: ResponsesExchange) -> None:
-        self._exchange = exchange
-        self._envelope = exchange.task.envelope
-        self._answer = exchange.new_choice()
+    def __init__(self, builder: ResponsesBuilder) -> None:
+        self._builder = builder
+        self._template = builder.task.template
+        self._answer = builder.new_choice()
         self._has_begun = False
 
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        news = [event for event in events if event.admission is None]
-        if not news:
+        output = generated(events)
+        if not output:
             return b""  # until there is a token, an error has a status of its own
-        return self._opening() + b"".join(map(_frame, self._answer.news(news)))
+        return self._opening() + b"".join(map(_event, self._answer.events(output)))
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
         """The last events repeat the whole answer."""
@@ -77,12 +79,13 @@ class ResponsesWriter:
         return self._opening() or self._status("response.in_progress", self._in_progress())
 
     def failure(self, error: ApiError) -> bytes:
-        news = response_news("failed", self._answer.output.items, error=error)
-        return self._opening() + self._status("response.failed", self._exchange.task.keep(news))
+        state = response_state("failed", self._answer.output.items, error=error)
+        response = self._builder.task.store_response(state)
+        return self._opening() + self._status("response.failed", response)
 
     def end(self) -> bytes:
-        news = self._exchange.news(self._answer)
-        return self._status(f"response.{news.status}", self._exchange.task.keep(news))
+        state = self._builder.state(self._answer)
+        return self._status(f"response.{state.status}", self._builder.task.store_response(state))
 
     def _opening(self) -> bytes:
         if self._has_begun:
@@ -92,13 +95,13 @@ class ResponsesWriter:
         return self._status("response.created", begun) + self._status("response.in_progress", begun)
 
     def _in_progress(self) -> bytes:
-        return self._envelope.json(response_news("in_progress"))
+        return self._template.json(response_state("in_progress"))
 
     def _status(self, type: str, response: bytes) -> bytes:
-        number = next(self._exchange.numbers)
-        head = f'event: {type}\ndata: {{"type":"{type}","sequence_number":{number},"response":'
-        return head.encode() + response + b"}\n\n"
+        number = next(self._builder.numbers)
+        head = f'{{"type":"{type}","sequence_number":{number},"response":'
+        return sse_event(type, head.encode() + response + b"}")
 
 
-def _frame(event: ItemNews) -> bytes:
-    return f"event: {event.type}\ndata: ".encode() + spliced_json(event) + b"\n\n"
+def _event(event: OutputItemEvent) -> bytes:
+    return sse_event(event.type, rendered_json(event))

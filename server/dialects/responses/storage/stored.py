@@ -1,9 +1,9 @@
-"""What is kept of a response."""
+"""What is stored of a response."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-OVERHEAD_BYTES = 512  # of an item, a run of items or a response, and of what points to it: measured
+OVERHEAD_BYTES = 512  # of an item, a conversation or a response, with its index entries: measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class StoredItem:
 
 
 class Conversation:
-    """Items, and the conversation `before` them, which many may continue. Never changed."""
+    """Items, and the conversation `before` them, which several may share. Immutable."""
 
     __slots__ = ("before", "items", "n_bytes", "total_bytes")
 
@@ -33,18 +33,18 @@ class Conversation:
 
     def __iter__(self) -> Iterator[StoredItem]:
         """All items, oldest first."""
-        runs: list[Conversation] = []
-        run: Conversation | None = self
-        while run is not None:
-            runs.append(run)
-            run = run.before
-        for run in reversed(runs):
-            yield from run.items
+        chain: list[Conversation] = []
+        link: Conversation | None = self
+        while link is not None:
+            chain.append(link)
+            link = link.before
+        for link in reversed(chain):
+            yield from link.items
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as JSON, what it was made from, and with its own items what may be continued."""
+    """A response as JSON, its input, and the `conversation` of both that others may continue."""
 
     json: bytes
     input: Conversation
@@ -53,5 +53,5 @@ class StoredResponse:
 
     @property
     def n_bytes(self) -> int:
-        """What it takes besides its conversation."""
+        """Its bytes besides those of its conversation."""
         return len(self.json) + OVERHEAD_BYTES
