@@ -12,7 +12,7 @@ from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardBatch
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
-from engine.mlx_backend.storage.reading import NO_READS, PendingReads
+from engine.mlx_backend.storage.storage import NO_READS, PendingReads
 from engine.step.plan import Chunk, SampledToken, SequenceId, StepMasks, StepPlan, StepResult
 from engine.step.runner import RunnerLost
 from engine.types.output import TokenLogprob

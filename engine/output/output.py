@@ -1,12 +1,107 @@
 """From sampled tokens to text, and to the reason why a sequence ends."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.output.detokenizer import Detokenizer
-from engine.output.stop import StopChecker
 from engine.types.output import FinishReason
 from engine.types.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Text that may be shown, and the stop string that ended it, if one did."""
+
+    text: str
+    stopped_by: str | None = None
+
+
+class StopChecker:
+    """Finds the first stop string to be completed, however the text is cut into pieces.
+
+    Text that may still turn out to be the beginning of a stop string is held back: at most one
+    character less than the longest of them. When several end at the same character the longest
+    counts, so no part of a stop string is ever shown. A character costs what stop strings it
+    begins or goes on with, not what there are. Nothing may be added after a stop. Raises
+    ValueError for an empty stop string.
+    """
+
+    __slots__ = ("_begun", "_by_first", "_held")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._begun: list[_Matcher] = []
+        self._by_first: dict[str, list[_Matcher]] = defaultdict(list)
+        for matcher in map(_Matcher, stops):
+            self._by_first[matcher.stop[0]].append(matcher)
+        self._held = ""
+
+    def add(self, text: str) -> Checked:
+        """Take the next piece; return what has become safe to show."""
+        if not self._by_first:
+            return Checked(text)
+        seen = self._held + text
+        for end, character in enumerate(text, start=len(self._held) + 1):
+            if complete := self._advance(character):
+                stop = max(complete, key=len)
+                self._held = ""
+                return Checked(seen[: end - len(stop)], stop)
+        held = max((matcher.matched for matcher in self._begun), default=0)
+        self._held = seen[len(seen) - held :]
+        return Checked(seen[: len(seen) - held])
+
+    def finish(self) -> str:
+        """What was held back, when the sequence ended for another reason."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, character: str) -> list[str]:
+        """The stop strings that the character completes."""
+        for matcher in self._begun:
+            matcher.advance(character)
+        still_begun = [matcher for matcher in self._begun if matcher.matched]
+        for matcher in self._by_first.get(character, ()):
+            if not matcher.matched:  # else it has taken the character above
+                matcher.advance(character)
+                still_begun.append(matcher)
+        self._begun = still_begun
+        return [matcher.stop for matcher in still_begun if matcher.is_complete()]
+
+
+class _Matcher:
+    """The Knuth-Morris-Pratt automaton of one string.
+
+    `matched` is the length of the longest suffix of the text so far that begins the string.
+    """
+
+    __slots__ = ("_borders", "matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        if not stop:
+            raise ValueError("a stop string must not be empty")
+        self.stop = stop
+        self.matched = 0
+        self._borders = _borders(stop)
+
+    def is_complete(self) -> bool:
+        return self.matched == len(self.stop)
+
+    def advance(self, character: str) -> None:
+        """Take one more character of text. Not to be called on a complete match."""
+        while self.matched and self.stop[self.matched] != character:
+            self.matched = self._borders[self.matched - 1]
+        self.matched += self.stop[self.matched] == character
+
+
+def _borders(string: str) -> list[int]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    borders = [0] * len(string)
+    for end in range(1, len(string)):
+        border = borders[end - 1]
+        while border and string[border] != string[end]:
+            border = borders[border - 1]
+        borders[end] = border + (string[border] == string[end])
+    return borders
 
 
 @dataclass(frozen=True, slots=True)

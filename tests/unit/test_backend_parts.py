@@ -20,7 +20,7 @@ from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_bu
 from engine.mlx_backend.loading.loader import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.grouping import ForwardCost, group_by_length, padded
+from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded
 from engine.types.settings import EngineConfig
 from kvstore.groups.window import lease_slots
 

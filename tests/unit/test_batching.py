@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from engine.mlx_backend.model.batching import LADDER, Batching, joined, lasts_apart
 from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import ForwardBatch, StepForwards
-from engine.mlx_backend.model.grouping import (
+from engine.mlx_backend.model.forward_batch import (
     FORWARD_TOKENS,
+    ForwardBatch,
     ForwardCost,
     Grouping,
+    StepForwards,
     bounded,
     of_equal_length,
     padded,

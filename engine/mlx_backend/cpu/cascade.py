@@ -27,7 +27,7 @@ from engine.mlx_backend.cpu.tiles import TiledView, TilePlan
 from engine.mlx_backend.cpu.work import WorkList, work_list
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import BlockTable, Forward
-from engine.mlx_backend.model.grouping import group_by_length
+from engine.mlx_backend.model.forward_batch import group_by_length
 from engine.mlx_backend.storage.arena import Arena, LayerArena
 
 MIN_SAVED_BLOCKS = 384

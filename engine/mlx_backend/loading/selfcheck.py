@@ -15,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.model import output_head
 from engine.mlx_backend.model.batching import LADDER
@@ -24,7 +25,6 @@ from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.storage.storage import Storage
-from engine.mlx_backend.storage.tables import SequenceTables
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import blocks_for
 from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups

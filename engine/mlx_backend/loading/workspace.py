@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.model.grouping import FORWARD_TOKENS
+from engine.mlx_backend.model.forward_batch import FORWARD_TOKENS
 from engine.mlx_backend.model.layout import Layout
 from engine.types.settings import EngineConfig
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.mlx_backend.model.forward import Forward, GroupedMaskForward, LoneForward, TokenSpan
-from engine.mlx_backend.model.forward_batch import ForwardBatch, StepForwards
-from engine.mlx_backend.model.grouping import (
+from engine.mlx_backend.model.forward_batch import (
+    ForwardBatch,
     ForwardCost,
     Grouping,
+    StepForwards,
     bounded,
     fresh_apart,
     of_equal_length,

@@ -10,8 +10,13 @@ from mlx.nn.layers.base import Module
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.forward import TokenSpan
-from engine.mlx_backend.model.forward_batch import ForwardBatch, Indices, StepForwards
-from engine.mlx_backend.model.grouping import FORWARD_TOKENS, ForwardCost
+from engine.mlx_backend.model.forward_batch import (
+    FORWARD_TOKENS,
+    ForwardBatch,
+    ForwardCost,
+    Indices,
+    StepForwards,
+)
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.model.view_tree import ViewFactory, ViewTree

@@ -1,6 +1,7 @@
 """The arrays of all groups of the store: an arena for each kind of block, and the states."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import mlx.core as mx
@@ -9,6 +10,7 @@ from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.storage.arena import Arena, block_bytes
 from engine.mlx_backend.storage.packing import (
     FORMAT,
+    Packed,
     describe_layers,
     describe_states,
     fill_blocks,
@@ -16,7 +18,6 @@ from engine.mlx_backend.storage.packing import (
     pack_blocks,
     pack_states,
 )
-from engine.mlx_backend.storage.reading import Column, PendingReads
 from engine.mlx_backend.storage.state_arena import StateArena, state_bytes
 from kvstore.actions import (
     CopyBlock,
@@ -25,6 +26,7 @@ from kvstore.actions import (
     FillBlock,
     FillState,
     FillWindow,
+    Parts,
     ReadBlock,
     ResetState,
     RollBackState,
@@ -32,6 +34,37 @@ from kvstore.actions import (
 )
 from kvstore.groups.sizes import StorageSizes
 from kvstore.types import BlockId, SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One part, of the reads that ask for it; `readers` are their indices among all reads."""
+
+    readers: Sequence[int]
+    packed: Packed
+
+
+class PendingReads:
+    """`columns`: the block, each window's block, the state."""
+
+    def __init__(self, n_reads: int, columns: Sequence[Column]) -> None:
+        self._n_reads = n_reads
+        self._columns = columns
+
+    def arrays(self) -> list[mx.array]:
+        """What must have been computed before `parts`."""
+        return [array for column in self._columns for array in column.packed.arrays()]
+
+    def parts(self) -> tuple[Parts, ...]:
+        """The parts of each read."""
+        return tuple(zip(*map(self._of_all, self._columns), strict=True))
+
+    def _of_all(self, column: Column) -> Iterator[memoryview | None]:
+        found = dict(zip(column.readers, column.packed.read(), strict=True))
+        return map(found.get, range(self._n_reads))
+
+
+NO_READS = PendingReads(0, ())
 
 
 class Storage:
