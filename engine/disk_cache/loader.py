@@ -8,6 +8,7 @@ root on; each step fills in what it has time for, and what has been filled is pu
 load ends, what was published stays. The prompts that waited ask for the rest, or compute it.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from kvstore.tier.types import Buffer, ReadFailure
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
+logger = logging.getLogger(__name__)
+
 ComputeSeconds = Callable[[int, int], float]
 """Predicts how long it takes to compute so many tokens from a position on: (start, n_tokens)."""
 
@@ -38,7 +41,8 @@ class LoadRules:
     """When a load pays, and how it is bounded.
 
     `worth`: the most that loading may take, as a share of what computing would. A load for which
-    the disk delivers nothing in `timeout_seconds` is given up.
+    the disk delivers nothing is given up after `patience`, a share of what computing would take as
+    well, and not before `timeout_seconds`.
     """
 
     least_tokens: int = 256
@@ -46,6 +50,7 @@ class LoadRules:
     first_rate: float = 500e6  # bytes a second, before any was observed
     looked_back_blocks: int = 64
     timeout_seconds: float = 2.0
+    patience: float = 0.1
     salted: bool = False
     limits: LoadLimits = UNLIMITED
 
@@ -106,6 +111,7 @@ class _Load:
     new_from: int  # the first entry of the table that is to be filled with a block, too
     n_bytes: int
     began: float
+    patience_seconds: float
     deadline: float  # by which something must come, where the disk is what it waits for
     ahead_bytes: int = 0  # that may be held
     held_bytes: int = 0  # that have come and are not committed
@@ -129,6 +135,7 @@ class _Loadable:
     n_tokens: int
     have_tokens: int
     n_bytes: int
+    patience_seconds: float
 
 
 _Fill = tuple[_Load, int, int]
@@ -295,9 +302,11 @@ class DiskLoader:
         n_bytes = sum(info.n_bytes for info in lacking if info is not None)
         reading = n_bytes / (self._tier.read_rate or self._rules.first_rate)
         loading = max(reading, self._pace.seconds(n_bytes))
-        if loading >= self._rules.worth * compute_seconds(have, n_tokens - have):
+        computing = compute_seconds(have, n_tokens - have)
+        if loading >= self._rules.worth * computing:
             return None
-        return _Loadable(hashes, n_tokens, have, n_bytes)
+        patience = max(self._rules.timeout_seconds, self._rules.patience * computing)
+        return _Loadable(hashes, n_tokens, have, n_bytes, patience)
 
     def _longest(self, prompt: Prompt) -> tuple[Sequence[Digest], int]:
         """The longest chain of entries after which all groups could resume, and its tokens."""
@@ -339,9 +348,16 @@ class DiskLoader:
         new_from = sum(map(self._store.pool.is_cached, lease.table))
         first = min(new_from, self._entries.needed(n_tokens).start, len(hashes) - 1)
         first = max(first, lease.written_tokens // self._block_size)
-        now = self._clock()
-        deadline = now + self._rules.timeout_seconds
-        load = _Load(lease, tuple(hashes[first:]), first, new_from, found.n_bytes, now, deadline)
+        load = _Load(
+            lease,
+            tuple(hashes[first:]),
+            first,
+            new_from,
+            found.n_bytes,
+            began=(now := self._clock()),
+            patience_seconds=found.patience_seconds,
+            deadline=now + found.patience_seconds,
+        )
         self._loads.append(load)
         self._budget.began(load.n_bytes)
         load.ticket = self._tier.read(load.hashes, partial(self._deliver, load))
@@ -431,8 +447,10 @@ class DiskLoader:
         now = self._clock()
         for load in tuple(self._loads):
             if not load.waits_for_disk:
-                load.deadline = now + self._rules.timeout_seconds
+                load.deadline = now + load.patience_seconds
             elif now >= load.deadline:
+                seconds = round(load.patience_seconds)
+                logger.warning("a load was given up: the disk delivered nothing in %d s", seconds)
                 self._end(load)
 
     def _read_on(self) -> None:

@@ -62,10 +62,15 @@ class Inbox:
         """The same for what ends something whose beginning has been called."""
         return self._post(function, self._ends)
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call waits to be run. On any thread."""
+        return bool(self._ends or self._calls)
+
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Sleep until there is a call, but no longer than that."""
         with self._posted:
-            self._posted.wait_for(lambda: self._ends or self._calls, timeout_seconds)
+            self._posted.wait_for(lambda: self.has_calls, timeout_seconds)
 
     def handle(self) -> None:
         """Run the calls that are due between these two steps."""

@@ -6,6 +6,7 @@ from math import ceil
 
 from engine.api import QueueFull
 from engine.constraints.remote.answers import Answers
+from engine.loop.idle_recount import IdleRecount
 from engine.loop.inbox import Inbox
 from engine.loop.pipeline import Pipeline
 from engine.loop.stats import clear, hit_count, loop_stats
@@ -54,6 +55,7 @@ class EngineLoop:
         self._pipeline = Pipeline(scheduler, runner, answers, latency)
         self._answers = answers
         self._inbox = inbox
+        self._recount = IdleRecount(scheduler.store, inbox)
         self._deliver = deliver
         self._sizes = sizes
         self._hits = HitRecord()
@@ -137,7 +139,9 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Take in what has arrived, then compute one step if there is one."""
-        if self.is_idle or self._is_waiting:
+        if self.is_idle:
+            self._rest()
+        elif self._is_waiting:
             self._inbox.wait(self._disk.wait_seconds())
         self._inbox.handle()
         if not self.is_idle:
@@ -150,6 +154,12 @@ class EngineLoop:
         """Nothing is to be computed, and nothing is being."""
         return self._pipeline.is_empty and not self.scheduler.has_work
 
+    def _rest(self) -> None:
+        known = self._recount.n_problems
+        self._recount.rest(self._disk.wait_seconds())
+        if self._recount.n_problems != known:
+            self._publish()
+
     def _notify_idle(self) -> None:
         waiters, self._when_idle = self._when_idle, []
         for notify in waiters:
@@ -157,6 +167,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         self.step_started_seconds = self.latency.now()
+        self._recount.stepped()
         plan = self.scheduler.plan()
         self.latency.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
@@ -181,7 +192,7 @@ class EngineLoop:
 
     def _publish(self) -> None:
         self._hits = self._hits.noted(hit_count(self.scheduler, self.latency.now()))
-        self.stats = loop_stats(self.scheduler, self._sizes, self._hits)
+        self.stats = loop_stats(self.scheduler, self._sizes, self._hits, self._recount.n_problems)
 
     def live(self) -> tuple[LiveSequence, ...]:
         return self.scheduler.running + self.scheduler.waiting

@@ -38,7 +38,9 @@ def hit_count(scheduler: Scheduler, seconds: float) -> HitCount:
     return HitCount(seconds, counters.queried_prompt_tokens, counters.cached_prompt_tokens)
 
 
-def loop_stats(scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord) -> LoopStats:
+def loop_stats(
+    scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord, n_contradictions: int = 0
+) -> LoopStats:
     counters = scheduler.counters
     return LoopStats(
         running=scheduler.n_running,
@@ -51,6 +53,7 @@ def loop_stats(scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord) -> Lo
         rows_sat_out=counters.rows_sat_out,
         steps=counters.steps,
         hits=hits,
+        n_contradictions=n_contradictions,
         cache=cache_stats(scheduler, sizes),
     )
 

@@ -92,6 +92,7 @@ class LoopStats:
     rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
     hits: HitRecord
+    n_contradictions: int  # found by recounting the store while the engine was idle
     cache: CacheStats
 
 

@@ -37,7 +37,7 @@ HOLE_BYTES = 19
 
 
 class Renderer:
-    """Applies snapshots to a mirror of the tree, and makes pictures of it. Not thread-safe."""
+    """Applies snapshots to a replica of the tree, and makes pictures of it. Not thread-safe."""
 
     def __init__(self, block_size: int, block_bytes: int, disk: DiskCache) -> None:
         self._block_size = block_size
@@ -48,7 +48,7 @@ class Renderer:
         self._disk_use: DiskUse | None = None
 
     def apply(self, snapshot: Snapshot) -> bool:
-        """Update the mirror. Returns whether anything has changed."""
+        """Update the replica. Returns whether anything has changed."""
         last, self._last = self._last, snapshot
         used, self._disk_use = self._disk_use, _disk_use(self._disk.stats())
         self._replica.apply(snapshot.changes)

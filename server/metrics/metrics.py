@@ -242,6 +242,11 @@ def loop_families(stats: LoopStats) -> Iterator[Metric]:
         stats.rows_sat_out,
     )
     yield CounterMetricFamily("rootstock_steps", "Steps of the engine's loop.", stats.steps)
+    yield CounterMetricFamily(
+        "rootstock_kv_contradictions",
+        "Counts of the KV store that a recount, while the engine was idle, found to be wrong.",
+        stats.n_contradictions,
+    )
 
 
 def cache_families(cache: CacheStats) -> Iterator[Metric]:

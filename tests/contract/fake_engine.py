@@ -189,6 +189,7 @@ class FakeEngine:
     card: ModelCard = CARD
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     disk: DiskCacheStats | None = DISK
+    n_contradictions: int = 0
     picture: CachePicture = PICTURE  # what is seen of the cache
     node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
     looks: int = 0
@@ -247,6 +248,7 @@ class FakeEngine:
             preemptions=1,
             client_preemptions=2,
             rows_sat_out=3,
+            n_contradictions=self.n_contradictions,
             steps=40,
             hits=HitRecord(),
             cache=CacheStats(

@@ -105,6 +105,16 @@ def test_health_follows_the_engine(http: httpx.Client, engine: FakeEngine) -> No
     assert answer.json()["error"]["code"] == "engine_stopped"
 
 
+def test_health_says_that_the_store_contradicts_itself() -> None:
+    with running(FakeEngine(n_contradictions=2), Settings(port=0)) as url:
+        answer = httpx.get(f"{url}/health")
+        metrics = httpx.get(f"{url}/metrics").text
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "degraded"
+    assert "contradicts itself" in answer.json()["reason"]
+    assert "rootstock_kv_contradictions_total 2.0" in metrics
+
+
 def test_health_says_what_has_been_lost_for_good() -> None:
     """A router goes on asking here: all requests are answered."""
     lost = replace(DISK, ended_threads=("tier-writer",))

@@ -237,6 +237,17 @@ def test_what_was_delivered_behind_wrong_parts_is_not_taken(desk: Desk, shelf: S
     assert desk.cached(PROMPT) == BLOCK
 
 
+def test_what_takes_minutes_to_compute_is_waited_for_longer(desk: Desk, shelf: Shelf) -> None:
+    """A disk that sleeps wakes up within seconds."""
+    desk.load([*PROMPT, 0], compute_seconds=60.0)
+    desk.wait(0.1 * 60.0 - 0.001)
+    desk.step()
+    assert desk.disk.is_loading
+    desk.wait(0.002)
+    desk.step()
+    assert not desk.disk.is_loading
+
+
 def test_a_load_that_the_disk_keeps_waiting_is_given_up(desk: Desk, shelf: Shelf) -> None:
     desk.load([*PROMPT, 0])
     waiting = pending(desk.store)
