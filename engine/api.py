@@ -4,19 +4,12 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from engine.types import (
-    ALL_TIERS,
-    CacheTier,
-    Cleared,
-    EngineStats,
-    ModelCard,
-    OutputEvent,
-    Probed,
-    Request,
-    RequestInfo,
-    Tokenizer,
-)
-from engine.watching.picture import CachePicture, NodeTokens
+from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
+from engine.types.model import ModelCard, Tokenizer
+from engine.types.output import OutputEvent
+from engine.types.picture import CachePicture, NodeTokens
+from engine.types.request import Request
+from engine.types.statistics import EngineStats, RequestInfo
 
 __all__ = [
     "CachePicture",

@@ -12,25 +12,25 @@ from engine.constraints.remote.answers import RemoteAnswers
 from engine.constraints.remote.process import GrammarProcesses
 from engine.constraints.remote.trials import Trials
 from engine.constraints.vocabulary import Vocabulary
-from engine.detokenizer import detokenizer_factory
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.disk_cache.opening import open_disk_cache
-from engine.inbox import Inbox
-from engine.loop import Deliver, EngineLoop
+from engine.loop.inbox import Inbox
+from engine.loop.loop import Deliver, EngineLoop
+from engine.loop.threaded import EngineParts, ThreadedEngine
 from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.loading.source import find_checkpoint
-from engine.mlx_backend.parts import Backend
-from engine.output import OutputFactory
-from engine.scheduler import Scheduler
-from engine.storage_sizes import build_groups
-from engine.threaded import EngineParts, ThreadedEngine
-from engine.timing import Timing
-from engine.types import EngineConfig
-from engine.validation import Limits, step_stretch
-from kvstore.block_pool import BlockPool
-from kvstore.prefix_index import NoIndex, PrefixIndex
-from kvstore.radix_tree import RadixTree
+from engine.output.detokenizer import detokenizer_factory
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import Limits, step_stretch
+from engine.step.runner import Backend
+from engine.types.settings import EngineConfig
+from engine.watching.latency import LatencyTracker
+from kvstore.blocks.pool import BlockPool
+from kvstore.groups.sizes import build_groups
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.types import Namespace
 
@@ -70,7 +70,7 @@ def assemble(
     """Everything around a loaded backend. Belongs to the thread that loaded it."""
     pool = BlockPool(backend.sizes.n_blocks)
     groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
-    index: PrefixIndex = NoIndex()
+    index: PrefixIndex = PrefixIndex()
     if config.prefix_cache:
         index = RadixTree(pool, config.block_size, time.monotonic)
     store = KVStore(pool, index, config.block_size, groups)
@@ -86,7 +86,7 @@ def assemble(
     outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
     disk: DiskCache = NO_DISK_CACHE
     if config.disk is not None:
-        disk = open_disk_cache(config.disk, backend, store, inbox, report)
+        disk = open_disk_cache(config.disk, backend, store, inbox.post, report)
     scheduler = Scheduler(
         store,
         outputs,
@@ -95,7 +95,7 @@ def assemble(
         unsalted=Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
         disk=disk,
     )
-    timing = Timing(time.monotonic, telemetry)
+    latency = LatencyTracker(time.monotonic, telemetry)
     card = backend.card
     vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
     processes = GrammarProcesses(vocabulary)
@@ -105,7 +105,7 @@ def assemble(
         mask_words(vocabulary.size),
         telemetry.mask,
     )
-    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, timing, backend.bytes, answers)
+    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, latency, backend.bytes, answers)
     return EngineParts(
         loop=loop,
         card=card,

@@ -1,8 +1,8 @@
-"""Orders that the store gives to the arena: what must happen to tensors before a step's forward.
+"""StorageOps: what the store wants done to the arrays around a step, as plain values.
 
-What is filled in was read before, perhaps by another process: see `kvstore.packing` for the bytes.
-Orders are carried out one after another in the order in which they were given: a block that an
-earlier order read from may be the target of a later one.
+What is filled in was read before, perhaps by another process; `storage/packing.py` of the backend
+says how the bytes lie. Ops are executed one after another in the order in which they were given: a
+block that an earlier op read from may be the target of a later one.
 """
 
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ class TablePatch:
     ids: tuple[int, ...]
 
 
-Order = (
+StorageOp = (
     CopyBlock
     | CopyWindowBlock
     | ResetState
@@ -121,12 +121,12 @@ Order = (
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What must happen around the step in which a lease's next tokens are computed."""
+class StepOps:
+    """The ops around the step that computes a lease's next tokens."""
 
-    before: tuple[Order, ...] = ()
-    between: tuple[Order, ...] = ()  # where the step is split
-    after: tuple[Order, ...] = ()
+    before: tuple[StorageOp, ...] = ()
+    after_chunks: tuple[StorageOp, ...] = ()  # behind the prompts' chunks, before the decodes
+    after: tuple[StorageOp, ...] = ()
 
 
-NO_ORDERS = Room()
+NO_OPS = StepOps()

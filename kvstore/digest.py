@@ -1,8 +1,8 @@
-"""Names of blocks that hold outside the process: a BLAKE3 chain over whole blocks.
+"""Block hashes, valid outside the process: a BLAKE3 chain over whole blocks.
 
 `digest(block) = BLAKE3(digest of the block before || its tokens)`, each token a little-endian
 unsigned 32-bit integer; the chain starts from the digest of the namespace. Equal digests mean equal
-tokens in an equal context, so a disk tier or a cache event can name a block by its digest alone.
+tokens in an equal context, so a disk tier or a cache event identifies a block by its digest alone.
 Matching inside the process is by tokens and never by digest.
 """
 
@@ -18,7 +18,7 @@ from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import Namespace
 
 Digest = NewType("Digest", bytes)
-"""32 bytes."""
+"""The hash of a block and all before it, 32 bytes."""
 
 
 def root_digest(namespace: Namespace) -> Digest:
@@ -32,7 +32,7 @@ def root_digest(namespace: Namespace) -> Digest:
 
 
 def digest_behind(parent: Digest, packed: bytes) -> Digest:
-    """The name of what follows `parent`: a block's tokens, or the first few of them, packed."""
+    """The digest of what follows `parent`: a block's tokens, or the first few of them, packed."""
     return Digest(blake3(parent + _little_endian(packed)).digest())
 
 

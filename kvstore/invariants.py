@@ -1,113 +1,166 @@
-"""Recounts the store from scratch and says what does not add up. For tests and for idle moments."""
+"""Recounts the store from scratch and says what does not add up.
+
+Tests call `check`. An idle engine can take `recount` piece by piece, until there is other work.
+"""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kvstore.block_table import blocks_for
-from kvstore.radix_node import Node
+from kvstore.blocks.table import blocks_for
+from kvstore.index.radix_node import Node
+from kvstore.lease import Lease
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES
-from kvstore.types import BlockId, Namespace
+from kvstore.types import BlockId, Finding, Namespace
 
 
 class InvariantError(AssertionError):
     """The store contradicts itself; the message lists all that was found."""
 
 
-Walked = Sequence[tuple[Namespace, bytes, Node]]
-"""Every node, once; see `RadixTree.walk`."""
-
-
 def check(store: KVStore) -> None:
     """Raise InvariantError unless every count equals what is there to be counted."""
-    walked = tuple(store.index.walk())
-    problems = [
-        *_references(store, walked),
-        *_free_list(store),
-        *_edges(store, walked),
-        *_siblings(store, walked),
-        *_leases(store, walked),
-        *_groups(store),
-        *store.announcements.problems(store.leases),
-        *store.index.problems(),
-    ]
+    problems = [found for found in recount(store) if found is not None]
     if problems:
         raise InvariantError("; ".join(problems))
 
 
 def check_idle(store: KVStore) -> None:
-    """Raise InvariantError unless, besides, nobody holds anything."""
+    """Raise InvariantError unless, besides, there are no leases and no references."""
     check(store)
-    if store.leases or store.pool.n_held:
+    if store.leases or store.pool.n_referenced:
         raise InvariantError(
-            f"idle, but {len(store.leases)} leases hold {store.pool.n_held} blocks"
+            f"idle, but {len(store.leases)} leases hold {store.pool.n_referenced} blocks"
         )
 
 
-def _references(store: KVStore, walked: Walked) -> Iterator[str]:
+def recount(store: KVStore) -> Iterator[Finding]:
+    """Yield each problem, and None after each piece of work that found none.
+
+    A piece is a block, a slot, a node or a lease, or a sum over all of them: milliseconds where
+    there are a hundred thousand. Drop the iterator before the store changes.
+    """
+    seen = _Seen()
+    yield from _walk(store, seen)
+    yield from _references(store, seen)
+    yield from _free_list(store)
+    yield from _edges(store, seen)
+    yield from _siblings(store, seen)
+    yield from _leases(store, seen)
+    yield from _groups(store, seen)
+    yield from store.in_flight.problems(store.leases)
+    yield from store.index.problems()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node's edge is in the tree: its bytes are [start, end) of those from the root."""
+
+    namespace: Namespace
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What has been counted so far, by walking the tree and reading the tables of all leases."""
+
+    places: dict[Node, _Place] = field(default_factory=dict)
+    indexed: dict[BlockId, tuple[Node, int]] = field(default_factory=dict)  # the block's index
+    cached: Counter[BlockId] = field(default_factory=Counter)
+    ref_counts: Counter[BlockId] = field(default_factory=Counter)
+    known: set[BlockId] = field(default_factory=set)  # blocks that are not free
+
+
+def _walk(store: KVStore, seen: _Seen) -> Iterator[Finding]:
+    for namespace, path, node in store.index.walk():
+        seen.places[node] = _Place(namespace, len(path) - len(node.packed), len(path))
+        seen.cached.update(node.blocks)
+        for index, block in enumerate(node.blocks):
+            seen.indexed[block] = node, index
+        yield None
+    for lease in store.leases:
+        seen.ref_counts.update(lease.table)
+        yield None
+
+
+def _references(store: KVStore, seen: _Seen) -> Iterator[Finding]:
     pool = store.pool
-    holders = Counter(block for lease in store.leases for block in lease.table)
-    kept = Counter(block for _, _, node in walked for block in node.blocks)
     for block in map(BlockId, range(pool.n_blocks)):
-        if pool.holders(block) != holders[block]:
-            yield f"block {block}: {pool.holders(block)} holders, {holders[block]} tables list it"
-        if pool.is_kept(block) != kept[block]:
-            yield f"block {block}: kept is {pool.is_kept(block)}, indexed {kept[block]} times"
-    shared = sum(count > 1 for count in holders.values())
-    if (pool.n_held, pool.n_shared) != (len(holders), shared):
-        yield f"{pool.n_held}/{pool.n_shared} held/shared, recounted {len(holders)}/{shared}"
-    saved = sum(count - 1 for count in holders.values())
+        count, tables = pool.ref_count(block), seen.ref_counts[block]
+        if count != tables:
+            yield f"block {block}: {count} references, {tables} tables list it"
+        is_cached, times = pool.is_cached(block), seen.cached[block]
+        if is_cached != times:
+            yield f"block {block}: cached is {is_cached}, indexed {times} times"
+        if count or is_cached:
+            seen.known.add(block)
+        yield None
+    yield from _sums(store, seen)
+
+
+def _sums(store: KVStore, seen: _Seen) -> Iterator[str]:
+    pool, referenced = store.pool, len(seen.ref_counts)
+    shared = sum(count > 1 for count in seen.ref_counts.values())
+    if (pool.n_referenced, pool.n_shared) != (referenced, shared):
+        counts = f"{pool.n_referenced}/{pool.n_shared}"
+        yield f"{counts} referenced/shared, recounted {referenced}/{shared}"
+    saved = sum(count - 1 for count in seen.ref_counts.values())
     if pool.n_saved != saved:
         yield f"{pool.n_saved} blocks saved, recounted {saved}"
-    cached = len(kept.keys() - holders.keys())
-    if pool.n_cached != cached or pool.n_free + cached + len(holders) != pool.n_blocks:
-        yield f"free {pool.n_free} + cached {cached} + held {len(holders)} != {pool.n_blocks}"
+    evictable = len(seen.cached.keys() - seen.ref_counts.keys())
+    if pool.n_evictable != evictable or pool.n_free + evictable + referenced != pool.n_blocks:
+        parts = f"free {pool.n_free} + evictable {evictable} + referenced {referenced}"
+        yield f"{parts} != {pool.n_blocks}"
 
 
-def _free_list(store: KVStore) -> Iterator[str]:
-    free = store.pool.free_blocks()
-    if len(set(free)) != len(free):
-        yield "a block stands in the free list twice"
-    unfree = [block for block in free if store.pool.count(block)]
+def _free_list(store: KVStore) -> Iterator[Finding]:
+    free, unfree = set[BlockId](), list[BlockId]()
+    for block in store.pool.free_blocks():
+        if block in free:
+            yield "a block stands in the free list twice"
+        free.add(block)
+        if store.pool.total_refs(block):
+            unfree.append(block)
+        yield None
     if unfree:
         yield f"blocks {unfree} are free and referred to"
 
 
-def _edges(store: KVStore, walked: Walked) -> Iterator[str]:
-    n_nodes, block_bytes = 0, store.block_size * TOKEN_BYTES
-    for _, path, node in walked:
-        n_nodes += 1
+def _edges(store: KVStore, seen: _Seen) -> Iterator[Finding]:
+    block_bytes = store.block_size * TOKEN_BYTES
+    for node, place in seen.places.items():
         if blocks_for(len(node.packed), block_bytes) != len(node.blocks) or not node.blocks:
             yield f"edge {node.serial}: {len(node.packed)} bytes in {len(node.blocks)} blocks"
-        if len(path) % block_bytes and node.children:
+        if place.end % block_bytes and node.children:
             yield f"edge {node.serial}: a tail with something behind it"
-    if n_nodes != store.index.n_nodes:
-        yield f"{store.index.n_nodes} nodes, recounted {n_nodes}"
+        yield None
+    if len(seen.places) != store.index.n_nodes:
+        yield f"{store.index.n_nodes} nodes, recounted {len(seen.places)}"
 
 
-def _siblings(store: KVStore, walked: Walked) -> Iterator[str]:
+def _siblings(store: KVStore, seen: _Seen) -> Iterator[Finding]:
     block_bytes = store.block_size * TOKEN_BYTES
-    nodes = [node for _, _, node in walked]
-    parents = {node.parent for node in nodes if node.parent}
-    listed = {(parent, child) for parent in parents for child in parent.children}
-    for node in nodes:
-        if (node.parent, node) not in listed:
+    children = dict[Node, set[Node]]()
+    for node in seen.places:
+        parent = node.parent
+        if parent is not None and parent not in children:
+            children[parent] = set(parent.children)
+        if parent is None or node not in children[parent]:
             yield f"edge {node.serial}: not among its parent's children"
-    for parent in parents:
+        yield None
+    for parent in children:
         firsts = [bytes(child.packed[:block_bytes]) for child in parent.children]
-        if firsts != sorted(set(firsts)):
+        if any(left >= right for left, right in pairwise(firsts)):
             yield f"edge {parent.serial}: children out of order"
         if any(right.startswith(left) for left, right in pairwise(firsts)):
             yield f"edge {parent.serial}: a tail beside a block that covers it"
+        yield None
 
 
-def _leases(store: KVStore, walked: Walked) -> Iterator[str]:
-    indexed = {}
-    for namespace, path, node in walked:
-        start = len(path) - len(node.packed)
-        for i, block in enumerate(node.blocks):
-            indexed[block] = namespace, path[: start + (i + 1) * store.block_size * TOKEN_BYTES]
+def _leases(store: KVStore, seen: _Seen) -> Iterator[Finding]:
     for lease in store.leases:
         if lease.written_tokens > len(lease.table) * store.block_size:
             yield f"{lease.written_tokens} tokens written in {len(lease.table)} blocks"
@@ -117,24 +170,52 @@ def _leases(store: KVStore, walked: Walked) -> Iterator[str]:
         ready_tokens = max(lease.ready_tokens, lease.planned_tokens)
         end = blocks_for(ready_tokens, store.block_size)
         for block in lease.table[first:end] if ready_tokens > lease.written_tokens else ():
-            if (references := store.pool.count(block)) != 1:
+            if (references := store.pool.total_refs(block)) != 1:
                 yield f"block {block} is to be written, and has {references} references"
-        for i, block in enumerate(lease.table):
-            written = min((i + 1) * store.block_size, lease.written_tokens)
-            if block not in indexed or written <= i * store.block_size:
-                continue
-            namespace, path = indexed[block]
-            own = lease.tokens.packed(0, written)
-            common = min(len(path), len(own))
-            if namespace != lease.namespace or path[:common] != own[:common]:
-                yield f"block {block} is indexed under tokens that are not its sequence's"
+        yield None
+        yield from _tokens(store, seen, lease)
 
 
-def _groups(store: KVStore) -> Iterator[str]:
-    pool = store.pool
-    known = frozenset(block for block in map(BlockId, range(pool.n_blocks)) if pool.count(block))
+def _tokens(store: KVStore, seen: _Seen, lease: Lease) -> Iterator[Finding]:
+    """Whether those of its blocks that are indexed stand below the tokens that it has written."""
+    written = lease.tokens.packed(0, lease.written_tokens)
+    block_bytes, equal = store.block_size * TOKEN_BYTES, set[Node]()
+    for node, (index, block) in _last_blocks(store, seen, lease).items():
+        place = seen.places[node]
+        end = min(place.start + (index + 1) * block_bytes, len(written))
+        if place.namespace != lease.namespace or not _begins(seen, written, node, end, equal):
+            yield f"block {block} is indexed under tokens that are not its sequence's"
+        yield None
+
+
+def _last_blocks(store: KVStore, seen: _Seen, lease: Lease) -> dict[Node, tuple[int, BlockId]]:
+    """By node, the last of its blocks in which the lease has written anything."""
+    last = dict[Node, tuple[int, BlockId]]()
+    for block in lease.table[: blocks_for(lease.written_tokens, store.block_size)]:
+        if block in seen.indexed:
+            node, index = seen.indexed[block]
+            last[node] = max(last.get(node, (index, block)), (index, block))
+    return last
+
+
+def _begins(seen: _Seen, written: bytes, node: Node, end: int, equal: set[Node]) -> bool:
+    """Whether `written` is the same as the path to `node` up to `end`.
+
+    Nodes in `equal` have been compared before, and are not again; those that are equal join them.
+    """
+    above: Node | None = node
+    while above in seen.places and above not in equal:
+        place = seen.places[above]
+        stop = max(min(place.end, end), place.start)
+        if written[place.start : stop] != above.packed[: stop - place.start]:
+            return False
+        if stop == place.end:
+            equal.add(above)
+        above = above.parent
+    return True
+
+
+def _groups(store: KVStore, seen: _Seen) -> Iterator[Finding]:
     for index, group in enumerate(store.groups):
-        shares = [
-            lease.shares[index] for lease in store.leases if lease.shares
-        ]  # else it is filled
-        yield from group.problems(shares, known)
+        states = [each.group_states[index] for each in store.leases if each.group_states]
+        yield from group.problems(states, seen.known)

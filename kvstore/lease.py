@@ -1,11 +1,11 @@
-"""What the store hands a sequence: its table and its references, released exactly once."""
+"""A lease: one sequence's block table and its references, released exactly once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvstore.actions import CopyBlock, Order, Room, TablePatch
-from kvstore.block_table import BlockTable
-from kvstore.groups.group import NEVER, Share
+from kvstore.actions import CopyBlock, StepOps, StorageOp, TablePatch
+from kvstore.blocks.table import BlockTable
+from kvstore.groups.group import NEVER, GroupState
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
@@ -17,11 +17,11 @@ class Lease:
     `tokens` belongs to the sequence and grows as it generates. Positions [0, cached_tokens) were
     adopted; [0, written_tokens) hold KV that was adopted or that a step has computed;
     positions from there to `planned_tokens` are computed by steps that have been planned, and those
-    from there to `ready_tokens` can be without another word: they are in blocks that nobody else
-    refers to, and no group has anything to do. There is nothing to publish before `due_tokens` have
-    been written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
-    `shares` are those that it has of the store's groups, in their order. What a fork has adopted is
-    another lease's, not the index's.
+    from there to `ready_tokens` can be planned at once: they are in blocks that nobody else refers
+    to, and no group has ops for them. There is nothing to publish before `due_tokens` have been
+    written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
+    `group_states` has one state for each of the store's groups, in their order. What a fork has
+    adopted is another lease's, not the index's.
     """
 
     namespace: Namespace
@@ -33,7 +33,7 @@ class Lease:
     ready_tokens: int
     due_tokens: int
     indexed_blocks: int
-    shares: tuple[Share, ...] = ()
+    group_states: tuple[GroupState, ...] = ()
     is_fork: bool = False
     is_patched: bool = True  # since `take_patches` was last asked
 
@@ -54,69 +54,74 @@ class Lease:
             indexed_blocks=n_tokens // table.block_size,
         )
 
-    def stride(self, n_tokens: int, split: int) -> int:
-        """How many of the next `n_tokens` tokens the next step may compute, at least one.
+    def max_step_tokens(self, n_tokens: int, last_prompt_position: int) -> int:
+        """How many of the next `n_tokens` tokens one step may compute, at least one.
 
-        It would compute those from position `split` on behind the others.
+        The token at `last_prompt_position` is computed with the decodes, behind all chunks.
         """
-        for share in self.shares:
-            n_tokens = share.stride(self.planned_tokens, n_tokens, split)
+        for state in self.group_states:
+            n_tokens = state.max_step_tokens(self.planned_tokens, n_tokens, last_prompt_position)
         return n_tokens
 
     def checkpoint(self, n_tokens: int) -> None:
-        """Somebody will want to resume behind its first `n_tokens` tokens."""
+        """Save what it takes to resume behind `n_tokens` tokens, if no step is planned beyond."""
         if n_tokens > self.planned_tokens:
-            for share in self.shares:
-                share.checkpoint(n_tokens)
+            for state in self.group_states:
+                state.checkpoint(n_tokens)
             self.ready_tokens = min(self.ready_tokens, n_tokens - 1)
 
     def plan(
-        self, end_tokens: int, split: int, copies: Sequence[CopyBlock], orders: Sequence[Order]
-    ) -> Room:
-        """A step will compute the tokens up to `end_tokens`: what is done around it.
+        self,
+        end_tokens: int,
+        last_prompt_position: int,
+        copies: Sequence[CopyBlock],
+        ops: Sequence[StorageOp],
+    ) -> StepOps:
+        """A step will compute the tokens up to `end_tokens`. Returns the ops around it.
 
-        It computes those from position `split` on behind the others, if that is among them. What
-        the groups do comes behind the `copies` of the lease's blocks and others' `orders`.
+        If it reaches `last_prompt_position` it computes the tokens from there on with the decodes,
+        behind all chunks. The groups' ops come behind the `copies` of the lease's blocks and `ops`.
         """
         by_target = {copy.target: copy for copy in copies}
-        before, between, after = [*copies, *orders], list[Order](), list[Order]()
-        for share in self.shares:
+        before, after_chunks, after = [*copies, *ops], list[StorageOp](), list[StorageOp]()
+        for state in self.group_states:
             n_tokens = end_tokens - self.planned_tokens
-            before += share.extend(self.table, self.planned_tokens, n_tokens, by_target)
-            if self.planned_tokens < split < end_tokens:
-                between += share.save(split)
-            after += share.save(end_tokens)
-            self.ready_tokens = min(self.ready_tokens, share.ready_tokens(end_tokens))
+            before += state.extend(self.table, self.planned_tokens, n_tokens, by_target)
+            if self.planned_tokens < last_prompt_position < end_tokens:
+                after_chunks += state.save(last_prompt_position)
+            after += state.save(end_tokens)
+            self.ready_tokens = min(self.ready_tokens, state.ready_tokens(end_tokens))
         self.note_due(self.due_tokens)
         self.planned_tokens = end_tokens
         self.is_patched = True
-        return Room(tuple(before), tuple(between), tuple(after))
+        return StepOps(tuple(before), tuple(after_chunks), tuple(after))
 
     def advance(self, n_tokens: int) -> bool:
-        """It has written so many tokens, a block's end or what is due. Whether a group has saved
-        something there.
+        """It has written so many tokens: to a block's end, or what is due.
+
+        Returns whether a group has saved something there.
         """
-        saved = [share.advance(self.table, n_tokens) for share in self.shares]
+        saved = [state.advance(self.table, n_tokens) for state in self.group_states]
         self.note_due((n_tokens // self.table.block_size + 1) * self.table.block_size)
         return any(saved)
 
     def note_due(self, n_tokens: int) -> None:
-        """There is nothing to publish before so many are written, or a group has saved."""
-        self.due_tokens = min(n_tokens, *(share.due_tokens() for share in self.shares), NEVER)
+        """There is nothing to publish before so many tokens are written or a group has saved."""
+        self.due_tokens = min(n_tokens, *(state.due_tokens() for state in self.group_states), NEVER)
 
     def take_patches(self) -> Iterator[TablePatch]:
-        """What has changed in its tables since this was last asked; at first all that is there."""
+        """What has changed in its tables since the last call; at first all of them."""
         self.is_patched = False
         for first, blocks in self.table.take_changes():
             yield TablePatch(None, first, blocks)
-        for group, share in enumerate(self.shares):
-            for first, slots in share.take_changes():
+        for group, state in enumerate(self.group_states):
+            for first, slots in state.take_changes():
                 yield TablePatch(group, first, slots)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nothing was handed out: the blocks that were needed and those that could be had."""
+    """Nothing was handed out: more blocks were needed than were available."""
 
     needed_blocks: int
     available_blocks: int

@@ -1,27 +1,28 @@
 """The KV store: hands sequences the blocks they need and shares equal prefixes among them.
 
-probe  how much of a prompt is here?          changes nothing
-restore what was here before is filled in     a Lease of no steps, or a Refusal
-admit  adopt what is here, allocate the rest  a Lease, or a Refusal and no trace
-extend room for the next tokens, and planned  orders for the arena, or a Refusal
-publish these tokens' KV has been written     whole blocks become visible to all
-donate / release  the sequence has ended      its blocks go to the index / are let go
+probe    count what is cached of a prompt          changes nothing
+restore  room for KV that is filled in from disk   a Lease that no step computes, or a Refusal
+admit    adopt what is cached, allocate the rest   a Lease, or a Refusal and no change
+extend   plan the next tokens, and room for them   StepOps, or a Refusal
+publish  these tokens' KV has been written         whole blocks are indexed, visible to all
+donate   the sequence has ended                    its blocks go to the index
+release  the same                                  its references are dropped
 
 A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 """
 
 from collections.abc import Sequence
 
-from kvstore.actions import NO_ORDERS, CopyBlock, Order, Room
-from kvstore.block_pool import BlockPool
-from kvstore.block_supply import BlockSupply, StoreCounters
-from kvstore.block_table import BlockTable, blocks_for
+from kvstore.actions import NO_OPS, CopyBlock, StepOps, StorageOp
+from kvstore.blocks.pool import BlockPool
+from kvstore.blocks.table import BlockTable, blocks_for
 from kvstore.groups.group import Group
 from kvstore.groups.groups import Groups
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.publication import Publication
+from kvstore.index.radix_node import Match
+from kvstore.index.supply import BlockSupply, StoreCounters
 from kvstore.lease import Lease, Refusal
-from kvstore.prefix_index import PrefixIndex
-from kvstore.publication import Publication
-from kvstore.radix_node import Match
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
 
@@ -43,7 +44,7 @@ class KVStore:
         for group in groups:
             pool.when_freed(group.forget)
         self._leases: set[Lease] = set()
-        self.announcements = index.announcements(self.probe, self.checkpoint)
+        self.in_flight = index.in_flight(self.probe, self.checkpoint)
         self.counters = StoreCounters()
         self._supply = BlockSupply(pool, index, self.counters)
         self._published = Publication(pool, index, self._supply, self._groups)
@@ -115,7 +116,7 @@ class KVStore:
         """A lease for KV that no step computes: it is filled in, published and donated.
 
         It adopts the whole blocks that are indexed and counts as written what fills blocks of
-        `have_tokens`. Nobody goes on behind it, so it has no share of the groups.
+        `have_tokens`. No sequence resumes from it, so it has no group states.
         """
         match = self._index.match(namespace, tokens.packed(0, len(tokens)))
         adopted = match.blocks[: match.n_tokens // self._block_size]
@@ -158,38 +159,41 @@ class KVStore:
             forked.is_fork = True
         return forked
 
-    def stride(self, lease: Lease, n_tokens: int, split: int = 0) -> int:
-        """See Lease.stride."""
-        return lease.stride(n_tokens, split)
+    def max_step_tokens(self, lease: Lease, n_tokens: int, last_prompt_position: int = 0) -> int:
+        """See Lease.max_step_tokens."""
+        return lease.max_step_tokens(n_tokens, last_prompt_position)
 
     def checkpoint(self, lease: Lease, n_tokens: int) -> None:
-        """Somebody will want to resume behind the first `n_tokens` tokens of this lease."""
+        """See Lease.checkpoint."""
         lease.checkpoint(n_tokens)
 
-    def extend(self, lease: Lease, n_tokens: int, split: int = 0) -> Room | Refusal:
+    def extend(
+        self, lease: Lease, n_tokens: int, last_prompt_position: int = 0
+    ) -> StepOps | Refusal:
         """Plan the next `n_tokens` (at least one) positions and make them writable, or nothing.
 
-        No block that is written has another holder: a shared one is replaced by a copy. The orders
-        are for the next step, those among them that admissions have left. `split`: see `stride`.
+        Blocks are copied on write: one that others refer to is replaced by a copy. The ops are for
+        the next step; those that admissions have left are among them.
+        `last_prompt_position`: see `max_step_tokens`.
         """
         end_tokens = lease.planned_tokens + n_tokens
         if end_tokens <= lease.ready_tokens:
             lease.planned_tokens = end_tokens
-            return NO_ORDERS
+            return NO_OPS
         copies = self._make_writable(lease, end_tokens)
         if isinstance(copies, Refusal):
             return copies
-        room = lease.plan(end_tokens, split, copies, self.take_orders())
-        self._supply.drop([copy.source for copy in copies])
-        return room
+        step_ops = lease.plan(end_tokens, last_prompt_position, copies, self.take_ops())
+        self._supply.release([copy.source for copy in copies])
+        return step_ops
 
-    def take_orders(self) -> list[Order]:
-        """Those for the next step that have not been given out with room."""
-        return self._groups.take_orders()
+    def take_ops(self) -> list[StorageOp]:
+        """The ops for the next step that `extend` has not handed out."""
+        return self._groups.take_ops()
 
-    def revoke(self, orders: Sequence[Order]) -> None:
-        """These were not, or perhaps not, carried out: nothing that rests on them is cached."""
-        self._groups.revoke(orders)
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
+        """These ops were not, or perhaps not, executed: cache nothing that rests on them."""
+        self._groups.revoke(ops)
 
     def publish(self, lease: Lease, n_tokens: int) -> None:
         """The KV of the lease's first `n_tokens` tokens has been written: index whole blocks.
@@ -204,7 +208,7 @@ class KVStore:
         if (whole := n_tokens // self._block_size) > published:
             self._published.insert(lease, whole * self._block_size)
         if lease.advance(n_tokens):
-            self._published.carry_end(lease)
+            self._published.attach_at_end(lease)
 
     def donate(self, lease: Lease) -> None:
         """Release the lease, leaving all that it has written to the index, the tail too.
@@ -213,8 +217,10 @@ class KVStore:
         """
         if lease in self._leases and lease.written_tokens:
             self._published.insert(lease, lease.written_tokens)
-            if self.groups and (block := self._published.carry_end(lease)) is not None:
-                self._groups.donate(lease, block)
+            if self.groups and (block := self._published.attach_at_end(lease)) is not None:
+                last_tokens = (lease.written_tokens - 1) % self._block_size + 1
+                ahead_tokens = lease.planned_tokens - lease.written_tokens
+                self._groups.donate(lease.group_states, block, last_tokens, ahead_tokens)
         self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -222,10 +228,10 @@ class KVStore:
         if lease not in self._leases:
             raise ValueError("the lease has been released before")
         self._leases.remove(lease)
-        self.announcements.retract(lease)
-        for share in lease.shares:
-            share.release()
-        self._supply.drop(lease.table[:])
+        self.in_flight.end(lease)
+        for state in lease.group_states:
+            state.release()
+        self._supply.release(lease.table[:])
 
     def clear(self, namespace: Namespace | None = None) -> int:
         """Forget the index of one namespace, or all. Returns how many blocks became free.
@@ -255,8 +261,8 @@ class KVStore:
     ) -> Lease | Refusal:
         table_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size)
         fresh_blocks = table_blocks - len(match.blocks)
-        forked_blocks = 1 if match.n_tokens % self._block_size else 0
-        needed = fresh_blocks + forked_blocks + spare_blocks
+        copied_blocks = 1 if match.n_tokens % self._block_size else 0
+        needed = fresh_blocks + copied_blocks + spare_blocks
         if needed > (available := self._supply.available_beside(match.blocks)):
             return Refusal(needed, available)
         return self._lease(namespace, tokens, match.blocks, match.n_tokens, fresh_blocks)
@@ -269,7 +275,7 @@ class KVStore:
         adopted_tokens: int,
         fresh_blocks: int,
     ) -> Lease | Refusal:
-        """Hold `adopted` and allocate the rest, or leave everything as it was."""
+        """Retain `adopted` and allocate the rest, or leave everything as it was."""
         if not self._groups.has_room():
             return Refusal(needed_blocks=1, available_blocks=0)
         blocks = self._supply.take_behind(adopted, fresh_blocks)
@@ -277,12 +283,12 @@ class KVStore:
             return blocks
         table = BlockTable(self._block_size, blocks)
         lease = Lease.adopting(namespace, tokens, table, adopted_tokens)
-        self._groups.admit(lease)
+        lease.group_states = self._groups.admit(table, lease.cached_tokens, len(tokens))
         return self._begin(lease)
 
     def _begin(self, lease: Lease) -> Lease:
         self._leases.add(lease)
-        self.announcements.announce(lease)
+        self.in_flight.begin(lease)
         return lease
 
     def _make_writable(self, lease: Lease, end_tokens: int) -> Sequence[CopyBlock] | Refusal:
@@ -290,7 +296,7 @@ class KVStore:
         first = lease.planned_tokens // self._block_size
         end = blocks_for(end_tokens, self._block_size)
         reached = range(first, min(end, len(lease.table)))
-        shared = [i for i in reached if self._pool.count(lease.table[i]) > 1]
+        shared = [i for i in reached if self._pool.total_refs(lease.table[i]) > 1]
         blocks = self._supply.take(len(shared) + max(end - len(lease.table), 0))
         if isinstance(blocks, Refusal):
             return blocks

@@ -1,13 +1,16 @@
 """The few types that everything in kvstore/ shares."""
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import NewType, TypeAlias
 
 BlockId = NewType("BlockId", int)
 """Index of a block in the arena, from 0."""
 
 SlotId = NewType("SlotId", int)
 """Index of a slot of a group's own storage, from 0: a window's block, or a whole state."""
+
+Finding: TypeAlias = str | None
+"""What a recount yields: a problem, or None after a piece of work that found none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import quantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from engine.mlx_backend.loading.weights import named_weights
+from engine.mlx_backend.loading.loader import named_weights
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (

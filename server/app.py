@@ -1,6 +1,5 @@
 """The HTTP application around one engine."""
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,11 +7,9 @@ from anyio import create_task_group
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 
 from engine.api import Engine, EngineError
 from server import __version__
-from server.access.middleware import access_control, cors
 from server.access.refusals import Refusals
 from server.dialects.errors import (
     handle,
@@ -21,8 +18,9 @@ from server.dialects.errors import (
     handle_wrong_method,
 )
 from server.errors import ApiError, ClientLeft
-from server.metrics import EngineTelemetry, HttpAnswers, Metrics
-from server.middleware import Errors, RequestLog, TimeLimit
+from server.metrics.metrics import EngineTelemetry, HttpAnswers, Metrics
+from server.metrics.vllm import vllm_families
+from server.middleware.stack import middleware
 from server.openapi import OpenApiDocument
 from server.routes import (
     admin,
@@ -42,9 +40,7 @@ from server.routes import (
 )
 from server.service import create_service
 from server.settings import Settings
-from server.transport.intake import Bodies, ConnectionUse, Intake
 from server.transport.unsent import UnsentBudget
-from server.vllm_metrics import vllm_families
 
 SECTIONS = {
     "Answers, as OpenAI has them": (chat, completions, responses),
@@ -78,7 +74,7 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
         version=__version__,
         lifespan=lifespan,
         openapi_url=None,  # FastAPI's own, whose pages load scripts from elsewhere
-        middleware=_middleware(settings, answers, unsent, refusals),
+        middleware=middleware(settings, answers, unsent, refusals),
         redirect_slashes=False,
     )
     for error in (ApiError, EngineError, HTTPException, RequestValidationError):
@@ -93,25 +89,3 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     methods = ["GET", "HEAD"]
     app.add_api_route("/openapi.json", described, methods=methods, include_in_schema=False)
     return app
-
-
-def _middleware(
-    settings: Settings, answers: HttpAnswers, unsent: UnsentBudget, refusals: Refusals
-) -> list[Middleware]:
-    """Outermost first. Errors are answered inside CORS: a web page must be able to read them."""
-    timeout_seconds = settings.request_timeout_seconds or math.inf
-    return [
-        Middleware(RequestLog, answers=answers, timeout_seconds=timeout_seconds),
-        Middleware(ConnectionUse),
-        *cors(settings),
-        Middleware(Errors),
-        Middleware(TimeLimit),
-        Middleware(Intake, bodies=_bodies(settings), unsent=unsent),
-        *access_control(settings, refusals),
-    ]
-
-
-def _bodies(settings: Settings) -> Bodies:
-    return Bodies(
-        settings.max_body_bytes, settings.max_total_body_bytes, settings.body_timeout_seconds
-    )

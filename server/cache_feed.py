@@ -1,4 +1,4 @@
-"""Pictures of the cache for all who watch: one task makes them, while there is anybody."""
+"""Pictures of the cache for all that watch it: one task makes them, while anybody watches."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -12,13 +12,14 @@ from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, Engine, EngineStopped, NodeTokens
 from server.schemas.cache_tree import CacheTree
+from server.transport.sse import sse_data
 
 INTERVAL_SECONDS = 0.25
 SHARE = 0.02
-"""Of a processor that pictures may take: those of a large tree are made less often."""
+"""The share of a processor that pictures may take: those of a large tree are made less often."""
 
 LINGER_SECONDS = 3.0
-"""How long the watch goes on with nobody there: who asks again and again begins only once."""
+"""How long the engine's watch goes on without watchers: clients that poll start it only once."""
 
 log = logging.getLogger("rootstock.watch")
 
@@ -33,11 +34,11 @@ class Frame:
 
     @property
     def event(self) -> bytes:
-        return b"data: %b\n\n" % self.body
+        return sse_data(self.body)
 
 
 class CacheFeed:
-    """Shows everybody the same pictures. Nothing of it is left when nobody watches any more."""
+    """Shares pictures between all watchers. The engine's watch ends when the last one has left."""
 
     def __init__(self, engine: Engine, model: str, tasks: TaskGroup) -> None:
         self._engine = engine
@@ -52,7 +53,7 @@ class CacheFeed:
         self._watch: CacheWatch | None = None
         self._using = Lock()  # the watch
         self._frame: Frame | None = None
-        self._news = Event()
+        self._change = Event()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -90,17 +91,17 @@ class CacheFeed:
 
     async def _changed(self) -> None:
         if self._failure is None:
-            await self._news.wait()
+            await self._change.wait()
         if self._failure is not None:
             raise self._failure()
 
-    def _tell(self) -> None:
-        news, self._news = self._news, Event()
-        news.set()
+    def _notify(self) -> None:
+        change, self._change = self._change, Event()
+        change.set()
 
     async def _run(self) -> None:
         try:
-            while self._n_watchers:  # somebody may come while the watch before is ended
+            while self._n_watchers:  # one may come while the watch is being ended
                 await self._follow()
         except EngineStopped as error:
             self._failure = partial(
@@ -111,14 +112,14 @@ class CacheFeed:
             self._failure = partial(RuntimeError, "the watch of the cache has failed")
         finally:
             self._is_running = False
-            self._tell()
+            self._notify()
 
     async def _follow(self) -> None:
-        """Make pictures until nobody has watched for a while."""
+        """Make pictures until there have been no watchers for LINGER_SECONDS."""
         try:
             async with self._engine.watch() as watch:
                 self._watch = watch
-                self._tell()
+                self._notify()
                 while self._n_watchers or current_time() < self._left_seconds + LINGER_SECONDS:
                     began_seconds = current_time()
                     await self._look()
@@ -129,8 +130,8 @@ class CacheFeed:
             self._watch = self._frame = None
 
     async def _look(self) -> None:
-        """Make another picture if there is something new to be seen, or one is wanted anyway."""
-        assert self._watch is not None, "nobody looks without a watch"
+        """Make another picture if the cache has changed, or one is wanted anyway."""
+        assert self._watch is not None, "there is no watch"
         async with self._using:
             made_seconds = current_time()
             version = await self._watch.look()
@@ -140,7 +141,7 @@ class CacheFeed:
                 body, cost_seconds = await to_thread.run_sync(_body, self._watch, self._model)
                 self._interval_seconds = max(INTERVAL_SECONDS, cost_seconds / SHARE)
                 self._frame = Frame(version, made_seconds, body)
-                self._tell()
+                self._notify()
 
 
 def _body(watch: CacheWatch, model: str) -> tuple[bytes, float]:

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, as an HTTP status and what a client is told, in OpenAI's terms."""
+"""Errors as an HTTP status and OpenAI's error fields."""
 
 import re
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from engine.api import EngineError, InvalidRequest, NoGrammars, QueueFull
 from server.schemas.errors import UNSUPPORTED
 
 STOPPED_RETRY_AFTER_SECONDS = 5
-CLIENT_LEFT_STATUS = 499  # nginx's number; nobody is there to read it, but the access log is
+CLIENT_LEFT_STATUS = 499  # nginx's number, for the access log alone
 MAX_PARAM_CHARACTERS = 128  # a client's own keys can be in it
 
 _TAG = re.compile(r"\[key\]|str|int|float|bool|[a-z]+\[.*\]|[A-Z][A-Za-z]+")
-"""What pydantic puts into a place that is in no body: for a key, and for each type of a union."""
+"""Elements of pydantic's error locations that are no field: of dict keys and union members."""
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """An error that a client is told: `type`, `param` and `code` as OpenAI has them. `headers` go
-    out with it.
+    """An error for a client: `type`, `param` and `code` are OpenAI's fields, `headers` those of the
+    response.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class ApiError(Exception):
 
 
 class ContextTooLong(ApiError):
-    """400: a prompt leaves no room. `tokens` is how many it has, perhaps with "at least" before it;
-    `limit` how many there may be, the answer's included.
+    """400: the prompt is too long. `tokens` is its length, perhaps with "at least" before it.
+    `limit` is the most for prompt and answer.
     """
 
     def __init__(self, message: str, tokens: str, limit: int, param: str) -> None:
@@ -88,7 +88,7 @@ def timed_out() -> ApiError:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """The error as a client may see it. What is not known here says nothing of the inside."""
+    """The error for the client. Unknown exceptions become a 500 without details."""
     match error:
         case ApiError():
             return error
@@ -105,7 +105,7 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def _invalid_query(error: RequestValidationError) -> ApiError:
-    """400: what FastAPI found in the path or the query, whose place begins with which."""
+    """400: an invalid path or query parameter, as FastAPI reports it."""
     first = error.errors()[0]
     param = _param(first["loc"][1:])
     return invalid(f"{param}: {first['msg']}", param)
@@ -124,7 +124,7 @@ def _refusal(error: EngineError) -> ApiError:
 
 
 def busy(status: int, message: str, code: str, retry_after_seconds: int) -> ApiError:
-    """The client may come again, after as many seconds. 429: it has had its share, else 503."""
+    """An error with Retry-After: 429 for a limit of the client's, else 503."""
     kind = "rate_limit_error" if status == 429 else SERVER
     headers = {"Retry-After": str(retry_after_seconds)}
     return ApiError(status, message, type=kind, code=code, headers=headers)

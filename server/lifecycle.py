@@ -1,4 +1,4 @@
-"""Listening, and stopping in two stages: the first signal drains, a second one kills."""
+"""Listening and shutdown: the first signal drains, the second ends the process."""
 
 import asyncio
 import faulthandler
@@ -17,7 +17,7 @@ from engine.api import Engine
 from server.addresses import base_url
 from server.settings import Settings
 from server.transport.connections import ConnectionLimits, Connections
-from server.transport.descriptors import AcceptErrors, room_for_connections
+from server.transport.descriptors import AcceptErrors, allowed_connections
 from server.transport.http import BoundedHttp
 
 LAST_BYTES_SECONDS = 3  # for clients to read what a drained engine still had to say
@@ -57,12 +57,12 @@ def url(bound: socket.socket) -> str:
 
 
 def spare_full_collections() -> None:
-    """Have the garbage collector pass over all that is there by now, for the rest of the process,
-    and look at all else a hundred times as rarely as it does on its own.
+    """Exempt all current objects from garbage collection, and make full collections of all others a
+    hundred times as rare.
 
-    A full collection stops every thread. What loading leaves takes it long: modules, model and
-    routes serve to the end. Those few that do not are kept if they refer to themselves. So do
-    large bodies, which make one due by coming, and are let go without one.
+    A full collection stops every thread, and takes long with the objects of loading: modules, model
+    and routes, which live to the end. Large bodies would trigger full collections, and have no
+    cycles to be collected.
     """
     gc.collect()
     gc.freeze()
@@ -71,8 +71,8 @@ def spare_full_collections() -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal closes the door and drains the engine: requests finish, or are told that
-    the daemon stops when `drain_timeout_seconds` have passed.
+    """The first signal stops accepting and drains the engine: requests finish, or fail when
+    `drain_timeout_seconds` have passed.
 
     The first signal also puts the system's own handlers back: a second one ends the process at
     once, whatever it is doing. uvicorn forces an end on a second SIGINT alone.
@@ -134,22 +134,21 @@ class DrainingServer(uvicorn.Server):
             signal.signal(handled, signal.SIG_DFL)
 
     def _end_at_last(self) -> None:
-        """The last resort. Neither the loop nor the interpreter can be relied on: both wait for
-        worker threads, and what hangs may hold the interpreter. So it is a thread that needs
-        neither, and `_exit`; what is on disk outlives a kill anyway.
+        """The last resort where a worker thread hangs, for which loop and interpreter would wait.
+        faulthandler's thread needs neither, and calls `_exit`. The disk cache survives a kill.
         """
         faulthandler.dump_traceback_later(self._last_resort_seconds, exit=True, file=STDERR)
 
 
 def _drained_seconds(settings: Settings) -> float:
-    """Until running requests are over, and what they leave is on disk."""
+    """The seconds for running requests to end, and for the disk cache to be written."""
     disk_seconds = settings.disk_cache_shutdown_seconds if settings.disk_cache else 0.0
     return settings.drain_timeout_seconds + disk_seconds
 
 
 def _connections(settings: Settings) -> Connections:
     limits = ConnectionLimits(
-        max_connections=room_for_connections(settings.max_connections),
+        max_connections=allowed_connections(settings.max_connections),
         header_timeout_seconds=settings.header_timeout_seconds,
         send_timeout_seconds=settings.send_timeout_seconds,
     )

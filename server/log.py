@@ -1,4 +1,4 @@
-"""One readable line for each thing that happens."""
+"""The format of the log."""
 
 import logging
 

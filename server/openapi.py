@@ -1,4 +1,4 @@
-"""What `/openapi.json` says beyond what FastAPI reads off the routes."""
+"""`/openapi.json`: what FastAPI derives from the routes, completed and corrected."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the parts that handle a request know of it."""
+"""What is known of one HTTP request, shared by the middleware, the routes and the workers."""
 
 import math
 from collections.abc import Iterator
@@ -9,32 +9,31 @@ from typing import cast
 from anyio import CancelScope
 from starlette.types import Scope
 
-from engine.types import Usage
+from engine.types.output import Usage
 from server.errors import CLIENT_LEFT_STATUS, timed_out
-from server.turns import Turn
+from server.fair_limiter import Slot
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known of one HTTP request: its id, who sent it, what it may take, and what the access
-    log shall say.
+    """One HTTP request: its id, its client, its limits, and what the access log writes.
 
     `status` is 0 until the answer begins, or the client leaves before it.
     """
 
     id: str
-    client: str  # whose turn it takes: of an address, or of a key where there are several
+    client: str  # for fairness: an address, or a key's name where there are several keys
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
     n_bytes: int = 0  # of its body, and of what that names
-    turn: Turn = field(default_factory=Turn)  # to be made ready for the engine, if it is large
+    slot: Slot = field(default_factory=Slot)  # of the worker that prepares large requests
     cache_namespace: str = ""  # of its key, if the keys share nothing
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """What it has of its key's limits and of the bodies'. Intake lets go of it, unless work that
-    goes on has taken it over."""
+    """Shares of its key's limits and of the body budget. RequestLimits closes it at the end of the
+    request, unless background work has taken it over."""
     tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
     usage: Usage | None = None
-    cache_marks: int = 0  # how often the client said `cache_control`
+    cache_marks: int = 0  # `cache_control` fields of the body
     status: int = 0
     is_answered: bool = False  # to its last byte
     client_left: bool = False  # before that

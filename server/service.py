@@ -1,4 +1,4 @@
-"""What the routes work with. One per application, reached through dependencies, never a global."""
+"""The objects that routes work with. One Service per application, passed as a dependency."""
 
 import time
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from fastapi import Depends, Request
 
 from engine.api import Engine
 from server.cache_feed import CacheFeed
-from server.dialects.responses.kept.background import BackgroundResponses
-from server.dialects.responses.kept.store import ResponseStore
+from server.dialects.responses.storage.background import BackgroundResponses
+from server.dialects.responses.storage.store import ResponseStore
 from server.errors import ApiError, invalid
-from server.metrics import Metrics
-from server.models import ServedModel, served_models
+from server.generation.models import ServedModel, served_models
+from server.metrics.metrics import Metrics
 from server.record import RequestRecord, request_record
 from server.settings import Settings
 from server.transport.body import BodyReader, Model

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
-from engine.types import Replay
+from engine.types.model import Replay
 
 MAX_TOKENS = 100_000
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

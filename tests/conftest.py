@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 
 # As in the daemon, before anything imports MLX: on the BLAS of its wheels products take many times
 # as long.

@@ -13,8 +13,8 @@ from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refus
 from engine.constraints.remote.trials import Verdict
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.step import SequenceId
-from engine.types import Grammar, Request
+from engine.step.plan import SequenceId
+from engine.types.request import Grammar, Request
 
 DEMO_VOCAB_SIZE = 1024
 

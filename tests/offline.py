@@ -9,29 +9,29 @@ from pathlib import Path
 from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.remote.answers import Answers
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.loop.pipeline import Pipeline
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
-from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.execution import Execution
+from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.output import OutputFactory
-from engine.pipeline import Pipeline
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
-from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
-from engine.submission import prepare
-from engine.timing import Timing
-from engine.types import OutputEvent, Request, Usage
-from engine.validation import Limits
+from engine.mlx_backend.storage.storage import Storage
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.submission import prepare
+from engine.scheduling.validation import Limits
+from engine.step.runner import ModelRunner
+from engine.types.output import OutputEvent, Usage
+from engine.types.request import Request
+from engine.watching.latency import LatencyTracker
 from kvstore import invariants
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.groups.window import lease_slots
-from kvstore.radix_tree import RadixTree
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
@@ -132,7 +132,7 @@ class OfflineDaemon:
             self.scheduler,
             self.runner,
             answers(vocab_size),
-            Timing(time.monotonic, SilentTelemetry()),
+            LatencyTracker(time.monotonic, SilentTelemetry()),
         )
         self.usage: dict[str, Usage] = {}
 
@@ -152,7 +152,7 @@ class OfflineDaemon:
         return said
 
     def add(self, request: Request, new_guide: GuideFactory = FreeGuide) -> None:
-        self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.names))
+        self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.block_hashes))
 
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""

@@ -51,7 +51,7 @@ def payload(seed: bytes, n_bytes: int) -> bytes:
 def plain(found: Entry) -> Entry:
     """With parts that can be compared."""
     parts = tuple(None if part is None else bytes(part) for part in found.parts)
-    return Entry(found.name, found.n_tokens, parts)
+    return Entry(found.block_hash, found.n_tokens, parts)
 
 
 def stored(tier: DiskTier, *extents: Extent) -> None:

@@ -1,4 +1,4 @@
-"""The guides of a request's sequences, of what it may generate."""
+"""Makes the guides of a request's sequences from its constraints."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +18,14 @@ from engine.constraints.guide import (
 )
 from engine.constraints.matcher import Matcher
 from engine.constraints.remote.trials import Verdict
-from engine.types import Alternative, Constraint, Grammar, GrammarKind, Request, ThinkingBlock
+from engine.types.request import (
+    Alternative,
+    Constraint,
+    Grammar,
+    GrammarKind,
+    Request,
+    ThinkingBlock,
+)
 
 MAX_GRAMMAR_CHARACTERS = {
     GrammarKind.JSON_SCHEMA: 256 * 1024,
@@ -30,7 +37,7 @@ Verdicts = Mapping[Grammar, Verdict]
 
 
 def grammars(request: Request) -> list[Grammar]:
-    """What is to be tried before the request is served. Raises InvalidRequest where one is too
+    """The grammars to try before the request is served. Raises InvalidRequest where one is too
     long.
     """
     for constraint in _constraints(request):
@@ -67,7 +74,7 @@ class GuideMaker:
         self._end_tokens = end_tokens
 
     def guides(self, request: Request, verdicts: Verdicts) -> GuideFactory:
-        """What makes the guides of the request's sequences, whose grammars have been tried."""
+        """A factory of the guides of the request's sequences. Its grammars have been tried."""
         constrained = self._constrained(request.constraint, verdicts)
         budget = request.thinking_budget
         if budget is None:

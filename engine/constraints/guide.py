@@ -23,8 +23,8 @@ class AllBut:
 
 
 Choice: TypeAlias = Matcher | AlsoAllowed | AllBut | int | None
-"""Who says which tokens may come next: a matcher, perhaps with some tokens more, any but a few, one
-token that must come, or nobody."""
+"""What decides which tokens may come next: a matcher, perhaps with some more tokens; all tokens but
+a few; one token that must come; None: nothing, any token may."""
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -41,11 +41,11 @@ def matcher_of(choice: Choice) -> Matcher | None:
 
 
 class Guide(Protocol):
-    """Is told every token of one sequence, in order."""
+    """Constrains one sequence. It is given every token of it, in order."""
 
     @property
     def choice(self) -> Choice:
-        """Who decides on the next token."""
+        """What decides on the next token."""
         ...
 
     @property
@@ -54,13 +54,13 @@ class Guide(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """The token has been sampled. What `choice` and `is_complete` say then counts when its
-        matcher, where it has one, has been answered.
+        """The token has been sampled. `choice` and `is_complete` are valid again when the matcher,
+        where there is one, has been answered.
         """
         ...
 
     def answered(self) -> None:
-        """The matcher of `choice` has been: go on to what comes behind it, if it is complete."""
+        """The matcher of `choice` has been answered. If complete, go on to what comes next."""
         ...
 
 
@@ -75,10 +75,10 @@ class FreeGuide:
     is_complete = False
 
     def accept(self, token_id: int) -> None:
-        """Nothing to note."""
+        """It has no state."""
 
     def answered(self) -> None:
-        """Nothing comes behind it."""
+        """Nothing comes after it."""
 
 
 class Watch:
@@ -108,11 +108,11 @@ class GrammarGuide:
         self.choice.accept(token_id)
 
     def answered(self) -> None:
-        """Nothing comes behind it."""
+        """Nothing comes after it."""
 
 
 class BehindMarker:
-    """Free until a marker has been generated, or nearly so; then another guide's."""
+    """Free until a marker has been generated, or limited as `before` says; then follows `then`."""
 
     def __init__(self, marker: TokenIds, then: Guide, before: AllBut | None = None) -> None:
         self._marker: Watch | None = Watch(marker)
@@ -138,8 +138,9 @@ class BehindMarker:
 
 
 class Unless:
-    """Another guide's, unless the first token is the one with which something else begins: then
-    that other one's, which is told the token too."""
+    """Follows `guide`, unless the first token is `begin`: then it follows `other`, from that token
+    on.
+    """
 
     def __init__(self, begin: int, other: Guide, guide: Guide) -> None:
         self._begin = begin
@@ -166,7 +167,7 @@ class Unless:
 
 
 class PerhapsSpaced:
-    """Another guide's, which is not told of the first token if that is one of white space."""
+    """Follows another guide, which does not get the first token if that is white space."""
 
     def __init__(self, space: TokenIds, guide: Guide) -> None:
         self._space = space
@@ -200,7 +201,7 @@ def _also(choice: Choice, *token_ids: int) -> Choice:
 
 
 class RepeatingGuide:
-    """One guide after the other, without end: what completes makes room for the next."""
+    """Follows one guide after another, without end: a new one when the last is complete."""
 
     is_complete = False
 
@@ -238,7 +239,7 @@ class ForcedTokens:
             del self._tokens[0]
 
     def answered(self) -> None:
-        """Nothing comes behind it."""
+        """Nothing comes after it."""
 
 
 class BudgetGuide:

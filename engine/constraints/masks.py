@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.constraints.guide import AllBut, AlsoAllowed, Choice
 from engine.constraints.matcher import Allowed, Matcher
-from engine.step import Masks
+from engine.step.plan import Masks
 
 WORD_TOKENS = 32
 
@@ -42,13 +42,13 @@ def masks_of(choices: Sequence[Choice], banned: Sequence[Sequence[int]], n_words
 
 
 def _answered(matcher: Matcher) -> Masks | int:
-    """None where the grammar is complete, or has failed: no token follows."""
-    assert matcher.answer is not None, "a mask that nobody has made"
+    """The matcher's mask; no token where its grammar is complete or has failed."""
+    assert matcher.answer is not None, "the matcher has not been answered"
     return matcher.answer.mask if isinstance(matcher.answer, Allowed) else 0
 
 
 def _allow(words: Masks, token_id: int) -> None:
-    """A token that the model does not have stays out, so that a row of such alone fails alone."""
+    """Ignores tokens that the model does not have: a row without any other then fails alone."""
     if token_id < WORD_TOKENS * len(words):
         words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
 

@@ -1,10 +1,10 @@
-"""A grammar at one point of a sequence. What may follow there another process says."""
+"""A grammar's state in one sequence. Another process computes what may follow."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from engine.step import Masks
-from engine.types import Grammar
+from engine.step.plan import Masks
+from engine.types.request import Grammar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,14 +21,14 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The grammar is at fault: it cannot be followed any further. Why, in words for the client."""
+    """The grammar cannot be followed any further: it is at fault. Why, for the client."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswerable:
-    """No fault of the grammar: nobody can tell what may follow. Why, in words for the client."""
+    """What may follow cannot be computed, through no fault of the grammar. Why, for the client."""
 
     error: str
 
@@ -38,7 +38,7 @@ Answer: TypeAlias = Allowed | Complete | Refused | Unanswerable
 
 @dataclass(eq=False, slots=True)
 class Matcher:
-    """The tokens that one grammar has been told, and the answer on what may follow them.
+    """The tokens that one grammar has accepted, and the answer on what may follow them.
 
     `param` is the request's field that asks for the grammar. `seconds` of the processor have been
     spent on it so far, and `trial_seconds` on trying the grammar. With a `refusal` it is followed
@@ -54,6 +54,6 @@ class Matcher:
     refusal: Refused | None = None
 
     def accept(self, token_id: int) -> None:
-        """The token comes next. What may follow is to be asked for."""
+        """Append a token. What may follow it is to be asked for."""
         self.tokens.append(token_id)
         self.answer = None

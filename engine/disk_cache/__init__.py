@@ -1,13 +1,14 @@
 """What goes from the arena to disk and comes back: the policy above `kvstore.tier`.
 
-cache.py        what scheduler and loop talk to, and the value for no disk cache
-names.py        what the blocks in the tree are called on disk
-entries.py      what memory has that an entry is made of, and what an entry gives back
-archive.py      what is written, and when
-unwritten.py    what of the tree the tier has not
-recalls.py      what is read: leases that are filled in place of being computed
-load_budget.py  which of them may be under way, and how far they are read ahead
-byte_pace.py    how many bytes a step has time for
+cache.py         what scheduler and loop talk to, with and without a disk
+block_hashes.py  the hashes by which the disk knows the blocks in the tree
+entries.py       what in memory an entry on disk is made of, and what an entry fills in
+writer.py        what is written, and when
+dirty_set.py     what of the tree is not on disk yet
+loader.py        what is loaded: leases that are filled instead of being computed
+load_budget.py   which loads may be under way at once, and how far each is read ahead
+byte_pace.py     how many bytes a step has time for
+tier.py          what all this asks of `kvstore.tier`
 
 All of it belongs to the engine thread, but for what readers hand over through the inbox.
 """

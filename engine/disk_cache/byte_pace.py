@@ -3,13 +3,14 @@
 import math
 
 NEWEST_SHARE = 0.25
-"""Of the last step in what is taken for the next."""
+"""The weight of the latest step in the average."""
 
 
 class BytePace:
-    """Learned from steps that moved bytes. What each of them takes once is in it by its share.
+    """A moving average of seconds a byte, learned from steps that moved bytes.
 
-    Where a step is given a time longer than what it takes once, what is allowed comes to what fits.
+    What such a step takes once is in it by its share; so what is allowed converges to what fits,
+    where the time is longer than that.
     """
 
     def __init__(self) -> None:

@@ -1,202 +1,135 @@
-"""What the scheduler and the loop know of the disk: a tier with its policy, or none."""
+"""The disk cache as the scheduler and the loop see it, with and without a disk."""
 
 import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
-from engine.disk_cache.archive import Archive, ArchiveRules
+from engine.disk_cache.block_hashes import BlockHashes
 from engine.disk_cache.entries import Entries
-from engine.disk_cache.names import BlockNames
-from engine.disk_cache.recalls import (
+from engine.disk_cache.loader import (
     ComputeSeconds,
+    DiskLoader,
+    LoadAttempt,
+    LoadOutcome,
+    LoadRules,
     Post,
     Prompt,
-    Recalled,
-    RecallRules,
-    Recalls,
-    Wish,
 )
 from engine.disk_cache.tier import Tier
-from engine.types import DiskCacheStats
-from kvstore.actions import Order, Parts, ReadBlock
+from engine.disk_cache.writer import DiskWriter, WriteRules
+from engine.types.statistics import DiskCacheStats
+from kvstore.actions import Parts, ReadBlock, StorageOp
 from kvstore.digest import Digest, block_digests, root_digest
 from kvstore.lease import Lease
 from kvstore.store import KVStore
 from kvstore.types import BlockId, Namespace
 
 
-class DiskCache(Protocol):
-    """A tier below the arena. Steps are told apart by their numbers."""
+class DiskCache:
+    """What an engine without a disk cache runs with: nothing is found, and nothing is kept.
+
+    `TieredCache` overrides all of it. Steps are identified by their numbers.
+    """
 
     @property
     def is_loading(self) -> bool:
-        """Whether somebody may be waiting for it."""
-        ...
-
-    def loads(self, lease: Lease) -> bool:
-        """Whether it is filled from disk now."""
-        ...
+        """Whether a load is under way, for which a sequence may be waiting."""
+        return False
 
     @property
     def is_busy(self) -> bool:
         """Whether a load is under way, or a step could read what is to be written."""
-        ...
+        return False
 
     @property
     def is_ending(self) -> bool:
         """Whether something is still to be written at the end, and there is time for it."""
-        ...
-
-    def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
-        """Those of a prompt's blocks that could be recalled. On any thread."""
-        ...
-
-    def recall(
-        self, prompt: Prompt, wish: Wish, spare_blocks: int, compute_seconds: ComputeSeconds
-    ) -> Recalled:
-        """Whether more of the prompt comes from now on."""
-        ...
-
-    def fills(self, number: int, seconds: float) -> Sequence[Order]:
-        """What a step is to fill in, in so much time."""
-        ...
-
-    def fill_seconds(self, number: int) -> float:
-        """How long that is predicted to take."""
-        ...
-
-    def reads(self, number: int, seconds: float) -> Sequence[ReadBlock]:
-        """What a step is to read in so much time, when all else has been planned of it."""
-        ...
-
-    def took(self, filled: Collection[int], read: int, seconds: float) -> None:
-        """What these steps have filled in, and that one has read, has held others up so long."""
-        ...
-
-    def commit(self, number: int, contents: Sequence[Parts]) -> None:
-        """A step has been carried out."""
-        ...
-
-    def fail(self, number: int) -> None:
-        """A step has not, or perhaps not, been carried out, and its orders have been revoked."""
-        ...
-
-    def wait_seconds(self) -> float | None:
-        """How long the loop may sleep when it has nothing to do; None: until it is called."""
-        ...
+        return False
 
     @property
     def namespaces(self) -> frozenset[Namespace]:
         """Those of which something is being read, from disk or from memory for the disk. The tree
         need not have them.
         """
-        ...
+        return frozenset()
 
-    def roots(self) -> frozenset[Digest]:
-        """Of all namespaces of which the disk has something. Looks at every entry."""
-        ...
-
-    def forget(self, namespace: Namespace | None) -> None:
-        """A namespace, or all, is being cleared in memory: nothing of it is to come there."""
-        ...
-
-    def clear(self, namespace: Namespace | None) -> None:
-        """Forget what is on disk of a namespace, or all. What memory has of it is written again
-        when somebody goes on with it, and not before.
-        """
-        ...
-
-    def clear_root(self, root: Digest) -> None:
-        """The same for a namespace that only the disk has: nobody can tell its salt, and so it is
-        none of the tree's and none of `namespaces`.
-        """
-        ...
-
-    def end(self) -> None:
-        """No sequence is left, and none will come: what is to be written is due."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the disk."""
-        ...
-
-    def on_disk(self, blocks: Sequence[BlockId]) -> int:
-        """How many blocks of a run in the tree, from the first on, could be read. On any thread."""
-        ...
-
-    def stats(self) -> DiskCacheStats | None:
-        """On any thread."""
-        ...
-
-
-class NoDiskCache:
-    """What is lost in memory is lost."""
-
-    is_loading = False
-    is_busy = False
-    is_ending = False
-    namespaces = frozenset[Namespace]()
-
-    def loads(self, lease: Lease) -> bool:
+    def is_filling(self, lease: Lease) -> bool:
+        """Whether the lease is filled from disk now."""
         return False
 
-    def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
+    def block_hashes(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
+        """Those of the prompt's blocks that could be loaded. On any thread."""
         return ()
 
-    def recall(
-        self, prompt: Prompt, wish: Wish, spare_blocks: int, compute_seconds: ComputeSeconds
-    ) -> Recalled:
-        return Recalled.NOTHING
+    def load(
+        self,
+        prompt: Prompt,
+        attempt: LoadAttempt,
+        spare_blocks: int,
+        compute_seconds: ComputeSeconds,
+    ) -> LoadOutcome:
+        """Begin to load what is worth it of the prompt. See `LoadOutcome`."""
+        return LoadOutcome.NOTHING
 
-    def fills(self, number: int, seconds: float) -> Sequence[Order]:
+    def fills(self, number: int, seconds: float) -> Sequence[StorageOp]:
+        """What a step is to fill in, in so much time."""
         return ()
 
     def fill_seconds(self, number: int) -> float:
+        """How long the step's fills are predicted to take."""
         return 0.0
 
     def reads(self, number: int, seconds: float) -> Sequence[ReadBlock]:
+        """What a step is to read in so much time, when all else of it has been planned."""
         return ()
 
     def took(self, filled: Collection[int], read: int, seconds: float) -> None:
-        """Nothing was moved."""
+        """The fills of steps `filled` and the reads of step `read` have held others up so long."""
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
-        """Nothing was read."""
+        """A step has been carried out; `contents` is what it has read."""
 
     def fail(self, number: int) -> None:
-        """Nothing was read."""
+        """A step has not, or perhaps not, been carried out, and its ops have been revoked."""
 
     def wait_seconds(self) -> float | None:
+        """How long the loop may sleep when it has nothing to do; None: until it is called."""
         return None
 
     def roots(self) -> frozenset[Digest]:
+        """The root hashes of all namespaces on disk. Looks at every entry."""
         return frozenset()
 
     def forget(self, namespace: Namespace | None) -> None:
-        """Nothing was to come."""
+        """A namespace, or all, is being cleared in memory: end its loads."""
 
     def clear(self, namespace: Namespace | None) -> None:
-        """There is nothing."""
+        """Forget what is on disk of a namespace, or all. What memory has of it is written again
+        when it is next used, and not before.
+        """
 
     def clear_root(self, root: Digest) -> None:
-        """There is nothing."""
+        """Clear a namespace that only the disk has. Its salt is unknown, so it is none of the
+        tree's and none of `namespaces`.
+        """
 
     def end(self) -> None:
-        """Nothing is written."""
+        """No sequence is left, and none will come: write what is dirty."""
 
     def close(self) -> None:
-        """There is no disk."""
+        """Let go of the disk."""
 
     def on_disk(self, blocks: Sequence[BlockId]) -> int:
+        """How many blocks of a run in the tree, from the first on, could be read. On any thread."""
         return 0
 
     def stats(self) -> DiskCacheStats | None:
+        """On any thread."""
         return None
 
 
-NO_DISK_CACHE = NoDiskCache()
+NO_DISK_CACHE = DiskCache()
 
 EVICTED_NODES = 4
 """So many of the next to be evicted are written when less than a share of the blocks is free."""
@@ -204,8 +137,8 @@ EVICTED_NODES = 4
 FREE_SHARE = 16
 
 
-class TieredCache:
-    """A tier, and what is written to it and read from it."""
+class TieredCache(DiskCache):
+    """A disk tier below the arena, with what is written to it and loaded from it."""
 
     def __init__(
         self,
@@ -214,8 +147,8 @@ class TieredCache:
         part_bytes: Sequence[int],
         limit_bytes: int,
         post: Post,
-        archive: ArchiveRules,
-        recalls: RecallRules,
+        write_rules: WriteRules,
+        load_rules: LoadRules,
         shutdown_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -226,85 +159,89 @@ class TieredCache:
         self._store = store
         self._limit_bytes = limit_bytes
         entries = Entries(store.groups, part_bytes, store.block_size)
-        self._names = BlockNames(store.block_size)
-        self._archive = Archive(tier, store.index, self._names, entries, archive, clock)
-        self._recalls = Recalls(tier, store, entries, recalls, clock, post)
-        store.index.observers.add(self._names)
-        store.index.observers.add(self._archive)
-        store.pool.when_freed(self._names.forget)
+        self._hashes = BlockHashes(store.block_size)
+        self._writer = DiskWriter(tier, store.index, self._hashes, entries, write_rules, clock)
+        self._loader = DiskLoader(tier, store, entries, load_rules, clock, post)
+        store.index.observers.add(self._hashes)
+        store.index.observers.add(self._writer)
+        store.pool.when_freed(self._hashes.forget)
         for group in store.groups:
-            group.when_carried(self._archive.carried)
+            group.when_attached(self._writer.attached)
 
     @property
     def is_loading(self) -> bool:
-        return self._recalls.is_loading
-
-    @property
-    def is_ending(self) -> bool:
-        return self._archive.is_dirty and self._clock() < self._ends_at
-
-    def loads(self, lease: Lease) -> bool:
-        return self._recalls.fills(lease)
+        return self._loader.is_loading
 
     @property
     def is_busy(self) -> bool:
-        return self._recalls.is_loading or self._archive.is_due
+        return self._loader.is_loading or self._writer.is_due
 
-    def names(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
+    @property
+    def is_ending(self) -> bool:
+        return self._writer.is_dirty and self._clock() < self._ends_at
+
+    @property
+    def namespaces(self) -> frozenset[Namespace]:
+        return self._loader.namespaces | self._writer.namespaces
+
+    def is_filling(self, lease: Lease) -> bool:
+        return self._loader.is_filling(lease)
+
+    def block_hashes(self, namespace: Namespace, prompt: Sequence[int]) -> tuple[Digest, ...]:
         return block_digests(namespace, prompt[:-1], self._store.block_size)
 
-    def recall(
-        self, prompt: Prompt, wish: Wish, spare_blocks: int, compute_seconds: ComputeSeconds
-    ) -> Recalled:
-        return self._recalls.begin(prompt, wish, spare_blocks, compute_seconds)
+    def load(
+        self,
+        prompt: Prompt,
+        attempt: LoadAttempt,
+        spare_blocks: int,
+        compute_seconds: ComputeSeconds,
+    ) -> LoadOutcome:
+        return self._loader.begin(prompt, attempt, spare_blocks, compute_seconds)
 
-    def fills(self, number: int, seconds: float) -> Sequence[Order]:
-        return self._recalls.plan(number, seconds)
+    def fills(self, number: int, seconds: float) -> Sequence[StorageOp]:
+        return self._loader.plan(number, seconds)
 
     def fill_seconds(self, number: int) -> float:
-        return self._recalls.fill_seconds(number)
+        return self._loader.fill_seconds(number)
 
     def reads(self, number: int, seconds: float) -> Sequence[ReadBlock]:
         pool = self._store.pool
         if pool.n_free * FREE_SHARE < pool.n_blocks:
-            self._archive.save_evictable(EVICTED_NODES)
-        return self._archive.plan(number, seconds)
+            self._writer.save_evictable(EVICTED_NODES)
+        return self._writer.plan(number, seconds)
 
     def took(self, filled: Collection[int], read: int, seconds: float) -> None:
-        """Where there was both, a byte of either has taken as long."""
-        filled_bytes = sum(map(self._recalls.filled_bytes, filled))
-        read_bytes = self._archive.read_bytes(read)
+        """Where there were both, a byte filled is taken to cost as much as a byte read."""
+        filled_bytes = sum(map(self._loader.filled_bytes, filled))
+        read_bytes = self._writer.read_bytes(read)
         byte_seconds = seconds / max(filled_bytes + read_bytes, 1)
         if filled_bytes:
-            self._recalls.took(filled_bytes, filled_bytes * byte_seconds)
+            self._loader.took(filled_bytes, filled_bytes * byte_seconds)
         if read_bytes:
-            self._archive.took(read_bytes, read_bytes * byte_seconds)
+            self._writer.took(read_bytes, read_bytes * byte_seconds)
 
     def commit(self, number: int, contents: Sequence[Parts]) -> None:
-        self._recalls.commit(number)
-        self._archive.commit(number, contents)
+        self._loader.commit(number)
+        self._writer.commit(number, contents)
 
     def fail(self, number: int) -> None:
-        self._recalls.fail(number)
-        self._archive.fail(number)
+        self._loader.fail(number)
+        self._writer.fail(number)
 
     def wait_seconds(self) -> float | None:
-        waits = [self._recalls.wait_seconds(), self._archive.wait_seconds()]
+        waits = [self._loader.wait_seconds(), self._writer.wait_seconds()]
         return min((seconds for seconds in waits if seconds is not None), default=None)
-
-    @property
-    def namespaces(self) -> frozenset[Namespace]:
-        return self._recalls.namespaces | self._archive.namespaces
 
     def roots(self) -> frozenset[Digest]:
         return self._tier.roots()
 
     def forget(self, namespace: Namespace | None) -> None:
-        self._recalls.clear(namespace)
+        self._loader.clear(namespace)
 
     def clear(self, namespace: Namespace | None) -> None:
-        self._recalls.clear(namespace)
-        self._archive.clear(namespace)
+        self._loader.clear(namespace)
+        self._writer.clear(namespace)
         self._tier.clear(None if namespace is None else root_digest(namespace))
 
     def clear_root(self, root: Digest) -> None:
@@ -312,11 +249,11 @@ class TieredCache:
 
     def end(self) -> None:
         self._ends_at = self._clock() + self._shutdown_seconds
-        self._recalls.end()
-        self._archive.end()
+        self._loader.end()
+        self._writer.end()
 
     def close(self) -> None:
-        self._recalls.end()
+        self._loader.end()
         self._tier.flush(max(self._ends_at - self._clock(), 0.0))
         self._tier.close()
 
@@ -324,11 +261,11 @@ class TieredCache:
         return bisect_left(blocks, True, key=self._is_missing)  # none is there without its parent
 
     def _is_missing(self, block: BlockId) -> bool:
-        name = self._names.get(block)
-        return name is None or not self._tier.known((name,))
+        block_hash = self._hashes.get(block)
+        return block_hash is None or not self._tier.known((block_hash,))
 
     def stats(self) -> DiskCacheStats:
-        tier, loads = self._tier.stats(), self._recalls.counters
+        tier, loads = self._tier.stats(), self._loader.counters
         return DiskCacheStats(
             entries=tier.entries,
             used_bytes=tier.used_bytes,

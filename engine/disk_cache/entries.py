@@ -1,10 +1,10 @@
-"""What memory has that an entry on disk is made of, and what an entry gives back to it."""
+"""How blocks, windows and states in memory correspond to the parts of an entry on disk."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstore.actions import FillBlock, Order, ReadBlock
-from kvstore.block_table import blocks_for
+from kvstore.actions import FillBlock, ReadBlock, StorageOp
+from kvstore.blocks.table import blocks_for
 from kvstore.digest import Digest
 from kvstore.groups.group import Group
 from kvstore.types import BlockId
@@ -12,18 +12,18 @@ from kvstore.types import BlockId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An entry as memory could give it now, below `parent`."""
+    """An entry that could be written now, as the child of `parent`."""
 
     parent: Digest
-    name: Digest
+    block_hash: Digest
     read: ReadBlock
     n_bytes: int
     is_whole: bool
-    has: tuple[bool, ...]  # which parts
+    has: tuple[bool, ...]  # which parts are in memory
 
 
 class Entries:
-    """How a store's groups and an entry's parts belong together.
+    """Translates between a store's groups and an entry's parts.
 
     `part_bytes`: of a block, of each window's block, of a state; the groups are in that order.
     """
@@ -38,26 +38,28 @@ class Entries:
     def has_groups(self) -> bool:
         return bool(self._groups)
 
-    def candidate(self, parent: Digest, name: Digest, block: BlockId, n_tokens: int) -> Candidate:
-        """Of an indexed block's first tokens."""
-        slots = [group.carried(block, n_tokens) for group in self._groups]
+    def candidate(
+        self, parent: Digest, block_hash: Digest, block: BlockId, n_tokens: int
+    ) -> Candidate:
+        """For the first `n_tokens` tokens of an indexed block."""
+        slots = [group.attached(block, n_tokens) for group in self._groups]
         slots += [None] * (self._n_windows + 1 - len(slots))
         has = (True, *(slot is not None for slot in slots))
         n_bytes = sum(size for size, here in zip(self._part_bytes, has, strict=True) if here)
         read = ReadBlock(block, n_tokens, tuple(slots[: self._n_windows]), slots[-1])
         is_whole = n_tokens == self.block_size
-        return Candidate(parent, name, read, n_bytes, is_whole, has)
+        return Candidate(parent, block_hash, read, n_bytes, is_whole, has)
 
     def ends(self, block: BlockId, n_tokens: int) -> Collection[int]:
-        """After how many of the block's `n_tokens` tokens, but for a whole block's end, somebody
-        could go on who finds this in no other entry.
+        """The lengths, shorter than a block, at which the block needs an entry of its own: a
+        sequence could resume there, and no other entry has what that takes.
         """
         apart = [stops for group in self._groups if (stops := group.stops(block)) is not None]
         found = apart[0] if apart else (n_tokens,)
         return [n for n in sorted(found) if n <= n_tokens and n < self.block_size]
 
     def fits(self, parts: Sequence[bytes | None]) -> bool:
-        """Whether they are what this storage reads, a block at least."""
+        """Whether the parts have the sizes of this storage, and a block is among them."""
         return (
             len(parts) == len(self._part_bytes)
             and parts[0] is not None
@@ -69,26 +71,26 @@ class Entries:
 
     def fill(
         self, block: BlockId, n_tokens: int, parts: Sequence[bytes | None], *, is_new: bool
-    ) -> Iterator[Order]:
-        """What puts an entry's parts where they are lacking."""
+    ) -> Iterator[StorageOp]:
+        """Orders that fill an entry's parts in where memory lacks them."""
         if is_new and parts[0] is not None:
             yield FillBlock(block, parts[0])
         for group, part in zip(self._groups, parts[1:], strict=False):
-            if part is not None and group.carried(block, n_tokens) is None:
-                order = group.fill(block, n_tokens, part)
-                if order is not None:
-                    yield order
+            if part is not None and group.attached(block, n_tokens) is None:
+                op = group.fill(block, n_tokens, part)
+                if op is not None:
+                    yield op
 
     def needed(self, n_tokens: int) -> range:
-        """The last entries of a table, as many as it takes to go on behind so many tokens."""
+        """The last entries of a table, as many as it takes to resume after so many tokens."""
         end = blocks_for(n_tokens, self.block_size)
         return range(
             min((group.needed(n_tokens).start for group in self._groups), default=end), end
         )
 
     def can_resume(self, parts: Mapping[int, Sequence[int | None]], n_tokens: int) -> bool:
-        """Whether entries with such parts, by their place, have all that it takes to go on. An
-        index that is damaged may know of fewer.
+        """Whether entries with such parts, by index, have all that it takes to resume. A damaged
+        index on disk may list fewer parts.
         """
         return all(
             number < len(parts[index]) and parts[index][number] is not None

@@ -22,8 +22,8 @@ UNLIMITED = LoadLimits(1 << 62, 1 << 62)
 
 
 class LoadBudget:
-    """In the order in which loads are asked for, round by round: who does not fit is not overtaken
-    in that round. A load that is alone always fits.
+    """First come, first served, round by round: a load that does not fit is not overtaken in that
+    round. A load that is alone always fits.
     """
 
     def __init__(self, limits: LoadLimits) -> None:
@@ -33,7 +33,7 @@ class LoadBudget:
         self._is_full = False
 
     def begin_round(self) -> None:
-        """All that wait are asked again."""
+        """All waiting loads are tried again."""
         self._is_full = False
 
     def takes(self, n_bytes: int) -> bool:
@@ -52,9 +52,9 @@ class LoadBudget:
         self._held_bytes -= n_bytes
 
     def ahead(self, step_bytes: float, held: Sequence[int]) -> list[int]:
-        """How far each load may be read ahead, the first one's first, where a step fills in so many
-        bytes. The least that is read is a run. `held`: of each, what has been read and not been
-        filled in yet. It counts for all, though a load may hold more than it would get now.
+        """How many bytes each load may be read ahead, the first load served first, where a step
+        fills in `step_bytes`. Readers read a run at least. `held`: what each has read and not
+        filled in yet. All of it counts, though a load may hold more than it would get now.
         """
         most = self._limits.ahead // max(min(len(held), TICKETS), 1)
         share = int(min(max(AHEAD_STEPS * step_bytes, 1), most))

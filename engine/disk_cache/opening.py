@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.load_budget import LoadLimits
-from engine.disk_cache.recalls import RecallRules
-from engine.inbox import Inbox
-from engine.mlx_backend.parts import Backend
-from engine.types import DiskCacheConfig
-from kvstore.block_table import blocks_for
+from engine.disk_cache.loader import LoadRules, Post
+from engine.disk_cache.writer import WriteRules
+from engine.step.runner import Backend
+from engine.types.settings import DiskCacheConfig
+from kvstore.blocks.table import blocks_for
 from kvstore.store import KVStore
 from kvstore.tier.disk.space import holding, longest_path
 from kvstore.tier.tier import DiskTier
@@ -31,11 +30,11 @@ def open_disk_cache(
     config: DiskCacheConfig,
     backend: Backend,
     store: KVStore,
-    inbox: Inbox,
+    post: Post,
     report: Callable[[str], None],
 ) -> TieredCache:
     """Raises TierError, in words, when the folder cannot be used, or the limit is too small."""
-    rules = ArchiveRules(writes=config.write, salted=config.salted)
+    rules = WriteRules(writes=config.write, salted=config.salted)
     n_tokens = kept_tokens(config.max_bytes, backend.part_bytes, store.block_size)
     if n_tokens < rules.least_tokens:
         raise TierError(_too_small(config.max_bytes, rules, backend.part_bytes, store.block_size))
@@ -51,9 +50,9 @@ def open_disk_cache(
         store,
         backend.part_bytes,
         config.max_bytes,
-        inbox.post,
+        post,
         rules,
-        RecallRules(
+        LoadRules(
             salted=config.salted, limits=load_limits(store.pool.n_blocks, backend.part_bytes)
         ),
         config.shutdown_seconds,
@@ -88,7 +87,7 @@ def kept_tokens(max_bytes: int, part_bytes: Sequence[int], block_size: int) -> f
 
 
 def _too_small(
-    max_bytes: int, rules: ArchiveRules, part_bytes: Sequence[int], block_size: int
+    max_bytes: int, rules: WriteRules, part_bytes: Sequence[int], block_size: int
 ) -> str:
     *block, state = part_bytes
     least_bytes = blocks_for(rules.least_tokens, block_size) * sum(block) + state

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from engine.memory import MemoryPromise
-from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import (
     Attention,
     GatherAttention,
     gathered_padding_keys,
 )
+from engine.mlx_backend.cpu.blas import Blas
+from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.errors import ModelError, one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.allocator import allocator_limits, limit_allocator
-from engine.mlx_backend.host.blas import Blas
 from engine.mlx_backend.host.memory_meter import MemoryMeter, MeteredRunner
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.loading.budget import Footprint
@@ -29,15 +28,18 @@ from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT, DEFAULT_NAME, 
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.storage import Storage
-from engine.mlx_backend.parts import Backend
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
+from engine.mlx_backend.storage.arena import block_bytes, token_bytes
+from engine.mlx_backend.storage.state_arena import state_bytes
+from engine.mlx_backend.storage.storage import Storage
 from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
-from engine.storage_sizes import StorageSizes
-from engine.types import EngineConfig, MachineReport, ModelCard, SamplingDefaults
-from kvstore.arena import block_bytes, token_bytes
-from kvstore.state_arena import state_bytes
+from engine.step.runner import Backend
+from engine.types.memory import MemoryPromise
+from engine.types.model import ModelCard, SamplingDefaults
+from engine.types.settings import EngineConfig
+from engine.types.statistics import MachineReport
+from kvstore.groups.sizes import StorageSizes
 
 
 def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
@@ -163,7 +165,7 @@ def _footprint(layout: Layout, block_size: int) -> Footprint:
 def _inventory(
     config: EngineConfig, layout: Layout, storage: Storage, sizes: StorageSizes
 ) -> Iterator[str]:
-    """What has been allocated, for people."""
+    """What has been allocated, in lines for the log."""
     size = config.block_size
     if layout.full_layers:
         bytes_used = f"{storage.full.bytes / 1e9:.2f} GB"

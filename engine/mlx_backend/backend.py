@@ -1,12 +1,15 @@
-"""The door of the MLX backend. Imports no MLX until the BLAS has been loaded."""
+"""The entry to the MLX backend. Imports no MLX until the BLAS has been loaded."""
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
+from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import ModelError, one_line
-from engine.mlx_backend.host.blas import load_blas
-from engine.mlx_backend.host.file_limit import keep_file_limit
-from engine.mlx_backend.parts import Backend
-from engine.types import EngineConfig, MachineReport
+from engine.step.runner import Backend
+from engine.types.settings import EngineConfig
+from engine.types.statistics import MachineReport
 
 
 def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend:
@@ -36,3 +39,13 @@ def describe_machine(config: EngineConfig) -> MachineReport:
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     return assembly.describe(config, blas)
+
+
+@contextmanager
+def keep_file_limit() -> Iterator[None]:
+    """Imports in the body leave the limit of open files alone: a process cannot raise it again.
+
+    mlx_lm.utils sets 2,048, and 4,096 for good. A server needs one file for each connection.
+    """
+    with patch.object(resource, "setrlimit"):
+        yield

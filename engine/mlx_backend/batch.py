@@ -2,21 +2,84 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 
-from engine.mlx_backend.model.forward import Piece
-from engine.mlx_backend.model.forward_batch import Run
-from engine.mlx_backend.model.tables import SequenceTables
+from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.step import Chunk, SequenceId, StepPlan
+from engine.step.plan import Chunk, SequenceId, StepPlan
+from kvstore.actions import TablePatch
 
-_LEAST_SEATS = 8
+Ids: TypeAlias = npt.NDArray[np.uint32]
+
+_LEAST_IDS = 16
+
+
+class Table:
+    """Block or slot ids, one for each block of a sequence. It grows by doubling."""
+
+    __slots__ = ("_end", "_ids")
+
+    def __init__(self) -> None:
+        self._ids: Ids = np.zeros(_LEAST_IDS, dtype=np.uint32)
+        self._end = 0
+
+    @property
+    def ids(self) -> Ids:
+        """All up to the last one that was given. A view: read it before the next patch."""
+        return self._ids[: self._end]
+
+    def patch(self, first: int, ids: Sequence[int]) -> None:
+        self._end = max(self._end, first + len(ids))
+        if self._end > len(self._ids):
+            grown = np.zeros(max(self._end, 2 * len(self._ids)), dtype=np.uint32)
+            grown[: len(self._ids)] = self._ids
+            self._ids = grown
+        self._ids[first : first + len(ids)] = ids
+
+
+class SequenceTables:
+    """The table of a sequence's blocks, and those of its slots in each group."""
+
+    __slots__ = ("_blocks", "_groups")
+
+    def __init__(self, n_groups: int) -> None:
+        self._blocks = Table()
+        self._groups = tuple(Table() for _ in range(n_groups))
+
+    @property
+    def blocks(self) -> Ids:
+        return self._blocks.ids
+
+    def patch(self, patch: TablePatch) -> None:
+        table = self._blocks if patch.group is None else self._groups[patch.group]
+        table.patch(patch.first, patch.ids)
+
+    def span(
+        self, start: int, n_tokens: int, index: int, first_token: int, n_read: int
+    ) -> TokenSpan:
+        """Tokens of the sequence, from position `start` on; see `TokenSpan`."""
+        groups = tuple(table.ids for table in self._groups)
+        return TokenSpan(
+            start,
+            n_tokens,
+            self._blocks.ids,
+            groups=groups,
+            index=index,
+            first_token=first_token,
+            n_read=n_read,
+        )
+
+
+_LEAST_ROWS = 8
 
 
 @dataclass(eq=False, slots=True)
-class Seat:
-    """One sequence. `index` is its place in the batch's arrays on the device."""
+class BatchRow:
+    """One sequence of the batch. `index` is its index in the batch's arrays on the device."""
 
     sequence_id: SequenceId
     index: int
@@ -25,40 +88,40 @@ class Seat:
     position: int = 0  # of the next token to compute
     logits: mx.array | None = None  # [1, vocab], computed, of a token that is not sampled yet
 
-    def piece(self, n_tokens: int) -> Piece:
-        """The next tokens, which are computed with this."""
-        piece = self.tables.piece(self.position, n_tokens)
+    def take(self, n_tokens: int, index: int, first_token: int, n_read: int) -> TokenSpan:
+        """The next tokens to compute; the position moves behind them. See `TokenSpan`."""
+        start = self.position
         self.position += n_tokens
-        return piece
+        return self.tables.span(start, n_tokens, index, first_token, n_read)
 
 
 @dataclass(slots=True)
-class StepTokens:
-    """What a step computes. `token_ids`: of its prompts, then of all seats.
+class StepInputs:
+    """What a step computes. `token_ids`: those of its prompt chunks, then one of each batch row.
 
-    `scored` are runs of which every token's logits are read, each in forwards of its own.
+    `spans[i]` belongs to `rows[i]`. `scored` are spans of which every token's logits are read, each
+    in forwards of its own.
     """
 
     token_ids: mx.array
-    runs: list[Run] = field(default_factory=list)
-    seats: list[Seat] = field(default_factory=list)  # by a run's index
-    scored: list[tuple[Chunk, Run]] = field(default_factory=list)
+    spans: list[TokenSpan] = field(default_factory=list)
+    rows: list[BatchRow] = field(default_factory=list)
+    scored: list[tuple[Chunk, TokenSpan]] = field(default_factory=list)
 
-    def add(self, seat: Seat, n_tokens: int, first_token: int, n_read: int) -> None:
-        self.runs.append(Run(seat.piece(n_tokens), len(self.seats), first_token, n_read))
-        self.seats.append(seat)
+    def add(self, row: BatchRow, n_tokens: int, first_token: int, n_read: int) -> None:
+        self.spans.append(row.take(n_tokens, len(self.rows), first_token, n_read))
+        self.rows.append(row)
 
-    def add_chunk(self, seat: Seat, chunk: Chunk, first_token: int) -> None:
+    def add_chunk(self, row: BatchRow, chunk: Chunk, first_token: int) -> None:
         n_read = int(chunk.samples)
         if chunk.prompt_logprobs is None:
-            self.add(seat, len(chunk.tokens), first_token, n_read)
+            self.add(row, len(chunk.tokens), first_token, n_read)
             return
         n_scored = len(chunk.tokens) - n_read
         if n_scored:
-            run = Run(seat.piece(n_scored), -1, first_token, n_scored)
-            self.scored.append((chunk, run))
+            self.scored.append((chunk, row.take(n_scored, -1, first_token, n_scored)))
         if n_read:
-            self.add(seat, 1, first_token + n_scored, n_read)
+            self.add(row, 1, first_token + n_scored, n_read)
 
 
 class Batch:
@@ -66,50 +129,51 @@ class Batch:
 
     def __init__(self, n_groups: int) -> None:
         self._n_groups = n_groups
-        self._seats: dict[SequenceId, Seat] = {}
-        self._free: list[int] = []
-        self._tokens = mx.zeros(0, dtype=mx.int32)  # by seat: the token to compute next
+        self._rows: dict[SequenceId, BatchRow] = {}
+        self._free: list[int] = []  # indices that no row has
+        self._tokens = mx.zeros(0, dtype=mx.int32)  # by a row's index: the token to compute next
 
     def change(self, plan: StepPlan) -> None:
-        """Who leaves, who enters, and what changes in the tables."""
+        """Removes the sequences that leave, adds those that enter, patches the tables."""
         for sequence_id in plan.leave:
-            self._free.append(self._seats.pop(sequence_id).index)
+            self._free.append(self._rows.pop(sequence_id).index)
         for entry in plan.enter:
             tables, sampling = SequenceTables(self._n_groups), SamplingRow(entry.sampling)
-            self._seats[entry.sequence_id] = Seat(
+            self._rows[entry.sequence_id] = BatchRow(
                 entry.sequence_id, self._take_index(), tables, sampling
             )
         for sequence_id, patch in plan.patches:
-            self._seats[sequence_id].tables.patch(patch)
+            self._rows[sequence_id].tables.patch(patch)
 
-    def lay_out(self, plan: StepPlan) -> StepTokens:
-        """The tokens of a step, and where they belong. Moves the positions on."""
+    def prepare_inputs(self, plan: StepPlan) -> StepInputs:
+        """The tokens that a step computes. The rows' positions move behind them."""
         prompts = [token for chunk in plan.chunks for token in chunk.tokens]
-        step = StepTokens(self._behind(prompts))
+        inputs = StepInputs(self._behind(prompts))
         first = 0
         for chunk in plan.chunks:
-            seat = self._seats[chunk.sequence_id]
-            seat.position = chunk.start
-            step.add_chunk(seat, chunk, first)
+            row = self._rows[chunk.sequence_id]
+            row.position = chunk.start
+            inputs.add_chunk(row, chunk, first)
             first += len(chunk.tokens)
         for sequence_id in plan.decodes:
-            seat = self._seats[sequence_id]
-            step.add(seat, 1, len(prompts) + seat.index, n_read=1)
-        return step
+            row = self._rows[sequence_id]
+            inputs.add(row, 1, len(prompts) + row.index, n_read=1)
+        return inputs
 
-    def kept(self, sequence_ids: Sequence[SequenceId]) -> Iterator[tuple[Seat, mx.array]]:
-        """The logits that these have kept. They keep them no more."""
+    def take_kept(self, sequence_ids: Sequence[SequenceId]) -> Iterator[tuple[BatchRow, mx.array]]:
+        """The logits that these sequences have kept from an earlier step. They are kept no more."""
         for sequence_id in sequence_ids:
-            seat = self._seats[sequence_id]
-            logits, seat.logits = seat.logits, None
-            assert logits is not None, "a step was sat out by who was not in it"
-            yield seat, logits
+            row = self._rows[sequence_id]
+            logits, row.logits = row.logits, None
+            assert logits is not None, "a sequence samples from kept logits and has none"
+            yield row, logits
 
-    def set_next_tokens(self, seats: Sequence[Seat], tokens: mx.array) -> None:
-        """What each decodes next; `tokens`: `[rows]`, perhaps still to be computed."""
-        self._tokens[mx.array([seat.index for seat in seats])] = tokens
+    def set_next_tokens(self, rows: Sequence[BatchRow], tokens: mx.array) -> None:
+        """What each row decodes next; `tokens`: `[rows]`, perhaps still to be computed."""
+        self._tokens[mx.array([row.index for row in rows])] = tokens
 
     def _behind(self, prompts: list[int]) -> mx.array:
+        """The prompts' tokens, and behind them the next token of each row."""
         if not prompts:
             return self._tokens
         return mx.concatenate([mx.array(prompts, dtype=mx.int32), self._tokens])
@@ -117,7 +181,7 @@ class Batch:
     def _take_index(self) -> int:
         if not self._free:
             first = self._tokens.size
-            room = max(first, _LEAST_SEATS)
+            room = max(first, _LEAST_ROWS)
             self._tokens = mx.concatenate([self._tokens, mx.zeros(room, dtype=mx.int32)])
             self._free = list(reversed(range(first, first + room)))
         return self._free.pop()

@@ -1,6 +1,7 @@
-"""When forwards that have been laid out are given to the device.
+"""When a step's forwards are given to the device.
 
-An arena's write is in place as long as nobody else refers to the array. A forward in flight may.
+MLX builds a forward lazily: nothing of it runs until it is launched with `mx.async_eval`. A write
+to an arena is in place as long as nobody else refers to the array, and a forward in flight may.
 """
 
 from collections.abc import Iterator
@@ -12,59 +13,63 @@ import mlx.core as mx
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """A forward's arrays, and those that may go ahead: its first layer's."""
+class PendingForward:
+    """A forward that has been built and not launched: the arrays to evaluate.
+
+    `first_layer`: those of its first layer, which may be launched ahead of the others.
+    """
 
     arrays: list[mx.array]
-    beginning: list[mx.array] = field(default_factory=list)
+    first_layer: list[mx.array] = field(default_factory=list)
 
 
 class Launch(Protocol):
-    """Gives a step's forwards to the device, each before the next is laid out."""
+    """Gives a step's forwards to the device, each before the next is built."""
 
-    def begin(self, forwards: Iterator[Laid]) -> Iterator[Laid]:
-        """So much that the device has something to do, without waiting for the step before.
+    def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
+        """Launch enough to keep the device busy, without waiting for the step before.
 
         Returns the rest.
         """
         ...
 
-    def finish(self, rest: Iterator[Laid]) -> None:
-        """All else. Returns while the device computes."""
+    def finish(self, rest: Iterator[PendingForward]) -> None:
+        """Launch the rest. Returns while the device computes."""
         ...
 
 
 class LaunchAhead:
-    """Behind what is in flight. For the CPU, where a task in flight lets go of its inputs as soon
-    as it has run, and a pool is written a whole forward after it was last read.
+    """Launches a step behind the one in flight. For the CPU, where a task in flight lets go of its
+    inputs as soon as it has run, and a pool is written a whole forward after it was last read.
 
     MLX takes about fifty operations ahead of the CPU, and waits. With a whole forward it would wait
     until that is nearly computed, and the step before would be collected so much later. So only the
     first layer goes ahead.
     """
 
-    def begin(self, forwards: Iterator[Laid]) -> Iterator[Laid]:
+    def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
         first = next(forwards, None)
         if first is None:
             return iter(())
-        mx.async_eval(first.beginning)
-        return chain([Laid(first.arrays)], forwards)
+        mx.async_eval(first.first_layer)
+        return chain([PendingForward(first.arrays)], forwards)
 
-    def finish(self, rest: Iterator[Laid]) -> None:
-        for laid in rest:
-            mx.async_eval(laid.arrays)
+    def finish(self, rest: Iterator[PendingForward]) -> None:
+        for forward in rest:
+            mx.async_eval(forward.arrays)
 
 
 class LaunchWhenIdle:
-    """When all that is in flight has been computed. For Metal and CUDA, which keep the buffers of a
-    command buffer or graph until it completes: a pool in one of them would be copied.
+    """Launches each forward when all that is in flight has been computed. For Metal and CUDA, which
+    keep the buffers of a command buffer or graph until it completes: a pool in one of them would be
+    copied.
     """
 
-    def begin(self, forwards: Iterator[Laid]) -> Iterator[Laid]:
-        for laid in forwards:
+    def begin(self, forwards: Iterator[PendingForward]) -> Iterator[PendingForward]:
+        for forward in forwards:
             mx.synchronize()
-            mx.async_eval(laid.arrays)
+            mx.async_eval(forward.arrays)
         return iter(())
 
-    def finish(self, rest: Iterator[Laid]) -> None:
+    def finish(self, rest: Iterator[PendingForward]) -> None:
         """There is none."""

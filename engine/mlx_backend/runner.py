@@ -1,4 +1,4 @@
-"""The model runner: a step's orders, prompt chunks, decodes and samples on the device."""
+"""The model runner: a step's ops, prompt chunks, decodes and samples on the device."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from engine.mlx_backend.batch import Batch, Seat, StepTokens
-from engine.mlx_backend.launch import Laid, Launch
+from engine.mlx_backend.batch import Batch, BatchRow, StepInputs
+from engine.mlx_backend.launch import Launch, PendingForward
 from engine.mlx_backend.model.cached_model import CachedModel
-from engine.mlx_backend.model.forward_batch import ForwardBatch, Run
-from engine.mlx_backend.model.reading import NO_READING, Reading
+from engine.mlx_backend.model.forward import TokenSpan
+from engine.mlx_backend.model.forward_batch import ForwardBatch
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
-from engine.runner import RunnerLost
-from engine.step import Chunk, SampledToken, SequenceId, StepMasks, StepPlan, StepResult
-from engine.types import TokenLogprob
+from engine.mlx_backend.storage.storage import NO_READS, PendingReads
+from engine.step.plan import Chunk, SampledToken, SequenceId, StepMasks, StepPlan, StepResult
+from engine.step.runner import RunnerLost
+from engine.types.output import TokenLogprob
 
 SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""
@@ -23,25 +24,28 @@ UNUSABLE = "the model's logits leave no token to choose: not a number, or all ru
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A step that has been submitted.
+class _SubmittedStep:
+    """A step that has been submitted and not collected.
 
-    `rest` is what of it has not been launched. `logits` are those of the rows that sample, `[rows,
-    vocab]`, piecewise; `ends` are known when all is computed.
+    `rest`: its forwards that have not been launched. `sampling`: the rows that sample a token, and
+    `logits` theirs, `[rows, vocab]`, in several arrays. Once `awaited` have been evaluated, all of
+    the step is computed.
     """
 
-    rest: Iterator[Laid] = field(default_factory=lambda: iter(()))
-    sampling: list[Seat] = field(default_factory=list)
+    rest: Iterator[PendingForward] = field(default_factory=lambda: iter(()))
+    sampling: list[BatchRow] = field(default_factory=list)
     logits: list[mx.array] = field(default_factory=list)
     scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
-    ends: list[mx.array] = field(default_factory=list)
-    reading: Reading = NO_READING
+    awaited: list[mx.array] = field(default_factory=list)
+    reads: PendingReads = NO_READS
     drawn: Drawn | None = None
 
-    def laid(self, arrays: list[mx.array], beginning: Sequence[mx.array] = ()) -> Laid:
-        """Of this step, to be launched."""
-        self.ends += arrays
-        return Laid(arrays, list(beginning))
+    def pending(
+        self, arrays: list[mx.array], first_layer: Sequence[mx.array] = ()
+    ) -> PendingForward:
+        """A forward of this step, to be launched."""
+        self.awaited += arrays
+        return PendingForward(arrays, list(first_layer))
 
 
 class MlxRunner:
@@ -56,162 +60,173 @@ class MlxRunner:
         self._sampler = sampler
         self._launch = launch
         self._batch = Batch(model.n_groups)
-        self._flights: deque[_Flight] = deque()
+        self._in_flight: deque[_SubmittedStep] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         """See `ModelRunner.submit`."""
         self._batch.change(plan)
         try:
             self._wait_for_reads()
-            flight = _Flight()
-            flight.rest = self._launch.begin(self._lay_out(flight, plan))
-            self._flights.append(flight)
+            step = _SubmittedStep()
+            step.rest = self._launch.begin(self._build_forwards(step, plan))
+            self._in_flight.append(step)
         except Exception:
             self._settle()
             raise
 
     def sample(self, masks: Callable[[], StepMasks]) -> None:
         """See `ModelRunner.sample`."""
-        flight = self._flights[-1]
+        step = self._in_flight[-1]
         try:
-            self._launch.finish(flight.rest)
+            self._launch.finish(step.rest)
             ruled_out = masks()
-            self._keep(flight, ruled_out.late)
-            if flight.sampling:
-                self._draw(flight, ruled_out)
+            self._keep(step, ruled_out.late)
+            if step.sampling:
+                self._draw(step, ruled_out)
         except Exception:
-            self._flights.pop()
+            self._in_flight.pop()
             self._settle()
             raise
 
     def collect(self) -> StepResult:
         """See `ModelRunner.collect`."""
-        flight = self._flights.popleft()
+        step = self._in_flight.popleft()
         try:
-            mx.eval(flight.ends)
-            return _result(flight)
+            mx.eval(step.awaited)
+            return _result(step)
         except Exception:
-            self._flights.clear()
+            self._in_flight.clear()
             self._settle()
             raise
 
     def _settle(self) -> None:
-        """After a failure: what was written may rest on what could not be computed."""
+        """After a failure. Raises RunnerLost when what the storage holds cannot be computed."""
         try:
             mx.eval(self._storage.arrays())
         except Exception as error:
             raise RunnerLost(f"the KV cache cannot be computed: {error}") from error
 
     def _wait_for_reads(self) -> None:
-        """What the step in flight reads refers to the arenas, and a write would copy them."""
-        if any(flight.reading.arrays() for flight in self._flights):
+        """Reads that are not computed refer to the arenas' arrays, and a write would copy these."""
+        if any(step.reads.arrays() for step in self._in_flight):
             mx.synchronize()
 
-    def _lay_out(self, flight: _Flight, plan: StepPlan) -> Iterator[Laid]:
-        """All forwards, each to be launched before the next is asked for."""
-        self._storage.carry_out(plan.before)
+    def _build_forwards(self, step: _SubmittedStep, plan: StepPlan) -> Iterator[PendingForward]:
+        """All forwards of the step, each to be launched before the next is built."""
+        self._storage.execute(plan.before)
         self._storage.states.begin_step()
-        step = self._batch.lay_out(plan)
-        forwards = self._model.arrange(step.runs)
+        inputs = self._batch.prepare_inputs(plan)
+        forwards = self._model.arrange(inputs.spans)
         for batch in forwards.prompts:
-            yield self._fill(flight, step, batch)
-        for chunk, run in step.scored:
-            yield from self._score(flight, step, chunk, run)
-        self._storage.carry_out(plan.between)
+            yield self._prefill(step, inputs, batch)
+        for chunk, span in inputs.scored:
+            yield from self._score(step, inputs, chunk, span)
+        self._storage.execute(plan.after_chunks)
         for batch in forwards.sampling:
-            yield self._compute(flight, step, batch)
-        for seat, logits in self._batch.kept(plan.kept):
-            flight.logits.append(logits)
-            flight.sampling.append(seat)
-        self._storage.carry_out(plan.after)
+            yield self._compute(step, inputs, batch)
+        for row, logits in self._batch.take_kept(plan.kept):
+            step.logits.append(logits)
+            step.sampling.append(row)
+        self._storage.execute(plan.after)
         if saved := self._storage.states.unevaluated():
-            yield flight.laid(saved)
-        self._read(flight, plan)
+            yield step.pending(saved)
+        self._read(step, plan)
 
-    def _fill(self, flight: _Flight, step: StepTokens, batch: ForwardBatch) -> Laid:
-        """A forward that nobody reads. Logits that are kept would keep the pools it has written."""
-        computed = self._model.forward(batch, step.token_ids)
-        return flight.laid(computed.witnesses, computed.beginning)
+    def _prefill(
+        self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch
+    ) -> PendingForward:
+        """A forward whose logits are not read. To keep them would keep the pools it has written."""
+        computed = self._model.forward(batch, inputs.token_ids)
+        return step.pending(computed.fences, computed.first_layer)
 
-    def _compute(self, flight: _Flight, step: StepTokens, batch: ForwardBatch) -> Laid:
+    def _compute(
+        self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch
+    ) -> PendingForward:
         """A forward from which tokens are sampled."""
-        computed = self._model.forward(batch, step.token_ids)
-        flight.logits.append(computed.logits)
-        flight.sampling += [step.seats[run.index] for run in batch.runs if run.n_read]
-        return flight.laid([computed.logits, *computed.witnesses], computed.beginning)
+        computed = self._model.forward(batch, inputs.token_ids)
+        step.logits.append(computed.logits)
+        step.sampling += [inputs.rows[span.index] for span in batch.spans if span.n_read]
+        return step.pending([computed.logits, *computed.fences], computed.first_layer)
 
-    def _score(self, flight: _Flight, step: StepTokens, chunk: Chunk, run: Run) -> Iterator[Laid]:
-        """Score what follows each token."""
-        flight.scored[chunk.sequence_id] = []
-        for first, part in run.pieces(SCORED_TOKENS):
-            following = chunk.next_tokens[first : first + part.piece.n_tokens]
-            yield self._score_piece(flight, step, chunk, part, following)
+    def _score(
+        self, step: _SubmittedStep, inputs: StepInputs, chunk: Chunk, span: TokenSpan
+    ) -> Iterator[PendingForward]:
+        """Forwards that score the token after each of a chunk's, so many at a time."""
+        step.scored[chunk.sequence_id] = []
+        for first, part in span.split(SCORED_TOKENS):
+            following = chunk.next_tokens[first : first + part.n_tokens]
+            yield self._score_part(step, inputs, chunk, part, following)
 
-    def _score_piece(
-        self, flight: _Flight, step: StepTokens, chunk: Chunk, run: Run, following: Sequence[int]
-    ) -> Laid:
-        """`following` are the tokens whose scores are asked for, from the piece's first on."""
-        computed = self._model.forward(ForwardBatch(((run,),)), step.token_ids)
-        arrays = computed.witnesses
+    def _score_part(
+        self,
+        step: _SubmittedStep,
+        inputs: StepInputs,
+        chunk: Chunk,
+        span: TokenSpan,
+        following: Sequence[int],
+    ) -> PendingForward:
+        """`following`: the tokens to score, from the one after the span's first on."""
+        computed = self._model.forward(ForwardBatch(((span,),)), inputs.token_ids)
+        arrays = computed.fences
         if following:
             logits = computed.logits[: len(following)]
             scored = self._sampler.score(logits, following, chunk.prompt_logprobs or 0)
-            flight.scored[chunk.sequence_id].append(scored)
+            step.scored[chunk.sequence_id].append(scored)
             arrays = arrays + scored.arrays()
-        return flight.laid(arrays, computed.beginning)
+        return step.pending(arrays, computed.first_layer)
 
-    def _read(self, flight: _Flight, plan: StepPlan) -> None:
-        """Behind the forwards at once, on GPUs as well: nothing is written, so nothing copied."""
+    def _read(self, step: _SubmittedStep, plan: StepPlan) -> None:
+        """Launched behind the forwards, on GPUs too: it writes nothing, so nothing is copied."""
         if not plan.reads:
             return
-        flight.reading = self._storage.read(plan.reads)
-        mx.async_eval(flight.reading.arrays())
-        flight.ends += flight.reading.arrays()
+        step.reads = self._storage.read(plan.reads)
+        mx.async_eval(step.reads.arrays())
+        step.awaited += step.reads.arrays()
 
-    def _keep(self, flight: _Flight, late: Collection[SequenceId]) -> None:
-        """Rows that sit the step out keep their logits until they are sampled."""
+    def _keep(self, step: _SubmittedStep, late: Collection[SequenceId]) -> None:
+        """Rows whose masks are late do not sample in this step: they keep their logits."""
         if not late:
             return
-        together = _together(flight.logits)
-        for row, seat in enumerate(flight.sampling):
-            if seat.sequence_id in late:
-                seat.logits = mx.contiguous(together[row : row + 1])
-                flight.ends.append(seat.logits)
-        stay = [row for row, seat in enumerate(flight.sampling) if seat.sequence_id not in late]
-        flight.sampling = [flight.sampling[row] for row in stay]
-        flight.logits = [together[mx.array(stay)]] if stay else []
+        together = _together(step.logits)
+        for index, row in enumerate(step.sampling):
+            if row.sequence_id in late:
+                row.logits = mx.contiguous(together[index : index + 1])
+                step.awaited.append(row.logits)
+        stay = [index for index, row in enumerate(step.sampling) if row.sequence_id not in late]
+        step.sampling = [step.sampling[index] for index in stay]
+        step.logits = [together[mx.array(stay)]] if stay else []
 
-    def _draw(self, flight: _Flight, masks: StepMasks) -> None:
-        together = _together(flight.logits)
-        rows = {seat.sequence_id: row for row, seat in enumerate(flight.sampling)}
-        masked = [rows[sequence_id] for sequence_id in masks.sequence_ids]
-        states = [seat.sampling for seat in flight.sampling]
-        drawn = flight.drawn = self._sampler.sample(together, states, masks.masks, masked)
-        self._batch.set_next_tokens(flight.sampling, drawn.tokens)
+    def _draw(self, step: _SubmittedStep, masks: StepMasks) -> None:
+        together = _together(step.logits)
+        indices = {row.sequence_id: index for index, row in enumerate(step.sampling)}
+        masked = [indices[sequence_id] for sequence_id in masks.sequence_ids]
+        states = [row.sampling for row in step.sampling]
+        drawn = step.drawn = self._sampler.sample(together, states, masks.masks, masked)
+        self._batch.set_next_tokens(step.sampling, drawn.tokens)
         mx.async_eval(drawn.arrays())
-        flight.ends += drawn.arrays()
-        flight.logits = []
+        step.awaited += drawn.arrays()
+        step.logits = []
 
 
 def _together(logits: list[mx.array]) -> mx.array:
     return logits[0] if len(logits) == 1 else mx.concatenate(logits)
 
 
-def _result(flight: _Flight) -> StepResult:
+def _result(step: _SubmittedStep) -> StepResult:
     sampled: dict[SequenceId, SampledToken] = {}
     scored: dict[SequenceId, tuple[TokenLogprob, ...]] = {}
     failed: dict[SequenceId, str] = {}
-    for sequence_id, parts in flight.scored.items():
+    for sequence_id, parts in step.scored.items():
         reports = [part.read() for part in parts]
         usable = [report for report in reports if report is not None]
         if len(usable) < len(reports):
             failed[sequence_id] = UNUSABLE
         scored[sequence_id] = tuple(score for report in usable for score in report)
-    tokens = flight.drawn.read() if flight.drawn is not None else []
-    for seat, token in zip(flight.sampling, tokens, strict=True):
+    tokens = step.drawn.read() if step.drawn is not None else []
+    for row, token in zip(step.sampling, tokens, strict=True):
         if token is None:
-            failed[seat.sequence_id] = UNUSABLE
+            failed[row.sequence_id] = UNUSABLE
         else:
-            seat.sampling.accept(token.token_id)
-            sampled[seat.sequence_id] = token
-    return StepResult(sampled, scored, failed, flight.reading.parts())
+            row.sampling.accept(token.token_id)
+            sampled[row.sequence_id] = token
+    return StepResult(sampled, scored, failed, step.reads.parts())

@@ -1,13 +1,13 @@
-"""What the store asks of a group, whatever its layers keep."""
+"""The interface of a group: layers that keep one kind of cache, and what a lease has of them."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvstore.actions import CopyBlock, Order
-from kvstore.block_table import BlockTable
-from kvstore.types import BlockId, SlotId
+from kvstore.actions import CopyBlock, StorageOp
+from kvstore.blocks.table import BlockTable
+from kvstore.types import BlockId, Finding, SlotId
 
 NEVER = sys.maxsize
 """More tokens than any sequence has."""
@@ -20,25 +20,25 @@ class GroupStats:
     name: str
     total: int
     free: int
-    cached: int  # left behind for others, and evicted when room is needed
-    held: int
-    saved: int  # that there would be besides if no lease shared any
+    cached: int  # used by no lease; what eviction can free
+    held: int  # used by leases
+    saved: int  # by sharing: uses beyond the first of each slot
     evictions: int
-    unresumable_tokens: int  # that prompts matched, and had to compute for want of a slot
+    unresumable_tokens: int  # matched by prompts, and computed again for want of a slot
 
 
-class Share(Protocol):
-    """One lease's share of a group.
+class GroupState(Protocol):
+    """What one lease has of one group: its slots, and what is planned for them.
 
     `table` is the lease's, brought up to date before each call. The calls come in the order in
-    which the lease lives: stride, extend, save and, when that step has been computed, advance,
-    again and again, and release once. The next step may be planned before an advance.
+    which the lease lives: max_step_tokens, extend, save and, when that step has been computed,
+    advance, again and again, and release once. The next step may be planned before an advance.
     """
 
-    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
         """How many of the next `n_tokens` one step may compute (at least one).
 
-        Something can be saved where they end, and at position `split` if that is among them.
+        Something can be saved where they end, and at `last_prompt_position` if that is among them.
         """
         ...
 
@@ -52,24 +52,24 @@ class Share(Protocol):
         planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
-    ) -> Sequence[Order]:
+    ) -> Sequence[StorageOp]:
         """Make the next positions writable. `copies`: what was just copied, by target."""
         ...
 
     def ready_tokens(self, planned_tokens: int) -> int:
-        """How many may be planned before something is to be saved; blocks are the store's care."""
+        """How many tokens may be planned before something is to be saved."""
         ...
 
-    def save(self, planned_tokens: int) -> Sequence[Order]:
-        """A step will have written so many tokens: what is to be saved right behind them."""
+    def save(self, planned_tokens: int) -> Sequence[StorageOp]:
+        """A step will have written so many tokens. Returns the ops that save the state there."""
         ...
 
     def due_tokens(self) -> int:
-        """How many are written when what is to be saved next has been, as far as is planned."""
+        """How many tokens are written when the next planned save has been made."""
         ...
 
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
-        """The lease has written so many tokens. Whether something was saved there.
+        """The lease has written so many tokens. Returns whether something was saved there.
 
         Called where a block ends and where something is to be saved.
         """
@@ -79,15 +79,17 @@ class Share(Protocol):
         """Runs of entries that have changed since this was last asked, and their slots."""
         ...
 
-    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
-        """All that was written ends in the indexed `last_block`, at its `block_tokens`.
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int
+    ) -> Sequence[StorageOp]:
+        """The lease has ended: what it wrote ends in the indexed `last_block`, at `block_tokens`.
 
-        A step in flight writes `ahead_tokens` more, which nobody needs any more.
+        Steps in flight write `ahead_tokens` more, which are not needed.
         """
         ...
 
     def release(self) -> None:
-        """Let go of everything."""
+        """Release all slots."""
         ...
 
 
@@ -97,11 +99,11 @@ class Group(Protocol):
     name: str
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
-        """The last position up to `n_tokens` at which a lease of these blocks could go on."""
+        """The last position up to `n_tokens` at which a lease of these blocks could resume."""
         ...
 
     def count_unresumable(self, n_tokens: int) -> None:
-        """A prompt matched so many tokens behind what it can resume from."""
+        """A prompt matched so many tokens beyond the point where it can resume."""
         ...
 
     def has_room(self) -> bool:
@@ -110,8 +112,8 @@ class Group(Protocol):
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Share, Sequence[Order]]:
-        """Go on behind the first `n_tokens` tokens (a resume point) of `end_tokens`."""
+    ) -> tuple[GroupState, Sequence[StorageOp]]:
+        """The state of a lease that resumes at `n_tokens` of `end_tokens`, and its ops."""
         ...
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
@@ -123,21 +125,21 @@ class Group(Protocol):
         ...
 
     def needed(self, n_tokens: int) -> range:
-        """Of a table with so many tokens, the entries whose slots it takes to go on behind them."""
+        """The entries of a table of so many tokens whose slots it takes to resume behind them."""
         ...
 
-    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
-        """The slot that a block carries for its first `n_tokens` tokens."""
+    def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        """The slot that is attached to a block for its first `n_tokens` tokens."""
         ...
 
     def stops(self, block: BlockId) -> Collection[int] | None:
-        """After how many of the block's tokens one can go on; None: after each."""
+        """After how many of the block's tokens a lease can resume; None: after each."""
         ...
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
-        """Let a block carry a slot with what was once read of one like it; None: no room.
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
+        """Attach a slot to the block, to be filled with `data`, which was read from one like it.
 
-        The slot is nobody's, and goes when another needs the room more.
+        None: there is no slot. No lease uses the slot, so it can be evicted.
         """
         ...
 
@@ -145,16 +147,16 @@ class Group(Protocol):
         """The block is free."""
         ...
 
-    def revoke(self, orders: Sequence[Order]) -> None:
-        """These orders were not, or perhaps not, carried out: cache nothing that rests on them."""
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
+        """These ops were not, or perhaps not, executed: cache nothing that rests on them."""
         ...
 
-    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
-        """Call `tell` with each block that carries one slot more from then on."""
+    def when_attached(self, tell: Callable[[BlockId], None]) -> None:
+        """Call `tell` with each block, when one more slot is attached to it."""
         ...
 
     def stats(self) -> GroupStats: ...
 
-    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
-        """What does not add up, given all leases' shares and the blocks that are not free."""
+    def problems(self, states: Sequence[GroupState], known: Set[BlockId]) -> Iterator[Finding]:
+        """What does not add up, given the states of all leases and the blocks that are not free."""
         ...

@@ -1,27 +1,27 @@
-"""All groups of a store together, and what they want done around the next step."""
+"""All groups of a store together, and their ops for the next step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from kvstore.actions import Order
-from kvstore.groups.group import Group
-from kvstore.lease import Lease
+from kvstore.actions import StorageOp
+from kvstore.blocks.table import BlockTable
+from kvstore.groups.group import Group, GroupState
 from kvstore.types import BlockId
 
 
 class Groups:
-    """A lease goes on only where each of them can, and has a share of each, in their order."""
+    """A lease resumes only where every group can, and has a state in each, in their order."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.all = tuple(groups)
-        self._orders: list[Order] = []  # for the next step
+        self._ops: list[StorageOp] = []  # for the next step
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
-        """The last position up to `n_tokens` at which a lease of these blocks could go on."""
+        """The last position up to `n_tokens` at which a lease of these blocks could resume."""
         return n_tokens - sum(self.unresumable(blocks, n_tokens))
 
     def unresumable(self, blocks: Sequence[BlockId], n_tokens: int) -> Sequence[int]:
-        """How many of the last of `n_tokens` tokens each group cannot go on behind, beyond what
-        those before it cannot.
+        """By how many tokens each group moves the resume point back from `n_tokens`, beyond the
+        groups before it.
         """
         missing, asked = [0] * len(self.all), None
         while n_tokens != asked:
@@ -33,7 +33,7 @@ class Groups:
         return missing
 
     def count_unresumable(self, missing: Sequence[int]) -> None:
-        """A prompt was admitted that matched so many tokens in vain."""
+        """A prompt was admitted that matched so many tokens and cannot resume there."""
         for group, n_tokens in zip(self.all, missing, strict=True):
             group.count_unresumable(n_tokens)
 
@@ -41,20 +41,20 @@ class Groups:
         """Whether one more lease will always find the slots that it needs."""
         return all(group.has_room() for group in self.all)
 
-    def admit(self, lease: Lease) -> None:
-        """Give it its shares: it goes on behind what it has adopted."""
-        for group in self.all:
-            share, orders = group.admit(lease.table, lease.cached_tokens, len(lease.tokens))
-            lease.shares += (share,)
-            self._orders += orders
+    def admit(self, table: BlockTable, cached_tokens: int, n_tokens: int) -> tuple[GroupState, ...]:
+        """The group states of a lease that resumes at `cached_tokens`."""
+        admitted = [group.admit(table, cached_tokens, n_tokens) for group in self.all]
+        self._ops += [op for _, ops in admitted for op in ops]
+        return tuple(state for state, _ in admitted)
 
-    def donate(self, lease: Lease, block: BlockId) -> None:
-        """Leave what there is at the lease's end to the indexed `block` that ends there."""
-        block_size = lease.table.block_size
-        last_tokens = (lease.written_tokens - 1) % block_size + 1
-        ahead_tokens = lease.planned_tokens - lease.written_tokens
-        for share in lease.shares:
-            self._orders += share.donate(block, last_tokens, ahead_tokens)
+    def donate(
+        self, states: Iterable[GroupState], block: BlockId, last_tokens: int, ahead_tokens: int
+    ) -> None:
+        """Attach what a lease has at its end to the indexed `block` there, of which it has written
+        `last_tokens`; steps in flight compute `ahead_tokens` more.
+        """
+        for state in states:
+            self._ops += state.donate(block, last_tokens, ahead_tokens)
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         """`target` begins with the same tokens as `source`, of which a lease has written these."""
@@ -66,16 +66,16 @@ class Groups:
         for group in self.all:
             group.repoint(old, new)
 
-    def revoke(self, orders: Sequence[Order]) -> None:
-        """These orders were not, or perhaps not, carried out: cache nothing that rests on them."""
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
+        """These ops were not, or perhaps not, executed: cache nothing that rests on them."""
         for group in self.all:
-            group.revoke(orders)
+            group.revoke(ops)
 
-    def orders(self) -> Iterator[Order]:
-        """For the next step, as long as nobody has taken them."""
-        return iter(self._orders)
+    def ops(self) -> Iterator[StorageOp]:
+        """The ops for the next step that have not been taken."""
+        return iter(self._ops)
 
-    def take_orders(self) -> list[Order]:
-        """Those for the next step, once."""
-        orders, self._orders = self._orders, []
-        return orders
+    def take_ops(self) -> list[StorageOp]:
+        """Hand out the ops for the next step, once."""
+        ops, self._ops = self._ops, []
+        return ops

@@ -1,21 +1,22 @@
 """Recurrent layers: each lease has one running state, and states are saved where others resume.
 
-A state stands for all tokens before it, so it serves at exactly its position. Blocks carry saved
-states: at `n` tokens of a block the one behind those `n` and all before. They are saved where a
-prompt ends, at every so many tokens of a long one, and where a prompt left what was cached.
+A state stands for all tokens before it, so it serves at exactly its position. A saved
+state is attached to a block at `n` of its tokens: it stands for those `n` and all before. States
+are saved where a prompt ends, at every so many tokens of a long one, and where a prompt left what
+was cached.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 
-from kvstore.actions import CopyBlock, CopyState, FillState, Order, ResetState, RollBackState
-from kvstore.block_table import BlockTable, blocks_for
-from kvstore.groups.carried import CarriedSlots
-from kvstore.groups.group import NEVER, GroupStats, Share
-from kvstore.types import BlockId, SlotId
+from kvstore.actions import CopyBlock, CopyState, FillState, ResetState, RollBackState, StorageOp
+from kvstore.blocks.table import BlockTable, blocks_for
+from kvstore.groups.group import NEVER, GroupState, GroupStats
+from kvstore.groups.slot_pool import GroupSlotPool
+from kvstore.types import BlockId, Finding, SlotId
 
 
-class StateShare:
+class RecurrentState:
     """`slot` has the lease's state, behind the tokens of all steps that have been planned."""
 
     def __init__(self, group: "RecurrentGroup", slot: SlotId, checkpoints: set[int]) -> None:
@@ -25,9 +26,11 @@ class StateShare:
         self._saving: deque[tuple[int, SlotId]] = deque()  # tokens, and where the state goes
         self._is_new = True
 
-    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
         end = planned_tokens + n_tokens
-        inside = (c for c in self._checkpoints if planned_tokens < c < end and c != split)
+        inside = (
+            c for c in self._checkpoints if planned_tokens < c < end and c != last_prompt_position
+        )
         return min(inside, default=end) - planned_tokens
 
     def checkpoint(self, n_tokens: int) -> None:
@@ -39,13 +42,13 @@ class StateShare:
         planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
-    ) -> Sequence[Order]:
+    ) -> Sequence[StorageOp]:
         return ()
 
     def ready_tokens(self, planned_tokens: int) -> int:
         return min((c - 1 for c in self._checkpoints if c > planned_tokens), default=NEVER)
 
-    def save(self, planned_tokens: int) -> Sequence[Order]:
+    def save(self, planned_tokens: int) -> Sequence[StorageOp]:
         if planned_tokens not in self._checkpoints:
             return ()
         self._checkpoints.discard(planned_tokens)
@@ -63,7 +66,7 @@ class StateShare:
         while self._saving and self._saving[0][0] <= written_tokens:
             saved_tokens, slot = self._saving.popleft()
             index, before = divmod(saved_tokens - 1, table.block_size)
-            self._group.slots.carry(table[index], before + 1, slot)
+            self._group.slots.attach(table[index], before + 1, slot)
             self._group.end_saving(slot)
         return len(self._saving) < n_saving
 
@@ -72,11 +75,13 @@ class StateShare:
         is_new, self._is_new = self._is_new, False
         return ((0, (self.slot,)),) if is_new else ()
 
-    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int
+    ) -> Sequence[StorageOp]:
         """The running state becomes a saved one: nobody will run it on."""
-        if block_tokens in self._group.slots.carried_by(last_block):
+        if block_tokens in self._group.slots.attached_to(last_block):
             return ()
-        self._group.slots.carry(last_block, block_tokens, self.slot)
+        self._group.slots.attach(last_block, block_tokens, self.slot)
         return (RollBackState(self.slot),) if ahead_tokens else ()
 
     def release(self) -> None:
@@ -86,7 +91,7 @@ class StateShare:
         self._group.end(self.slot)
 
     def slots(self) -> Iterator[SlotId]:
-        """All that it holds."""
+        """All slots that it uses."""
         yield self.slot
         yield from (slot for _, slot in self._saving)
 
@@ -100,7 +105,7 @@ class RecurrentGroup:
     name = "recurrent"
 
     def __init__(self, n_running: int, n_saved: int, block_size: int, interval_tokens: int) -> None:
-        self.slots = CarriedSlots(n_running + n_saved)
+        self.slots = GroupSlotPool(n_running + n_saved)
         self._n_running = n_running
         self._n_saved = n_saved
         self.block_size = block_size
@@ -112,7 +117,7 @@ class RecurrentGroup:
         last = (n_tokens - 1) // self.block_size if n_tokens else -1
         for index in range(last, -1, -1):
             start = index * self.block_size
-            saved = self.slots.carried_by(blocks[index])
+            saved = self.slots.attached_to(blocks[index])
             if best := max((n for n in saved if start + n <= n_tokens), default=0):
                 return start + best
         return 0
@@ -125,11 +130,11 @@ class RecurrentGroup:
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Share, Sequence[Order]]:
+    ) -> tuple[GroupState, Sequence[StorageOp]]:
         saved = self._saved(blocks, n_tokens)
-        slot, orders = self._new() if saved is None else self._resumed(saved)
+        slot, ops = self._new() if saved is None else self._resumed(saved)
         self._leases += 1
-        return StateShare(self, slot, self._checkpoints(n_tokens, end_tokens)), orders
+        return RecurrentState(self, slot, self._checkpoints(n_tokens, end_tokens)), ops
 
     def begin_saving(self) -> SlotId | None:
         """A slot for a state that a step in flight will leave; None where there is no room."""
@@ -141,13 +146,13 @@ class RecurrentGroup:
         return slot
 
     def end_saving(self, slot: SlotId) -> None:
-        """A block carries the state now, or nobody needs it."""
-        self.slots.drop(slot)
+        """The state is attached to a block now, or not needed."""
+        self.slots.release(slot)
         self._n_saving -= 1
 
     def end(self, slot: SlotId) -> None:
         """A lease is over, and lets go of its slot."""
-        self.slots.drop(slot)
+        self.slots.release(slot)
         self._leases -= 1
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
@@ -160,60 +165,61 @@ class RecurrentGroup:
         end = blocks_for(n_tokens, self.block_size)
         return range(end - 1, end)
 
-    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
-        return self.slots.carried_by(block).get(n_tokens)
+    def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        return self.slots.attached_to(block).get(n_tokens)
 
     def stops(self, block: BlockId) -> Collection[int] | None:
-        return self.slots.carried_by(block)
+        return self.slots.attached_to(block)
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
-        slot = self.slots.leave(block, n_tokens)
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
+        slot = self.slots.allocate_for(block, n_tokens)
         return None if slot is None else FillState(slot, data)
 
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
 
-    def revoke(self, orders: Sequence[Order]) -> None:
-        for order in orders:
-            if isinstance(order, RollBackState | FillState):
-                self.slots.uncarry(order.slot)
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
+        for op in ops:
+            if isinstance(op, RollBackState | FillState):
+                self.slots.detach(op.slot)
 
-    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
-        self.slots.when_carried(tell)
+    def when_attached(self, tell: Callable[[BlockId], None]) -> None:
+        self.slots.when_attached(tell)
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
-    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, states: Sequence[GroupState], known: Set[BlockId]) -> Iterator[Finding]:
         held = Counter(
-            slot for share in shares if isinstance(share, StateShare) for slot in share.slots()
+            slot for state in states if isinstance(state, RecurrentState) for slot in state.slots()
         )
-        yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
-        if self._leases != len(shares):
-            yield f"{self.name}: {self._leases} leases, recounted {len(shares)}"
+        for found in self.slots.problems(held):
+            yield found and f"{self.name}: {found}"
+        if self._leases != len(states):
+            yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
         if strangers := self.slots.blocks() - known:
-            yield f"{self.name}: free blocks {sorted(strangers)} carry states"
+            yield f"{self.name}: states are attached to free blocks {sorted(strangers)}"
 
-    def _new(self) -> tuple[SlotId, Sequence[Order]]:
+    def _new(self) -> tuple[SlotId, Sequence[StorageOp]]:
         slot = self.slots.allocate()
         assert slot is not None, "leases hold more states than were kept for them"
         return slot, (ResetState(slot),)
 
-    def _resumed(self, saved: SlotId) -> tuple[SlotId, Sequence[Order]]:
+    def _resumed(self, saved: SlotId) -> tuple[SlotId, Sequence[StorageOp]]:
         """A copy of the saved state; where there is no room for one, the saved state itself."""
-        self.slots.hold(saved)  # lest it be evicted for its own copy
+        self.slots.retain(saved)  # lest it be evicted for its own copy
         slot = self.slots.allocate()
         if slot is None:
-            self.slots.uncarry(saved)
+            self.slots.detach(saved)
             return saved, ()
-        self.slots.drop(saved)
+        self.slots.release(saved)
         return slot, (CopyState(saved, slot),)
 
     def _saved(self, blocks: Sequence[BlockId], n_tokens: int) -> SlotId | None:
         if n_tokens == 0:
             return None
         index, block_tokens = divmod(n_tokens - 1, self.block_size)
-        slot = self.slots.carried_by(blocks[index])[block_tokens + 1]
+        slot = self.slots.attached_to(blocks[index])[block_tokens + 1]
         self.slots.touch(slot)
         return slot
 

@@ -1,22 +1,22 @@
-"""Sliding windows: a lease holds the blocks of the last `window` tokens, and lets go of the rest.
+"""Sliding windows: a lease retains the slots of the last `window` tokens and releases the others.
 
-A window's block is carried by the block of the same tokens. It stays behind when a lease's window
-has moved on, until another lease needs the room.
+A window's block is a slot, attached to the block of the same tokens. It stays cached when a lease's
+window has moved on, until another lease needs the slot.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 
-from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, Order
-from kvstore.block_table import BlockTable, Journal, blocks_for
-from kvstore.groups.carried import CarriedSlots
-from kvstore.groups.group import NEVER, GroupStats, Share
-from kvstore.types import BlockId, SlotId
+from kvstore.actions import CopyBlock, CopyWindowBlock, FillWindow, StorageOp
+from kvstore.blocks.table import BlockTable, Journal, blocks_for
+from kvstore.groups.group import NEVER, GroupState, GroupStats
+from kvstore.groups.slot_pool import GroupSlotPool
+from kvstore.types import BlockId, Finding, SlotId
 
-_WHOLE = 0  # a window's block is carried at no number of tokens: it fills as its carrier does
+_WHOLE = 0  # a window's slot is attached at 0 tokens: it fills as its block does
 
 
-class WindowShare:
+class WindowState:
     """`slots[i]` is the window's block for entry `first + i` of the lease's table."""
 
     def __init__(self, group: "WindowGroup", first: int, slots: list[SlotId]) -> None:
@@ -26,7 +26,7 @@ class WindowShare:
         self._journal = Journal()
         self._journal.note(first, first + len(slots))
 
-    def stride(self, planned_tokens: int, n_tokens: int, split: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
         """A step is planned while the one before is computed, so two of them may be held: where
         there is one lease's room alone, the second is cut short.
         """
@@ -42,10 +42,10 @@ class WindowShare:
         planned_tokens: int,
         n_tokens: int,
         copies: Mapping[BlockId, CopyBlock],
-    ) -> Sequence[Order]:
+    ) -> Sequence[StorageOp]:
         first = max(self.first, planned_tokens // table.block_size)  # none above is copied
-        orders = [
-            self._fork(index, copy)
+        ops = [
+            self._copy_on_write(index, copy)
             for index in range(first, self.first + len(self.slots))
             if (copy := copies.get(table[index])) is not None
         ]
@@ -54,13 +54,13 @@ class WindowShare:
         for index in range(begun, end):
             self.slots.append(self.group.begin(table[index]))
         self._journal.note(begun, end)
-        return orders
+        return ops
 
     def ready_tokens(self, planned_tokens: int) -> int:
         return NEVER
 
-    def save(self, planned_tokens: int) -> Sequence[Order]:
-        """Blocks carry their windows from their beginning."""
+    def save(self, planned_tokens: int) -> Sequence[StorageOp]:
+        """Slots are attached to their blocks from the beginning."""
         return ()
 
     def due_tokens(self) -> int:
@@ -69,7 +69,7 @@ class WindowShare:
     def advance(self, table: BlockTable, written_tokens: int) -> bool:
         needed = self.group.first_needed(written_tokens)
         while self.first < needed and self.slots:
-            self.group.slots.drop(self.slots.pop(0))
+            self.group.slots.release(self.slots.pop(0))
             self.first += 1
         return False
 
@@ -78,19 +78,21 @@ class WindowShare:
             first = max(changed, self.first)  # what it has let go of since is read no more
             yield first, tuple(self.slots[first - self.first : end - self.first])
 
-    def donate(self, last_block: BlockId, block_tokens: int, ahead_tokens: int) -> Sequence[Order]:
-        """The blocks carry their windows already."""
+    def donate(
+        self, last_block: BlockId, block_tokens: int, ahead_tokens: int
+    ) -> Sequence[StorageOp]:
+        """The slots are attached to their blocks already."""
         return ()
 
     def release(self) -> None:
         self.group.end(self.slots)
         self.slots.clear()
 
-    def _fork(self, index: int, copy: CopyBlock) -> Order:
+    def _copy_on_write(self, index: int, copy: CopyBlock) -> StorageOp:
         source = self.slots[index - self.first]
         target = self.slots[index - self.first] = self.group.begin(copy.target)
         self._journal.note(index, index + 1)
-        self.group.slots.drop(source)
+        self.group.slots.release(source)
         return CopyWindowBlock(self.group.index, source, target, copy.n_tokens)
 
 
@@ -107,7 +109,7 @@ class WindowGroup:
         self.index = index
         self.window = window
         self.step_tokens = step_tokens
-        self.slots = CarriedSlots(n_slots)
+        self.slots = GroupSlotPool(n_slots)
         self._block_size = block_size
         self._leases = 0
         self._lease_slots = lease_slots(window, block_size, step_tokens)
@@ -136,82 +138,83 @@ class WindowGroup:
 
     def admit(
         self, blocks: Sequence[BlockId], n_tokens: int, end_tokens: int
-    ) -> tuple[Share, Sequence[Order]]:
+    ) -> tuple[GroupState, Sequence[StorageOp]]:
         first = self.first_needed(n_tokens)
         slots = [
-            self.slots.carried_by(block)[_WHOLE]
+            self.slots.attached_to(block)[_WHOLE]
             for block in blocks[first : blocks_for(n_tokens, self._block_size)]
         ]
         for slot in slots:
-            self.slots.hold(slot)
+            self.slots.retain(slot)
         self._leases += 1
-        return WindowShare(self, first, slots), ()
+        return WindowState(self, first, slots), ()
 
     def begin(self, block: BlockId) -> SlotId:
-        """A slot for the same tokens as `block`, which carries it from now on.
+        """A slot for the same tokens as `block`, attached to it.
 
         There is one: no lease holds more than the room that `has_room` kept for it.
         """
         slot = self.slots.allocate()
         assert slot is not None, f"{self.name}: leases hold more than was kept for them"
-        self.slots.carry(block, _WHOLE, slot)
+        self.slots.attach(block, _WHOLE, slot)
         return slot
 
     def end(self, slots: Sequence[SlotId]) -> None:
         """A lease is over, and lets go of its slots."""
         for slot in slots:
-            self.slots.drop(slot)
+            self.slots.release(slot)
         self._leases -= 1
 
     def copy(self, source: BlockId, target: BlockId, n_tokens: int) -> None:
         """A copy will be written to, and gets a slot of its own in `extend`."""
 
     def repoint(self, old: BlockId, new: BlockId) -> None:
-        """`new` may have lost its own: then it carries what `old` does."""
+        """`new` may have lost its own slot: then it gets that of `old`."""
         self.slots.copy(old, new, _WHOLE)
 
     def needed(self, n_tokens: int) -> range:
         return range(self.first_needed(n_tokens), blocks_for(n_tokens, self._block_size))
 
-    def carried(self, block: BlockId, n_tokens: int) -> SlotId | None:
-        return self.slots.carried_by(block).get(_WHOLE)
+    def attached(self, block: BlockId, n_tokens: int) -> SlotId | None:
+        return self.slots.attached_to(block).get(_WHOLE)
 
     def stops(self, block: BlockId) -> Collection[int] | None:
         return None
 
-    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> Order | None:
-        slot = self.slots.leave(block, _WHOLE)
+    def fill(self, block: BlockId, n_tokens: int, data: bytes) -> StorageOp | None:
+        slot = self.slots.allocate_for(block, _WHOLE)
         return None if slot is None else FillWindow(self.index, slot, data)
 
     def forget(self, block: BlockId) -> None:
         self.slots.forget(block)
 
-    def revoke(self, orders: Sequence[Order]) -> None:
+    def revoke(self, ops: Sequence[StorageOp]) -> None:
         """Copies of blocks are for leases whose step has failed, too."""
-        for order in orders:
-            if isinstance(order, FillWindow) and order.group == self.index:
-                self.slots.uncarry(order.slot)
+        for op in ops:
+            if isinstance(op, FillWindow) and op.group == self.index:
+                self.slots.detach(op.slot)
 
-    def when_carried(self, tell: Callable[[BlockId], None]) -> None:
-        self.slots.when_carried(tell)
+    def when_attached(self, tell: Callable[[BlockId], None]) -> None:
+        self.slots.when_attached(tell)
 
     def stats(self) -> GroupStats:
         return self.slots.stats(self.name)
 
-    def problems(self, shares: Sequence[Share], known: frozenset[BlockId]) -> Iterator[str]:
+    def problems(self, states: Sequence[GroupState], known: Set[BlockId]) -> Iterator[Finding]:
         held = Counter(
-            slot for share in shares if isinstance(share, WindowShare) for slot in share.slots
+            slot for state in states if isinstance(state, WindowState) for slot in state.slots
         )
-        yield from (f"{self.name}: {problem}" for problem in self.slots.problems(held))
-        if self._leases != len(shares):
-            yield f"{self.name}: {self._leases} leases, recounted {len(shares)}"
+        for found in self.slots.problems(held):
+            yield found and f"{self.name}: {found}"
+        if self._leases != len(states):
+            yield f"{self.name}: {self._leases} leases, recounted {len(states)}"
         if strangers := self.slots.blocks() - known:
-            yield f"{self.name}: free blocks {sorted(strangers)} carry slots"
+            yield f"{self.name}: slots are attached to free blocks {sorted(strangers)}"
 
     def _last_missing(self, blocks: Sequence[BlockId], n_tokens: int) -> int | None:
         last = (n_tokens - 1) // self._block_size
         for index in range(last, self.first_needed(n_tokens) - 1, -1):
-            if not self.slots.carried_by(blocks[index]):
+            if not self.slots.attached_to(blocks[index]):
                 return index
         return None
 

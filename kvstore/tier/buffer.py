@@ -1,6 +1,6 @@
-"""What has been handed to the writer and is not done: extents and chores, in order.
+"""The writer's queue: extents to write, and removals and upkeep, done in the order given.
 
-Bounded in bytes. Nothing here waits but the writer, and whoever asks to.
+Bounded in bytes. No method blocks but `take`, which the writer calls, and `wait`.
 """
 
 import threading
@@ -40,7 +40,7 @@ class WriteBuffer:
         self._longest_path = 0
         self._jobs = deque[Job]()
         self._n_bytes = 0
-        self._names = Counter[Digest]()
+        self._hashes = Counter[Digest]()
         self._path_bytes: dict[Digest, int] = {}
         self._has: dict[Digest, tuple[bool, ...]] = {}  # which parts are on their way
         self._at_work: Job | None = None
@@ -59,32 +59,32 @@ class WriteBuffer:
             return self._room()
 
     def allow(self, n_bytes: float, longest_path: int = 0) -> None:
-        """So much may be written from now on, what waits here included, and a path be so long."""
+        """Set how many bytes may be written, queued ones included, and how long a path may be."""
         with self._changed:
             self._allowance, self._longest_path = n_bytes, longest_path
 
-    def path_room(self, name: Digest) -> int:
-        """Bytes that a path may still take behind this entry, or from this root on."""
+    def path_room(self, block_hash: Digest) -> int:
+        """Bytes that a path may still take below this entry, or below this root."""
         with self._changed:
-            return max(0, self._longest_path - self._path_to(name))
+            return max(0, self._longest_path - self._path_to(block_hash))
 
     def put(self, extent: Extent) -> bool:
-        """Whether it was taken: there must be room, also for a path of that length, and its parent
-        stored or on its way.
+        """Queue the extent. False if there is no room for it or for so long a path, or if its
+        parent is neither stored nor queued.
         """
         with self._changed:
             path_bytes = self._path_to(extent.parent)
             if extent.n_bytes > min(self._room(), self._longest_path - path_bytes):
                 return False
-            on_its_way = extent.parent in self._names
+            on_its_way = extent.parent in self._hashes
             if not on_its_way and not self._catalog.has_place(extent.root, extent.parent):
                 return False
             for entry in extent.entries:
                 path_bytes += entry.n_bytes
-                self._path_bytes[entry.name] = path_bytes
-                has, before = entry.has, self._has.get(entry.name)
-                self._has[entry.name] = tuple(map(or_, has, before)) if before else has
-            self._names.update(entry.name for entry in extent.entries)
+                self._path_bytes[entry.block_hash] = path_bytes
+                has, before = entry.has, self._has.get(entry.block_hash)
+                self._has[entry.block_hash] = tuple(map(or_, has, before)) if before else has
+            self._hashes.update(entry.block_hash for entry in extent.entries)
             self._n_bytes += extent.n_bytes
             self._add(extent)
             return True
@@ -93,24 +93,24 @@ class WriteBuffer:
         with self._changed:
             self._add(job)
 
-    def held(self, names: Sequence[Digest]) -> int:
-        """How many of them, from the first on, are stored or on their way."""
+    def held(self, hashes: Sequence[Digest]) -> int:
+        """How many of them, from the first on, are stored or queued."""
         with self._changed:
-            for count, name in enumerate(names):
-                if name not in self._names and self._catalog.get(name) is None:
+            for count, block_hash in enumerate(hashes):
+                if block_hash not in self._hashes and self._catalog.get(block_hash) is None:
                     return count
-            return len(names)
+            return len(hashes)
 
     def roots(self) -> frozenset[Digest]:
-        """Of all namespaces of which something is on its way."""
+        """The roots of the namespaces of which something is queued."""
         with self._changed:
             jobs = (*self._jobs, self._at_work)
             return frozenset(job.root for job in jobs if isinstance(job, Extent))
 
-    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
-        """Whether one of these parts is neither stored nor on its way."""
+    def lacks(self, block_hash: Digest, has: Sequence[bool]) -> bool:
+        """Whether one of these parts is neither stored nor queued."""
         with self._changed:
-            record, waiting = self._catalog.get(name), self._has.get(name)
+            record, waiting = self._catalog.get(block_hash), self._has.get(block_hash)
             missing = tuple(map(gt, has, waiting)) if waiting else tuple(has)
             return any(missing) and (record is None or record.lacks(missing))
 
@@ -139,7 +139,7 @@ class WriteBuffer:
             return self._at_work
 
     def done(self) -> None:
-        """The job that was taken is."""
+        """The job that was taken is done."""
         with self._changed:
             if isinstance(self._at_work, Extent):
                 self._let_go(self._at_work)
@@ -178,9 +178,9 @@ class WriteBuffer:
             return 0
         return max(0, int(min(self._most_bytes, self._allowance)) - self._n_bytes)
 
-    def _path_to(self, name: Digest) -> int:
-        found = self._path_bytes.get(name)
-        return self._catalog.path_bytes(name) if found is None else found
+    def _path_to(self, block_hash: Digest) -> int:
+        found = self._path_bytes.get(block_hash)
+        return self._catalog.path_bytes(block_hash) if found is None else found
 
     def _add(self, job: Job) -> None:
         self._jobs.append(job)
@@ -188,7 +188,11 @@ class WriteBuffer:
 
     def _let_go(self, extent: Extent) -> None:
         self._n_bytes -= extent.n_bytes
-        self._names.subtract(entry.name for entry in extent.entries)
+        self._hashes.subtract(entry.block_hash for entry in extent.entries)
         for entry in extent.entries:
-            if not self._names[entry.name]:
-                del self._names[entry.name], self._path_bytes[entry.name], self._has[entry.name]
+            if not self._hashes[entry.block_hash]:
+                del (
+                    self._hashes[entry.block_hash],
+                    self._path_bytes[entry.block_hash],
+                    self._has[entry.block_hash],
+                )

@@ -33,25 +33,25 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._records)
 
-    def get(self, name: Digest) -> Record | None:
-        return self._records.get(name)
+    def get(self, block_hash: Digest) -> Record | None:
+        return self._records.get(block_hash)
 
-    def known(self, names: Sequence[Digest]) -> int:
-        """How many of them, from the first on, have records."""
+    def known(self, hashes: Sequence[Digest]) -> int:
+        """How many of the hashes, from the first on, have records."""
         records = self._records
-        for count, name in enumerate(names):
-            if name not in records:
+        for count, block_hash in enumerate(hashes):
+            if block_hash not in records:
                 return count
-        return len(names)
+        return len(hashes)
 
-    def lengths_below(self, name: Digest) -> frozenset[int]:
+    def lengths_below(self, block_hash: Digest) -> frozenset[int]:
         """Of how many tokens the entries right below are."""
         with self._lock:
-            return frozenset(record.n_tokens for record in self._children.get(name, ()))
+            return frozenset(record.n_tokens for record in self._children.get(block_hash, ()))
 
-    def path_bytes(self, name: Digest) -> int:
+    def path_bytes(self, block_hash: Digest) -> int:
         """Of an entry and all that it hangs from; none of a root, and of what is not there."""
-        record = self._records.get(name)
+        record = self._records.get(block_hash)
         return record.path_bytes if record else 0
 
     def has_place(self, root: Digest, parent: Digest) -> bool:
@@ -78,10 +78,10 @@ class Catalog:
         record has replaced, orphans, and whatever hangs in the air.
         """
         with self._lock:
-            latest = {record.name: record for record in records}
+            latest = {record.block_hash: record for record in records}
             useless = list[Record]()
             if len(latest) < len(records):
-                useless = [it for it in records if latest[it.name] is not it]
+                useless = [it for it in records if latest[it.block_hash] is not it]
             waiting = list(latest.values())
             while waiting:  # once, or as often as a parent was written again after its child
                 above = waiting
@@ -99,7 +99,7 @@ class Catalog:
         with self._lock:
             useless = list[Record]()
             for record in records:
-                old = self._records.get(record.name)
+                old = self._records.get(record.block_hash)
                 if not self._hang(record):
                     useless.append(record)
                     continue
@@ -109,21 +109,21 @@ class Catalog:
                 self._touch(record.parent, record.last_used)
             return useless
 
-    def touch(self, name: Digest, now: float) -> None:
+    def touch(self, block_hash: Digest, now: float) -> None:
         """It has been used, and with it all that it hangs from."""
         with self._lock:
-            self._touch(name, now)
+            self._touch(block_hash, now)
 
     def take_touched(self) -> list[Record]:
         """What has been used since the last call and still is there."""
         with self._lock:
             touched, self._touched = self._touched, set()
-            return [record for record in touched if self._records.get(record.name) is record]
+            return [record for record in touched if self._records.get(record.block_hash) is record]
 
     def remove(self, record: Record) -> list[Record]:
         """It and all below it, unless it has gone already."""
         with self._lock:
-            return self._remove([record]) if self._records.get(record.name) is record else []
+            return self._remove([record]) if self._records.get(record.block_hash) is record else []
 
     def remove_namespace(self, root: Digest) -> list[Record]:
         with self._lock:
@@ -153,8 +153,8 @@ class Catalog:
     def problems(self) -> Iterator[str]:
         """What does not add up."""
         with self._lock:
-            for name, record in self._records.items():
-                if name != record.name or not self.has_place(record.root, record.parent):
+            for key, record in self._records.items():
+                if key != record.block_hash or not self.has_place(record.root, record.parent):
                     yield "a record hangs in the air"
                 if record not in self._children.get(record.parent, ()):
                     yield "a parent does not know its child"
@@ -175,10 +175,10 @@ class Catalog:
             record.path_bytes = record.n_bytes
         elif above is not None and above.root == record.root:
             record.path_bytes = above.path_bytes + record.n_bytes
-            record.parent, record.root = above.name, above.root  # one copy is enough
+            record.parent, record.root = above.block_hash, above.root  # one copy is enough
         else:
             return False
-        self._records[record.name] = record
+        self._records[record.block_hash] = record
         siblings = self._children.get(record.parent)
         if siblings is None:
             self._children[record.parent] = {record}
@@ -202,16 +202,16 @@ class Catalog:
     def _remove(self, records: list[Record]) -> list[Record]:
         doomed, seen = records, set(records)
         for record in doomed:  # it grows while we walk
-            below = self._children.get(record.name, set()) - seen
+            below = self._children.get(record.block_hash, set()) - seen
             seen |= below
             doomed += below
         for record in doomed:
             self._displace(record)
-            del self._records[record.name]
+            del self._records[record.block_hash]
         return doomed
 
-    def _touch(self, name: Digest, now: float) -> None:
-        record = self._records.get(name)
+    def _touch(self, block_hash: Digest, now: float) -> None:
+        record = self._records.get(block_hash)
         while record is not None and record.last_used < now:
             self._use(record, now)
             self._touched.add(record)

@@ -1,4 +1,4 @@
-"""What people do to a directory, without a model: see how large it is, check it, empty it."""
+"""Work on a cache directory without a model: measure it, verify it, clear it."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -113,7 +113,7 @@ def _check(folder: Path) -> FolderCheck:
         fingerprint_of(folder),
         entries=len(records),
         n_bytes=sum(record.n_bytes for record in records),
-        damaged=tuple(it.name.hex() for it in records if not _is_sound(it, segments)),
+        damaged=tuple(it.block_hash.hex() for it in records if not _is_sound(it, segments)),
         orphans=len(Catalog().fill(records)),
         problem=None,
     )

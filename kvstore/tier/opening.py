@@ -1,4 +1,4 @@
-"""From a folder as a process left it, or a power loss, to a catalog whose records can be read."""
+"""Opens a folder as a process or a power loss left it: a catalog whose records can all be read."""
 
 import gc
 import sqlite3

@@ -34,13 +34,13 @@ class Ticket:
 
     def __init__(
         self,
-        names: Sequence[Digest],
+        hashes: Sequence[Digest],
         deliver: Deliver,
         resume: Callable[["Ticket"], None],
         now: float,
         most_ahead_bytes: int,
     ) -> None:
-        self.names = tuple(names)
+        self.hashes = tuple(hashes)
         self.now = now
         self._deliver = deliver
         self._resume = resume
@@ -52,7 +52,7 @@ class Ticket:
         self._is_over = False
 
     def cancel(self) -> None:
-        """When this has returned, nothing more is delivered."""
+        """Stop: nothing more is delivered once this has returned."""
         with self._lock:
             self._is_over = True
 
@@ -91,7 +91,7 @@ class Ticket:
             if isinstance(found, ReadRun):
                 self._next += len(found.entries)
                 self._ahead_bytes += found.n_bytes
-            self._is_over = isinstance(found, ReadFailure) or self._next >= len(self.names)
+            self._is_over = isinstance(found, ReadFailure) or self._next >= len(self.hashes)
             try:
                 self._deliver(found)
             except Exception:
@@ -131,12 +131,12 @@ class Readers:
         for thread in self._threads:
             thread.start()
 
-    def read(self, names: Sequence[Digest], deliver: Deliver, now: float) -> Ticket:
+    def read(self, hashes: Sequence[Digest], deliver: Deliver, now: float) -> Ticket:
         ahead_bytes = self._limits.read_ahead_bytes
-        ticket = Ticket(names, deliver, self._tickets.put, now, ahead_bytes)
+        ticket = Ticket(hashes, deliver, self._tickets.put, now, ahead_bytes)
         if len(self.ended) == len(self._threads):
             ticket.fail(Fault.INTERNAL)
-        elif names:
+        elif hashes:
             self._tickets.put(ticket)
         return ticket
 
@@ -167,7 +167,7 @@ class Readers:
             self._tickets.put(ticket)
 
     def _read(self, ticket: Ticket, start: int) -> ReadRun | ReadFailure:
-        records = self._next_run(ticket.names, start)
+        records = self._next_run(ticket.hashes, start)
         if not records:
             return ReadFailure(start, Fault.GONE)
         n_bytes, began = sum(record.n_bytes for record in records), time.perf_counter()
@@ -184,14 +184,14 @@ class Readers:
             fault = Fault.SHORT_READ if is_short else Fault.CHECKSUM
             return self._failure(start, records[0], fault)
         self._tally.count(read_entries=len(entries), read_bytes=n_bytes)
-        self._catalog.touch(entries[-1].name, ticket.now)
+        self._catalog.touch(entries[-1].block_hash, ticket.now)
         return ReadRun(start, tuple(entries))
 
-    def _next_run(self, names: Sequence[Digest], start: int) -> list[Record]:
-        """Records of the next names that stand one behind the other in one segment."""
+    def _next_run(self, hashes: Sequence[Digest], start: int) -> list[Record]:
+        """Records of the next hashes, as long as they are adjacent in one segment."""
         run, n_bytes = list[Record](), 0
-        for name in names[start : start + MOST_ENTRIES]:
-            record = self._catalog.get(name)
+        for block_hash in hashes[start : start + MOST_ENTRIES]:
+            record = self._catalog.get(block_hash)
             if record is None:
                 break
             n_bytes += record.n_bytes
@@ -204,7 +204,7 @@ class Readers:
         return run
 
     def _failure(self, start: int, record: Record, fault: Fault) -> ReadFailure:
-        if self._catalog.get(record.name) is not record:
+        if self._catalog.get(record.block_hash) is not record:
             return ReadFailure(start, Fault.GONE)
         self._tally.fault(fault)
         if fault is not Fault.RESOURCES:

@@ -1,4 +1,4 @@
-"""What the index says of one entry, and the checksum that ties it to its bytes."""
+"""The index's record of one entry, and the checksum over it and the entry's bytes."""
 
 import struct
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Record:
     """
 
     key: int
-    name: Digest
+    block_hash: Digest
     parent: Digest
     root: Digest
     segment: int
@@ -61,7 +61,7 @@ class Record:
 
     def cut(self, payload: memoryview) -> Entry | None:
         """The entry, its parts copied out, if these are its bytes."""
-        if checksum(self.name, self.parent, self.n_tokens, self.part_bytes, (payload,)) != (
+        if checksum(self.block_hash, self.parent, self.n_tokens, self.part_bytes, (payload,)) != (
             self.checksum
         ):
             return None
@@ -69,18 +69,18 @@ class Record:
         for size in self.part_bytes:
             parts.append(None if size is None else bytes(payload[start : start + size]))
             start += size or 0
-        return Entry(self.name, self.n_tokens, tuple(parts))
+        return Entry(self.block_hash, self.n_tokens, tuple(parts))
 
 
 def checksum(
-    name: Digest,
+    block_hash: Digest,
     parent: Digest,
     n_tokens: int,
     part_bytes: Sequence[int | None],
     payload: Sequence[Buffer],
 ) -> bytes:
     """BLAKE3 over what the row says and the payload, cut to 16 bytes. A damaged row shows, too."""
-    hasher = blake3(name + parent + struct.pack("<q", n_tokens) + pack_sizes(part_bytes))
+    hasher = blake3(block_hash + parent + struct.pack("<q", n_tokens) + pack_sizes(part_bytes))
     for buffer in payload:
         hasher.update(buffer)
     return hasher.digest(length=CHECKSUM_BYTES)

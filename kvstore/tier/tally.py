@@ -36,7 +36,7 @@ class Tally:
         self._rate_bytes = self._rate_seconds = 0.0
 
     def count(self, **more: int) -> None:
-        """Add to counters, by their names."""
+        """Add to the counters of these names."""
         with self._lock:
             now = {name: getattr(self._counters, name) + n for name, n in more.items()}
             self._counters = replace(self._counters, **now)

@@ -1,7 +1,7 @@
 """A tier of KV below the arena, on disk: what was computed once outlives eviction and restart.
 
-It knows names and bytes. What the bytes are, what is worth writing and when reading pays is for
-others to know. docs/adr/0014-disk-tier.md has the format and what was measured.
+It knows block hashes and bytes. Its user decides what the bytes are, what is worth writing and when
+reading pays. docs/adr/0014-disk-tier.md has the format and what was measured.
 """
 
 import itertools
@@ -97,31 +97,31 @@ class DiskTier:
             undo.pop_all()
         return cls(lock, writer, readers)
 
-    def known(self, names: Sequence[Digest]) -> int:
+    def known(self, hashes: Sequence[Digest]) -> int:
         """How many of a chain, from the first on, can be read."""
-        return self._catalog.known(names)
+        return self._catalog.known(hashes)
 
-    def held(self, names: Sequence[Digest]) -> int:
-        """How many of a chain, from the first on, need not be offered: stored, or on their way."""
-        return self._buffer.held(names)
+    def held(self, hashes: Sequence[Digest]) -> int:
+        """How many of a chain, from the first on, need not be offered: stored or queued."""
+        return self._buffer.held(hashes)
 
-    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+    def lacks(self, block_hash: Digest, has: Sequence[bool]) -> bool:
         """Whether an entry that `has` these of its parts brings one that is neither stored nor on
         its way.
         """
-        return self._buffer.lacks(name, has)
+        return self._buffer.lacks(block_hash, has)
 
     def roots(self) -> frozenset[Digest]:
-        """Of all namespaces of which something is stored or on its way."""
+        """The roots of the namespaces of which something is stored or queued."""
         return self._buffer.roots() | self._catalog.roots()  # the way that entries take
 
-    def entry(self, name: Digest) -> EntryInfo | None:
-        record = self._catalog.get(name)
+    def entry(self, block_hash: Digest) -> EntryInfo | None:
+        record = self._catalog.get(block_hash)
         return record.info if record else None
 
-    def lengths_below(self, name: Digest) -> frozenset[int]:
+    def lengths_below(self, block_hash: Digest) -> frozenset[int]:
         """Of how many tokens the stored entries are whose parent this is, an entry or a root."""
-        return self._catalog.lengths_below(name)
+        return self._catalog.lengths_below(block_hash)
 
     @property
     def room(self) -> int:
@@ -137,39 +137,39 @@ class DiskTier:
         """
         return not self._buffer.n_bytes
 
-    def path_room(self, name: Digest) -> int:
+    def path_room(self, block_hash: Digest) -> int:
         """Bytes that a path may still take behind this entry, stored or on its way; of a root, a
         path of its namespace. A longer one would push its own beginning out.
         """
-        return self._buffer.path_room(name)
+        return self._buffer.path_room(block_hash)
 
     def offer(self, extent: Extent) -> bool:
         """Hand over what is to be written; its buffers are not to change any more.
 
         False when there is no room, no `path_room`, or when its parent is neither stored nor on its
-        way: come again, from the first name that is not `held`. What was taken may still be lost,
+        way: come again, from the first hash that is not `held`. What was taken may still be lost,
         with all below it. An entry that is stored is written again if it brings more parts, and
         keeps those that it had.
         """
         return self._buffer.put(extent)
 
-    def read(self, names: Sequence[Digest], deliver: Deliver) -> Ticket:
+    def read(self, hashes: Sequence[Digest], deliver: Deliver) -> Ticket:
         """Read these entries, root to leaf, and deliver them in runs, in order, by a reader thread.
 
-        It ends when as many entries have been delivered as there are names, or with a ReadFailure.
+        It ends when as many entries have been delivered as there are hashes, or with a ReadFailure.
         Tell the ticket what has been `consumed`: no more than `read_ahead_bytes` are read ahead, or
         what it is told to `keep_ahead`.
         """
-        return self._readers.read(names, deliver, self._writer.clock())
+        return self._readers.read(hashes, deliver, self._writer.clock())
 
-    def touch(self, names: Sequence[Digest]) -> None:
-        """A chain has been used elsewhere: keep it, too."""
-        if n_known := self._catalog.known(names):
-            self._catalog.touch(names[n_known - 1], self._writer.clock())
+    def touch(self, hashes: Sequence[Digest]) -> None:
+        """A chain was used in memory: it is as recently used on disk."""
+        if n_known := self._catalog.known(hashes):
+            self._catalog.touch(hashes[n_known - 1], self._writer.clock())
 
-    def forget(self, name: Digest) -> None:
-        """An entry, if it is stored, and all below it."""
-        if (record := self._catalog.get(name)) is not None:
+    def forget(self, block_hash: Digest) -> None:
+        """Remove an entry, if it is stored, and all below it."""
+        if (record := self._catalog.get(block_hash)) is not None:
             _forgetter(self._writer)(record)
 
     def clear(self, root: Digest | None = None) -> None:

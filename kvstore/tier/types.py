@@ -1,4 +1,4 @@
-"""What goes into the disk tier and comes out of it: names, bytes, and reasons why not."""
+"""What goes into the disk tier and comes out of it: block hashes, bytes, and reasons why not."""
 
 import errno
 import math
@@ -58,12 +58,12 @@ def fault_of(error: OSError) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name's bytes. Which part is what, and how large, is its owner's affair.
+    """The bytes for one block hash. Its user decides what each part is, and how large.
 
     A part that is None is not there.
     """
 
-    name: Digest
+    block_hash: Digest
     n_tokens: int
     parts: tuple[Buffer | None, ...]
 
@@ -81,7 +81,7 @@ class Entry:
         return sum(filter(None, self.part_bytes))
 
     def with_parts_of(self, other: "Entry") -> "Entry":
-        """It, with what it lacks and another of its name has."""
+        """It, with what it lacks and another of the same hash has."""
         both = zip(self.parts, other.parts, strict=True)
         return replace(self, parts=tuple(theirs if mine is None else mine for mine, theirs in both))
 
@@ -105,7 +105,7 @@ class Extent:
         parent = self.parent
         for entry in self.entries:
             yield parent, entry
-            parent = entry.name
+            parent = entry.block_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class EntryInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReadRun:
-    """The entries of `names[start:start + len(entries)]`, checked."""
+    """The entries of `hashes[start:start + len(entries)]`, checked."""
 
     start: int
     entries: tuple[Entry, ...]
@@ -132,7 +132,7 @@ class ReadRun:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailure:
-    """`names[start]` cannot be had, nor what comes after it. The last thing that is delivered."""
+    """`hashes[start]` cannot be had, nor what comes after it. The last thing that is delivered."""
 
     start: int
     fault: Fault

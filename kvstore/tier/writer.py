@@ -161,12 +161,12 @@ class Writer:
 
     def _wants(self, entry: Entry) -> bool:
         """Whether it is not there, or brings parts that were missing."""
-        stored = self.catalog.get(entry.name)
+        stored = self.catalog.get(entry.block_hash)
         return stored is None or stored.lacks(entry.has)
 
     def _completed(self, entry: Entry) -> Entry:
         """With the parts that are stored, where these can be read: it takes their place."""
-        stored = self.catalog.get(entry.name)
+        stored = self.catalog.get(entry.block_hash)
         if stored is None or not any(map(gt, stored.has, entry.has)):
             return entry
         try:
@@ -190,7 +190,7 @@ class Writer:
         """Under keys that are never used again, whatever becomes of them."""
         return [
             Record(
-                *(next(self.keys), entry.name, parent, root, *place),
+                *(next(self.keys), entry.block_hash, parent, root, *place),
                 checksum=_checksum(parent, entry),
                 n_tokens=entry.n_tokens,
                 part_bytes=entry.part_bytes,
@@ -256,4 +256,4 @@ def _fault_of(error: Exception) -> Fault:
 
 def _checksum(parent: Digest, entry: Entry) -> bytes:
     payload = [part for part in entry.parts if part is not None]
-    return checksum(entry.name, parent, entry.n_tokens, entry.part_bytes, payload)
+    return checksum(entry.block_hash, parent, entry.n_tokens, entry.part_bytes, payload)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 from load_tests.agents.dialects.chat import ChatCompletions
 from load_tests.agents.dialects.dialect import Dialect
 from load_tests.agents.dialects.messages import Messages

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 
+from engine.mlx_backend.storage.arena import Arena, LayerShape
 from kvstore.actions import CopyBlock
-from kvstore.arena import Arena, LayerShape
 from kvstore.types import BlockId
 
 KV_HEADS, BLOCK_SIZE, DIM = 4, 32, 64
@@ -42,12 +42,12 @@ def arena_costs(n_blocks: int) -> dict[str, float]:
 
     def writer(positions: np.ndarray, rows: int) -> Callable[[], object]:
         blocks, slots = mx.array(positions // BLOCK_SIZE), mx.array(positions % BLOCK_SIZE)
-        places = arena.places(blocks, slots, KV_HEADS)
+        slot_mapping = arena.slot_mapping(blocks, slots, KV_HEADS)
         new = mx.random.normal((rows, KV_HEADS, len(positions) // rows, DIM))
-        mx.eval(places, new)
+        mx.eval(slot_mapping, new)
 
         def write() -> object:
-            layer.write(places, new, new)
+            layer.write(slot_mapping, new, new)
             return arena.arrays()
 
         return write

@@ -21,17 +21,17 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 
 load_blas()
 
 import mlx.core as mx
 
-from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.dispatch import scaled_dot_product_attention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
-from engine.mlx_backend.model.forward import Forward, Piece
-from kvstore.arena import Arena, LayerShape
+from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.model.forward import Forward, TokenSpan
+from engine.mlx_backend.storage.arena import Arena, LayerShape
 from load_tests.report import Table
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32
@@ -65,7 +65,7 @@ CHUNKS = ((0, 512), (4_096, 512), (12_288, 512), (30_000, 128))
 """Tokens before the chunk, tokens in it."""
 
 
-def pieces_of(decode: Decode, n_blocks: int) -> list[Piece]:
+def spans_of(decode: Decode, n_blocks: int) -> list[TokenSpan]:
     """The last token of each row, over tables of shuffled blocks; sorted by table."""
     free = iter(np.random.default_rng(0).permutation(n_blocks).tolist())
     prefix = [next(free) for _ in range(decode.shared // BLOCK_SIZE)]
@@ -74,7 +74,7 @@ def pieces_of(decode: Decode, n_blocks: int) -> list[Piece]:
         for n in decode.contexts
     ]
     rows = sorted(zip(tables, decode.contexts, strict=True))
-    return [Piece(n - 1, 1, np.array(blocks, dtype=np.uint32)) for blocks, n in rows]
+    return [TokenSpan(n - 1, 1, np.array(blocks, dtype=np.uint32)) for blocks, n in rows]
 
 
 def filled_arena(n_blocks: int, dtype: mx.Dtype) -> Arena:
@@ -93,14 +93,16 @@ def random(dtype: mx.Dtype, *shape: int) -> mx.array:
     return array
 
 
-def stepper(arena: Arena, pieces: Sequence[Piece], attention: Attention, dtype: mx.Dtype) -> Step:
+def stepper(
+    arena: Arena, spans: Sequence[TokenSpan], attention: Attention, dtype: mx.Dtype
+) -> Step:
     """One forward's attention: each layer's queries follow from the layer before."""
-    rows, length = len(pieces), pieces[0].n_tokens
+    rows, length = len(spans), spans[0].n_tokens
     queries = random(dtype, rows, HEADS, length, DIM)
     new = random(dtype, rows, KV_HEADS, length, DIM)
 
     def step() -> mx.array:
-        forward = Forward(pieces, arena)
+        forward = Forward(spans, arena)
         output = queries
         for view in attention.views(arena, forward):
             keys, values = view.update_and_fetch(new, new)
@@ -159,17 +161,17 @@ def line(name: str, times: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
 
 def decode_line(decode: Decode, dtype: mx.Dtype, rounds: int) -> tuple[str, ...]:
     n_blocks = sum(-(-n // BLOCK_SIZE) for n in decode.contexts)
-    arena, pieces = filled_arena(n_blocks, dtype), pieces_of(decode, n_blocks)
-    ours = {one.name: stepper(arena, pieces, one, dtype) for one in strategies(dtype)}
+    arena, spans = filled_arena(n_blocks, dtype), spans_of(decode, n_blocks)
+    ours = {one.name: stepper(arena, spans, one, dtype) for one in strategies(dtype)}
     steps = {"contiguous": contiguous_stepper(decode.contexts, 1, dtype), **ours}
     return line(decode.name, alternate(steps, rounds))
 
 
 def chunk_line(start: int, length: int, dtype: mx.Dtype, rounds: int) -> tuple[str, ...]:
     n_blocks = -(-(start + length) // BLOCK_SIZE)
-    pieces = [Piece(start, length, np.arange(n_blocks, dtype=np.uint32)[::-1])]
+    spans = [TokenSpan(start, length, np.arange(n_blocks, dtype=np.uint32)[::-1])]
     arena = filled_arena(n_blocks, dtype)
-    ours = {one.name: stepper(arena, pieces, one, dtype) for one in strategies(dtype)}
+    ours = {one.name: stepper(arena, spans, one, dtype) for one in strategies(dtype)}
     steps = {"contiguous": contiguous_stepper([start + length], length, dtype), **ours}
     return line(f"{length} behind {start:,}", alternate(steps, rounds))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 from pydantic import TypeAdapter
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 from load_tests.client import message
 
 if TYPE_CHECKING:

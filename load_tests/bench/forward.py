@@ -22,16 +22,18 @@ import typer
 from rich.console import Console
 
 from engine.api import Telemetry
-from engine.inbox import Inbox
 from engine.launch import assemble
+from engine.loop.inbox import Inbox
 from engine.mlx_backend.backend import load_backend
-from engine.mlx_backend.host.blas import load_blas
-from engine.submission import prepare
-from engine.types import EngineConfig, OutputEvent, Request, SamplingParams
+from engine.mlx_backend.cpu.blas import load_blas
+from engine.scheduling.submission import prepare
+from engine.types.output import OutputEvent
+from engine.types.request import Request, SamplingParams
+from engine.types.settings import EngineConfig
 from load_tests.conditions import observe
 from load_tests.report import Table
 from load_tests.shapes import Shape, token_bytes
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 
 if TYPE_CHECKING:
     from load_tests.bench.bare import BareModel

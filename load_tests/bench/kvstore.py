@@ -22,10 +22,10 @@ from typing import Annotated
 
 import typer
 
-from kvstore.block_pool import BlockPool
-from kvstore.block_table import blocks_for
+from kvstore.blocks.pool import BlockPool
+from kvstore.blocks.table import blocks_for
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -90,8 +90,8 @@ class Workload:
         for _ in range(blocks_for(self._prompt_tokens, BLOCK_SIZE_TOKENS)):
             depth_tokens = self._random.randrange(self._prompt_tokens)
             self.serve(Tokens(self.base[:depth_tokens] + self.unrelated(BRANCH_TOKENS)))
-        while pool.n_cached < indexed_blocks:
-            left_tokens = (indexed_blocks - pool.n_cached) * BLOCK_SIZE_TOKENS
+        while pool.n_evictable < indexed_blocks:
+            left_tokens = (indexed_blocks - pool.n_evictable) * BLOCK_SIZE_TOKENS
             length_tokens = self._random.choice((100, 500, 2_000, 8_000))
             self.serve(Tokens(self.unrelated(min(length_tokens, left_tokens))))
 
@@ -120,7 +120,7 @@ def measure(indexed_blocks: int, prompt_tokens: int, repeats: int, evictions: in
     """Fill a store and measure it. Evictions come last, as they empty it."""
     workload = Workload(indexed_blocks, prompt_tokens, seed=1)
     store = workload.store
-    filled_nodes, filled_blocks = store.index.n_nodes, store.pool.n_cached
+    filled_nodes, filled_blocks = store.index.n_nodes, store.pool.n_evictable
     prompts: dict[str, Callable[[], list[int]]] = {
         "resent": lambda: workload.base,
         "leaving half way": workload.leaving_half_way,
@@ -131,7 +131,7 @@ def measure(indexed_blocks: int, prompt_tokens: int, repeats: int, evictions: in
         drawn = [Tokens(draw()) for _ in range(repeats)]
         probes[name] = median_seconds(lambda tokens: store.probe(NAMESPACE, tokens), drawn)
         requests[name] = median_seconds(workload.serve, drawn)
-    times = eviction_seconds(store, min(evictions, store.pool.n_cached))
+    times = eviction_seconds(store, min(evictions, store.pool.n_evictable))
     return Figures(
         indexed_blocks=filled_blocks,
         prompt_tokens=prompt_tokens,

@@ -2,7 +2,7 @@
 
     python -m load_tests.bench.pictures [--nodes 10000]
 
-The first glimpses copy the tree bit by bit; those after tell what has changed, here one prompt
+The first snapshots copy the tree bit by bit; those after tell what has changed, here one prompt
 served between two of them. Both are the engine thread's time. Pictures, and their JSON, are made on
 another thread. All are processor seconds of their thread, in milliseconds. What is in the tree at
 first is on disk as well.
@@ -19,22 +19,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import RecallRules
-from engine.output import OutputFactory
-from engine.recent import HitRecord
-from engine.scheduler import Scheduler
-from engine.stats import loop_stats
-from engine.storage_sizes import StorageBytes
-from engine.timing import Timing
-from engine.types import DiskWrites
-from engine.validation import Limits
-from engine.watching.glimpse import Glimpse, Glimpses
-from engine.watching.painter import Painter
-from kvstore.block_pool import BlockPool
+from engine.disk_cache.loader import LoadRules
+from engine.disk_cache.writer import WriteRules
+from engine.loop.stats import loop_stats
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import Limits
+from engine.types.recent import HitRecord
+from engine.types.settings import DiskWrites
+from engine.watching.latency import LatencyTracker
+from engine.watching.renderer import Renderer
+from engine.watching.snapshot import Snapshot, SnapshotTaker
+from kvstore.blocks.pool import BlockPool
+from kvstore.groups.sizes import StorageBytes
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import TierLimits
@@ -42,7 +42,7 @@ from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from load_tests.bench.steps import silent
 from load_tests.report import Table
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.schemas.cache_tree import CacheTree
 
 BLOCK_TOKENS = 16
@@ -63,8 +63,8 @@ class Branches:
         self.disk = TieredCache(
             DiskTier.open(directory, "benchmark", TierLimits(DISK_BYTES)),
             *(self.store, (1, 0), DISK_BYTES, lambda told: told()),
-            ArchiveRules(writes=DiskWrites.ALL),
-            RecallRules(),
+            WriteRules(writes=DiskWrites.ALL),
+            LoadRules(),
         )
         while self.store.index.n_nodes < nodes:
             self.serve()
@@ -96,25 +96,25 @@ class Watch:
             branches.store, outputs, limits, draw_seed=lambda: 0, disk=branches.disk
         )
         sizes = StorageBytes(block=0, slots=(), arenas=0)
-        self._glimpses = Glimpses(
+        self._snapshots = SnapshotTaker(
             scheduler,
-            Timing(time.monotonic, EngineTelemetry()),
+            LatencyTracker(time.monotonic, EngineTelemetry()),
             lambda: loop_stats(scheduler, sizes, HitRecord()),
         )
-        self._painter = Painter(BLOCK_TOKENS, 0, branches.disk)
+        self._renderer = Renderer(BLOCK_TOKENS, 0, branches.disk)
 
-    def look(self) -> tuple[Glimpse, float]:
+    def look(self) -> tuple[Snapshot, float]:
         began = time.thread_time()
-        glimpse = self._glimpses.take()
-        return glimpse, time.thread_time() - began
+        snapshot = self._snapshots.take()
+        return snapshot, time.thread_time() - began
 
-    def take_in(self, glimpse: Glimpse) -> None:
-        self._painter.take_in(glimpse)
+    def apply(self, snapshot: Snapshot) -> None:
+        self._renderer.apply(snapshot)
 
-    def paint(self) -> tuple[int, int, float]:
+    def render(self) -> tuple[int, int, float]:
         """Nodes and bytes of a picture, and the seconds that it took."""
         began = time.thread_time()
-        tree = CacheTree.of(self._painter.paint(1, 1), "benchmark")
+        tree = CacheTree.of(self._renderer.render(1, 1), "benchmark")
         body = tree.model_dump_json().encode()
         return len(tree.nodes), len(body), time.thread_time() - began
 
@@ -122,29 +122,29 @@ class Watch:
 def measure(nodes: int, repeats: int, directory: Path) -> Table:
     branches = Branches(nodes, 1, directory)
     watch = Watch(branches)
-    copying, telling, painting = list[float](), list[float](), list[float]()
+    copying, telling, rendering = list[float](), list[float](), list[float]()
     is_whole = False
     while not is_whole:
-        glimpse, seconds = watch.look()
-        is_whole = glimpse.is_whole
+        snapshot, seconds = watch.look()
+        is_whole = snapshot.is_whole
         copying.append(seconds)
-        watch.take_in(glimpse)
+        watch.apply(snapshot)
     for _ in range(repeats):
         branches.serve()
-        glimpse, seconds = watch.look()
+        snapshot, seconds = watch.look()
         telling.append(seconds)
-        watch.take_in(glimpse)
-        shown, n_bytes, seconds = watch.paint()
-        painting.append(seconds)
+        watch.apply(snapshot)
+        shown, n_bytes, seconds = watch.render()
+        rendering.append(seconds)
     rows = (
         ("nodes, of which shown", f"{branches.store.index.n_nodes:,}, {shown:,}"),
         ("JSON, bytes", f"{n_bytes:,}"),
-        ("first glimpses: how many, longest ms", f"{len(copying)}, {1e3 * max(copying):.2f}"),
-        ("a glimpse, median and longest ms", _milliseconds(telling)),
-        ("a picture as JSON, median and longest ms", _milliseconds(painting)),
+        ("first snapshots: how many, longest ms", f"{len(copying)}, {1e3 * max(copying):.2f}"),
+        ("a snapshot, median and longest ms", _milliseconds(telling)),
+        ("a picture as JSON, median and longest ms", _milliseconds(rendering)),
     )
     branches.disk.close()
-    return Table(("", "of another thread, but for glimpses"), rows)
+    return Table(("", "of another thread, but for snapshots"), rows)
 
 
 def _milliseconds(seconds: list[float]) -> str:

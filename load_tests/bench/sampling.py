@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 
 load_blas()
 
@@ -32,8 +32,9 @@ from mlx_lm.models import qwen3
 from engine.mlx_backend.loading.fit import working_bytes
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step import NO_MASKS, Sampling
-from engine.types import EngineConfig, SamplingParams
+from engine.step.plan import NO_MASKS, Sampling
+from engine.types.request import SamplingParams
+from engine.types.settings import EngineConfig
 from load_tests.report import Table
 from load_tests.terminal import show_figures
 

@@ -19,18 +19,18 @@ from typing import Annotated
 
 import typer
 
-from engine.detokenizer import Detokenizer
-from engine.output import OutputFactory
-from engine.scheduler import Scheduler
-from engine.step import SampledToken, StepPlan, StepResult
-from engine.submission import prepare
-from engine.types import Request, SamplingParams
-from engine.validation import Limits
-from kvstore.block_pool import BlockPool
+from engine.output.detokenizer import Detokenizer
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.submission import prepare
+from engine.scheduling.validation import Limits
+from engine.step.plan import SampledToken, StepPlan, StepResult
+from engine.types.request import Request, SamplingParams
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup, lease_slots
-from kvstore.radix_tree import RadixTree
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from load_tests.report import Table
 from load_tests.terminal import show_figures

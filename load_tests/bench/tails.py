@@ -14,7 +14,7 @@ from typing import TypeAlias
 import typer
 from rich.console import Console
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 from load_tests.bench.forward import TurnedEngine
 from load_tests.conditions import observe
 from load_tests.report import Table

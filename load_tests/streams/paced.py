@@ -14,16 +14,16 @@ import typer
 from pydantic import ByteSize
 
 from engine.api import Telemetry
-from engine.inbox import Inbox
 from engine.launch import assemble
-from engine.loop import Deliver
+from engine.loop.inbox import Inbox
+from engine.loop.loop import Deliver
+from engine.loop.threaded import EngineParts, ThreadedEngine
 from engine.mlx_backend.backend import load_backend
-from engine.step import SampledToken, StepMasks, StepPlan, StepResult
-from engine.threaded import EngineParts, ThreadedEngine
-from engine.types import EngineConfig
+from engine.step.plan import SampledToken, StepMasks, StepPlan, StepResult
+from engine.types.settings import EngineConfig
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind, spare_full_collections
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 
 STREAM_BYTES = 4 * 2**20

@@ -1,1 +1,4 @@
-"""Who may do what: keys, how much each may ask, and from which hosts and web pages."""
+"""Access control: API keys and their limits, allowed hosts and web origins.
+
+Imports transport and the layers below it.
+"""

@@ -1,10 +1,10 @@
-"""Which paths ask for which key."""
+"""Which role of API key a path needs."""
 
 from server.access.keys import Role
 
 OPEN_PATHS = frozenset({"/health", "/load", "/metrics", "/openapi.json", "/version", "/", "/docs"})
-"""For whoever watches over the daemon, and the pages, which ask for a key themselves. All other
-paths, known or not, need one.
+"""Monitoring, and the pages, which ask for a key themselves. All other paths, known or not, need a
+key.
 """
 PAGE_FILES = "/dashboard/"
 
@@ -13,13 +13,13 @@ CANCELLATION = "/cancel"
 
 
 def needed_role(path: str) -> Role | None:
-    """Whose key opens the path; None where it is open."""
+    """The role whose key the path needs; None where it is open."""
     if path in OPEN_PATHS or path.startswith(PAGE_FILES):
         return None
     return Role.ADMIN if path == ADMIN or path.startswith(f"{ADMIN}/") else Role.USER
 
 
 def is_limited(method: str, path: str) -> bool:
-    """Whether a request counts for its key's limits: what makes work does, not what ends it."""
+    """Whether a request counts against its key's limits: POST requests do, but for cancellation."""
     is_users = needed_role(path) is Role.USER
     return method == "POST" and is_users and not path.endswith(CANCELLATION)

@@ -1,4 +1,4 @@
-"""By which names the daemon may be called while no key stands guard.
+"""Which Host headers are allowed while there are no API keys.
 
 A web page's own name that suddenly resolves to this machine is how DNS rebinding gets past the
 browser: page and daemon are one site then. The Host header still has the page's name.

@@ -1,4 +1,4 @@
-"""API keys, of which the daemon knows the SHA-256 alone, and the file that lists them."""
+"""API keys, of which the daemon stores the SHA-256 alone, and the YAML file that lists them."""
 
 import hmac
 import secrets
@@ -17,7 +17,7 @@ API_KEY_NAME = "api_key"  # of the one in the setting of that name
 
 
 class KeyFileError(Exception):
-    """The file cannot be used. The text says where and why, and nothing of what stands there."""
+    """The file cannot be used. The text says where and why, without the file's contents."""
 
 
 class Role(StrEnum):
@@ -41,7 +41,7 @@ class ApiKey(BaseModel):
 
 
 class Keyring:
-    """All keys that open anything."""
+    """All API keys."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self.keys = tuple(keys)
@@ -52,7 +52,7 @@ class Keyring:
 
     @property
     def tells_apart(self) -> bool:
-        """Whether a key says anything of who asks: one for all does not."""
+        """Whether keys identify clients: a single key shared by all does not."""
         return len(self.keys) > 1
 
     @property

@@ -1,4 +1,4 @@
-"""How much each key may ask: requests at a time, requests and tokens a minute."""
+"""The limits of each API key: concurrent requests, requests and tokens a minute."""
 
 import math
 import time
@@ -17,8 +17,8 @@ from server.record import RequestRecord
 CONCURRENCY_RETRY_AFTER_SECONDS = 1
 
 
-class Spent(Exception):
-    """A limit is reached. The text names it, as a client is told."""
+class LimitReached(Exception):
+    """A limit is reached. The text names it, for the client."""
 
     def __init__(self, reason: Reason, limit: str, retry_after_seconds: int) -> None:
         super().__init__(f"The limit of this API key is {limit}.")
@@ -30,7 +30,7 @@ class Limit(Protocol):
     """One limit of one key. Belongs to one event loop."""
 
     def held(self, record: RequestRecord) -> AbstractAsyncContextManager[None]:
-        """Take of it what a request needs, for as long as the request lasts. Raises Spent."""
+        """Count a request against the limit for as long as it lasts. Raises LimitReached."""
         ...
 
 
@@ -43,7 +43,7 @@ class Concurrency:
     async def held(self, record: RequestRecord) -> AsyncIterator[None]:
         if self._running >= self._most:
             limit = f"{self._most} requests at a time"
-            raise Spent(Reason.CONCURRENCY, limit, CONCURRENCY_RETRY_AFTER_SECONDS)
+            raise LimitReached(Reason.CONCURRENCY, limit, CONCURRENCY_RETRY_AFTER_SECONDS)
         self._running += 1
         try:
             yield
@@ -52,10 +52,10 @@ class Concurrency:
 
 
 class TokensPerMinute:
-    """What a request costs is known at its end, so it is let in while anything is left.
+    """The tokens of a request are known at its end, so it passes while any are left.
 
-    Windows are fixed: they count what goes beyond the limit, too, in one number. A moving one would
-    keep an entry for each token.
+    The window is fixed: it is one counter, which may exceed the limit. A moving window would keep
+    an entry for each token.
     """
 
     def __init__(self, most: int) -> None:
@@ -67,7 +67,7 @@ class TokensPerMinute:
         if not await self._window.test(self._item):
             stats = await self._window.get_window_stats(self._item)
             limit = f"{self._item.amount} tokens a minute"
-            raise Spent(Reason.TOKENS, limit, _seconds_until(stats))
+            raise LimitReached(Reason.TOKENS, limit, _seconds_until(stats))
         try:
             yield
         finally:
@@ -85,18 +85,18 @@ class RequestsPerMinute:
         if not await self._window.hit(self._item):
             stats = await self._window.get_window_stats(self._item)
             limit = f"{self._item.amount} requests a minute"
-            raise Spent(Reason.REQUESTS, limit, _seconds_until(stats))
+            raise LimitReached(Reason.REQUESTS, limit, _seconds_until(stats))
         yield
 
 
 async def hold(limits: Sequence[Limit], record: RequestRecord) -> None:
-    """Take of each what the request needs, until what the record holds is let go. Raises Spent."""
+    """Count a request against all limits until `record.held` is closed. Raises LimitReached."""
     for limit in limits:
         await record.held.enter_async_context(limit.held(record))
 
 
 def limits_of(key: ApiKey) -> tuple[Limit, ...]:
-    """None where the key has none. Requests are counted last: only those that the others let in."""
+    """The key's limits, requests a minute last: it counts only what passes the others."""
     found: list[Limit] = []
     if key.concurrency is not None:
         found.append(Concurrency(key.concurrency))

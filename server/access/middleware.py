@@ -1,67 +1,22 @@
-"""The rules of this folder at the door: each raises an ApiError, or lets the request pass."""
+"""The middleware of access control: each raises an ApiError, or passes the request on."""
 
 from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.areas import is_limited, needed_role
 from server.access.hosts import Hosts
 from server.access.keys import ApiKey, Keyring, Role
-from server.access.limits import Limit, Spent, hold, limits_of
+from server.access.limits import Limit, LimitReached, hold, limits_of
 from server.access.origins import Origins, is_own
 from server.access.refusals import Reason, Refusals
 from server.errors import ApiError, busy, invalid
-from server.middleware import HttpMiddleware
 from server.record import RequestRecord, request_record
-from server.settings import Settings
+from server.transport.http_middleware import HttpMiddleware
 
-NAMESPACES: Mapping[str, Callable[[ApiKey], str]] = {
-    "shared": lambda key: "",
-    "key": lambda key: key.name,
-}
-"""By the setting `cache_namespace`: whose requests share what is cached."""
-
-METHODS = ("GET", "HEAD", "POST", "DELETE")
 SINGLE_HEADERS = ("host", "origin")
-"""What access depends on. Of two, a proxy may have gone by the other one."""
-READABLE_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
-
-
-def access_control(settings: Settings, refusals: Refusals) -> list[Middleware]:
-    """Keys, or where there are none, what keeps a browser from being used against the daemon."""
-    if settings.keys:
-        namespace_of = NAMESPACES[settings.cache_namespace]
-        return [
-            Middleware(SingleHeaders),
-            Middleware(KeyAuth, keys=settings.keys, namespace_of=namespace_of, refusals=refusals),
-            Middleware(KeyLimits, keys=settings.keys, refusals=refusals),
-        ]
-    return [
-        Middleware(SingleHeaders),
-        Middleware(SameOrigin, origins=Origins(settings.cors_origin), refusals=refusals),
-        Middleware(HostCheck, hosts=Hosts(settings.host, settings.allowed_host), refusals=refusals),
-    ]
-
-
-def cors(settings: Settings) -> list[Middleware]:
-    """What tells browsers whose pages may ask; nothing where none may. A page sends its key itself,
-    so there are no credentials in the sense of CORS.
-    """
-    if not settings.cors_origin:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origin_regex=Origins(settings.cors_origin).pattern,
-            allow_methods=METHODS,
-            allow_headers=("*",),
-            expose_headers=READABLE_HEADERS,
-            allow_private_network=True,  # public pages, and a daemon in their visitor's network
-        )
-    ]
+"""Headers that access depends on. Of two, a proxy may have checked the other one."""
 
 
 class SingleHeaders(HttpMiddleware):
@@ -76,7 +31,7 @@ class SingleHeaders(HttpMiddleware):
 
 
 class KeyAuth(HttpMiddleware):
-    """Asks for a key wherever a path is not open, and notes in the record whose it is."""
+    """Requires an API key unless the path is open, and sets the record's key and client."""
 
     def __init__(
         self,
@@ -132,7 +87,7 @@ def _bearer_token(authorization: bytes) -> bytes:
 
 
 class KeyLimits(HttpMiddleware):
-    """Holds each key to its limits."""
+    """Applies the limits of each key."""
 
     def __init__(self, app: ASGIApp, keys: Keyring, refusals: Refusals) -> None:
         super().__init__(app)
@@ -148,9 +103,11 @@ class KeyLimits(HttpMiddleware):
         record = request_record(scope)
         try:
             await hold(self._limits[record.key], record)
-        except Spent as spent:
-            self._refusals.count(spent.reason, record.key)
-            raise busy(429, str(spent), "rate_limit_exceeded", spent.retry_after_seconds) from None
+        except LimitReached as reached:
+            self._refusals.count(reached.reason, record.key)
+            raise busy(
+                429, str(reached), "rate_limit_exceeded", reached.retry_after_seconds
+            ) from None
         await self.app(scope, receive, send)
 
 
@@ -179,7 +136,9 @@ class SameOrigin(HttpMiddleware):
 
 
 class HostCheck(HttpMiddleware):
-    """Refuses requests by other names. HTTP/1.0 may come without one: no browser speaks that."""
+    """Refuses requests whose Host header names another host. HTTP/1.0, which no browser speaks, may
+    have none.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Hosts, refusals: Refusals) -> None:
         super().__init__(app)

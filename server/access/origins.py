@@ -1,4 +1,4 @@
-"""From which web pages the daemon may be asked. Only browsers say where a request comes from."""
+"""Which web origins may send requests. Only browsers send an Origin header."""
 
 import re
 from collections.abc import Sequence

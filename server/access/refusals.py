@@ -1,4 +1,4 @@
-"""Counts who was not let in, and why."""
+"""Counts refused requests, by reason."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -18,7 +18,7 @@ class Reason(StrEnum):
 
 
 class Refusals:
-    """By reason and by the name of the key, which the operator chose: a client adds no labels."""
+    """Counts by reason and by the key's name, which the operator chose: clients add no labels."""
 
     def __init__(self) -> None:
         # Those without a key are there from the start: a rate needs a value to rise from.

@@ -1,1 +1,4 @@
-"""The APIs that are spoken here: how each asks, answers, streams and fails."""
+"""The APIs of OpenAI and Anthropic: requests read into engine requests, responses written.
+
+Imports generation and the layers below it; nothing of HTTP but the error statuses.
+"""

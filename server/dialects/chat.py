@@ -5,20 +5,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from engine.types import OutputEvent, TokenLogprob
-from server.dialects.dialect import wire_json
+from engine.types.output import OutputEvent, TokenLogprob
+from server.dialects.dialect import generated, wire_json
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.openai import (
     ChunkTemplate,
     ChunkWriter,
     Envelope,
-    frame,
+    chunk_event,
     usage_body,
     wire_finish_reason,
 )
 from server.generation.answer import ChatAnswer, WholeAnswer
 from server.generation.chat_task import ChatTask
-from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.schemas.chat import (
     AssistantMessage,
     CalledFunction,
@@ -41,8 +41,8 @@ def no_logprobs(entries: Sequence[TokenLogprob]) -> None:
     """The LogprobRenderer of requests that asked for none."""
 
 
-class ChatExchange:
-    """An Exchange of chat completions."""
+class ChatBuilder:
+    """A ResponseBuilder of chat completions."""
 
     def __init__(self, task: ChatTask) -> None:
         self.engine = task.model.engine
@@ -89,7 +89,7 @@ class ChatExchange:
 
 
 def _message(answer: ChatAnswer) -> AssistantMessage:
-    """Without calls the content is text, be it empty; keys of what there is not are left out."""
+    """The content is null beside tool calls that have no text, else text, which may be empty."""
     extras: dict[str, Any] = {}
     if answer.calls:
         extras["tool_calls"] = [
@@ -114,41 +114,41 @@ def _finish_reason(answer: ChatAnswer) -> WireFinishReason:
 class ChatWriter(ChunkWriter):
     """The chunks of one streamed chat completion."""
 
-    def __init__(self, exchange: ChatExchange) -> None:
-        self._exchange = exchange
+    def __init__(self, builder: ChatBuilder) -> None:
+        self._builder = builder
         self._answers: dict[int, ChatAnswer] = {}
         self._templates: dict[int, ChunkTemplate] = {}
 
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        news = [event for event in events if event.admission is None]
-        if not news:
+        output = generated(events)
+        if not output:
             return b""  # until there is a token, an error has a status of its own
-        return b"".join(self._frames(choice, news))
+        return b"".join(self._output(choice, output))
 
-    def _frames(self, choice: int, news: Sequence[OutputEvent]) -> Iterator[bytes]:
+    def _output(self, choice: int, events: Sequence[OutputEvent]) -> Iterator[bytes]:
         if choice not in self._answers:
             yield self._begin(choice)
         answer = self._answers[choice]
-        deltas = [delta_of(part) for part in answer.add_all(news)]
-        entries = [entry for event in news for entry in event.logprobs]
-        logprobs = self._exchange.logprobs(entries) if entries else None
+        deltas = [delta_of(part) for part in answer.add_all(events)]
+        entries = [entry for event in events for entry in event.logprobs]
+        logprobs = self._builder.logprobs(entries) if entries else None
         if logprobs is not None:
             first = deltas.pop(0) if deltas else Delta(content="")
-            yield frame(self._chunk(choice, first, logprobs))
+            yield chunk_event(self._chunk(choice, first, logprobs))
         for delta in deltas:
-            yield self._templates[choice].frame(wire_json(delta))
-        if news[-1].finish_reason is not None:
-            yield frame(self._chunk(choice, Delta(), finish_reason=_finish_reason(answer)))
+            yield self._templates[choice].event(wire_json(delta))
+        if events[-1].finish_reason is not None:
+            yield chunk_event(self._chunk(choice, Delta(), finish_reason=_finish_reason(answer)))
 
     def _begin(self, choice: int) -> bytes:
-        self._answers[choice] = self._exchange.new_answer()
+        self._answers[choice] = self._builder.new_answer()
         blank = Delta(content="")
         self._templates[choice] = ChunkTemplate(self._chunk(choice, blank), wire_json(blank))
-        return frame(self._chunk(choice, Delta(role="assistant", content="", refusal=None)))
+        return chunk_event(self._chunk(choice, Delta(role="assistant", content="", refusal=None)))
 
     def last_chunks(self) -> Iterable[ChatChunk]:
-        if self._exchange.with_usage:
-            yield self._with_choices([], usage=usage_body(self._exchange.meter))
+        if self._builder.with_usage:
+            yield self._with_choices([], usage=usage_body(self._builder.meter))
 
     def _chunk(
         self,
@@ -160,11 +160,11 @@ class ChatWriter(ChunkWriter):
         body = ChunkChoice(
             index=choice, delta=delta, logprobs=logprobs, finish_reason=finish_reason
         )
-        usage = {"usage": None} if self._exchange.with_usage else {}
+        usage = {"usage": None} if self._builder.with_usage else {}
         return self._with_choices([body], **usage)
 
     def _with_choices(self, choices: list[ChunkChoice], **usage: Any) -> ChatChunk:
-        envelope = self._exchange.envelope
+        envelope = self._builder.envelope
         return ChatChunk(
             id=envelope.id,
             object="chat.completion.chunk",
@@ -176,8 +176,8 @@ class ChatWriter(ChunkWriter):
         )
 
 
-def delta_of(part: Part) -> Delta:
-    """One part of an answer as news of a message."""
+def delta_of(part: AnswerPart) -> Delta:
+    """One part of an answer as the delta of a chunk."""
     match part:
         case Content(text):
             return Delta(content=text)

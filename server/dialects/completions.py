@@ -6,10 +6,16 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from engine.types import FinishReason, OutputEvent, TokenLogprob
-from server.dialects.dialect import wire_json
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob
+from server.dialects.dialect import generated, wire_json
 from server.dialects.logprobs import CompletionLogprobBuilder, joined
-from server.dialects.openai import ChunkWriter, Envelope, frame, usage_body, wire_finish_reason
+from server.dialects.openai import (
+    ChunkWriter,
+    Envelope,
+    chunk_event,
+    usage_body,
+    wire_finish_reason,
+)
 from server.generation.completion_task import CompletionTask
 from server.generation.engine_requests import sequences_per_prompt
 from server.generation.events import Generated
@@ -18,8 +24,8 @@ from server.schemas.completions import Completion, CompletionChoice, CompletionL
 PromptLogprobs = tuple[TokenLogprob | None, ...]
 
 
-class CompletionExchange:
-    """An Exchange of text completions."""
+class CompletionBuilder:
+    """A ResponseBuilder of text completions."""
 
     def __init__(self, task: CompletionTask) -> None:
         self.engine = task.model.engine
@@ -62,21 +68,21 @@ class CompletionExchange:
         return wire_json(_completion(self.envelope, rendered, usage=usage_body(self.meter)))
 
     def text_of(self, prompt: int) -> "ChoiceText":
-        """A fresh choice of the prompt with that index."""
+        """A new choice of the prompt with that index."""
         wanted = self.task.body.logprobs is not None
-        builder = CompletionLogprobBuilder(self.engine.tokenizer) if wanted else None
-        return ChoiceText(self.task.echoes[prompt], self.task.prompts[prompt], builder)
+        logprobs = CompletionLogprobBuilder(self.engine.tokenizer) if wanted else None
+        return ChoiceText(self.task.echoes[prompt], self.task.prompts[prompt], logprobs)
 
 
 class ChoiceText:
     """Text and logprobs of one choice, piece by piece; the first piece echoes the prompt."""
 
     def __init__(
-        self, echo: str, prompt: tuple[int, ...], builder: CompletionLogprobBuilder | None
+        self, echo: str, prompt: tuple[int, ...], logprobs: CompletionLogprobBuilder | None
     ) -> None:
         self._echo: str | None = echo
         self._prompt = prompt
-        self._builder = builder
+        self._logprobs = logprobs
 
     def add(
         self, text: str, entries: Sequence[TokenLogprob], prompt_entries: PromptLogprobs | None
@@ -84,11 +90,11 @@ class ChoiceText:
         parts: list[CompletionLogprobs] = []
         if self._echo is not None:
             text, self._echo = self._echo + text, None
-            if self._builder is not None and prompt_entries is not None:
-                parts.append(self._builder.prompt(self._prompt, prompt_entries))
-        if self._builder is None:
+            if self._logprobs is not None and prompt_entries is not None:
+                parts.append(self._logprobs.prompt(self._prompt, prompt_entries))
+        if self._logprobs is None:
             return text, None
-        return text, joined([*parts, self._builder.output(entries)])
+        return text, joined([*parts, self._logprobs.output(entries)])
 
 
 def best(siblings: Sequence[Generated], n: int) -> Sequence[Generated]:
@@ -106,34 +112,34 @@ def _mean_logprob(generated: Generated) -> float:
 class CompletionWriter(ChunkWriter):
     """The chunks of one streamed completion."""
 
-    def __init__(self, exchange: CompletionExchange) -> None:
-        self._exchange = exchange
-        self._with_usage = exchange.task.body.include_usage
+    def __init__(self, builder: CompletionBuilder) -> None:
+        self._builder = builder
+        self._with_usage = builder.task.body.include_usage
         self._choices: dict[int, ChoiceText] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        news = [event for event in events if event.admission is None]
-        if not news:
+        output = generated(events)
+        if not output:
             return b""  # what it echoes comes with the first token
-        prompt = choice // self._exchange.task.body.n
-        if (prompt_logprobs := news[0].prompt_logprobs) is not None:
+        prompt = choice // self._builder.task.body.n
+        if (prompt_logprobs := output[0].prompt_logprobs) is not None:
             self._prompt_logprobs[prompt] = prompt_logprobs
         if choice not in self._choices:
-            self._choices[choice] = self._exchange.text_of(prompt)
+            self._choices[choice] = self._builder.text_of(prompt)
         text, logprobs = self._choices[choice].add(
-            "".join(event.text for event in news),
-            [entry for event in news for entry in event.logprobs],
+            "".join(event.text for event in output),
+            [entry for event in output for entry in event.logprobs],
             self._prompt_logprobs.get(prompt),
         )
-        reason = news[-1].finish_reason
+        reason = output[-1].finish_reason
         if text or reason is not None or (logprobs is not None and logprobs.tokens):
-            return frame(self._chunk(choice, text, logprobs, reason))
+            return chunk_event(self._chunk(choice, text, logprobs, reason))
         return b""
 
     def last_chunks(self) -> Iterable[Completion]:
         if self._with_usage:
-            yield self._completion([], usage=usage_body(self._exchange.meter))
+            yield self._completion([], usage=usage_body(self._builder.meter))
 
     def _chunk(
         self,
@@ -152,7 +158,7 @@ class CompletionWriter(ChunkWriter):
         return self._completion([body], **usage)
 
     def _completion(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
-        return _completion(self._exchange.envelope, choices, **usage)
+        return _completion(self._builder.envelope, choices, **usage)
 
 
 def _completion(envelope: Envelope, choices: list[CompletionChoice], **usage: Any) -> Completion:

@@ -1,5 +1,6 @@
-"""What a dialect brings: for each request an exchange, which knows what the engine is asked and how
-its events become the answer; and the shape of its errors (errors.py).
+"""What a dialect implements: a ResponseBuilder per request and a StreamWriter per stream.
+
+Its error object is in errors.py.
 """
 
 from collections.abc import Sequence
@@ -8,9 +9,12 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from engine.api import Engine
-from engine.types import OutputEvent, Request
+from engine.types.output import OutputEvent
+from engine.types.request import Request
 from server.errors import ApiError
-from server.generation.events import ChoiceT, UsageMeter
+from server.generation.events import ChoiceT, UsageMeter, generating
+from server.record import RequestRecord
+from server.transport.unsent import Unsent, kept_bytes
 
 
 def wire_json(body: BaseModel) -> bytes:
@@ -21,36 +25,40 @@ def wire_json(body: BaseModel) -> bytes:
     return body.model_dump_json(exclude_unset=True).encode()
 
 
+def generated(events: Sequence[OutputEvent]) -> list[OutputEvent]:
+    """The events with output: without those that only say that the sequence was admitted."""
+    return [event for event in events if event.admission is None]
+
+
 class StreamWriter(Protocol):
-    """One streamed answer as bytes. None at all: there is nothing to send yet.
+    """One streamed response as bytes. Empty bytes: there is nothing to send yet.
 
     The status line goes out with the first bytes. Until then an error has a status of its own.
     """
 
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
-        """News of one choice. Several at once read as they would one after another, in fewer
-        bytes where text can be joined."""
+        """The next events of one choice. Text of several events may be joined, to save bytes."""
         ...
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:
-        """What it will keep of them until its end, with what rendering that takes."""
+        """The memory that it keeps of the events until its end, rendering included."""
         ...
 
     def keep_alive(self) -> bytes:
-        """What tells a client that waits that it waits for something."""
+        """What is sent while nothing else is, so that no client or proxy gives up."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
-        """The end of an answer that went wrong after it had begun."""
+        """The end of a response that failed after it had begun."""
         ...
 
     def end(self) -> bytes:
-        """What follows when every choice has finished."""
+        """The end of a response, when every choice has finished."""
         ...
 
 
-class Exchange(Protocol[ChoiceT]):
-    """One request of a client, ready for the engine, and what becomes of its events."""
+class ResponseBuilder(Protocol[ChoiceT]):
+    """One client's request as engine requests, and their events as the response."""
 
     @property
     def engine(self) -> Engine: ...
@@ -67,9 +75,23 @@ class Exchange(Protocol[ChoiceT]):
     def writer(self) -> StreamWriter: ...
 
     def new_choice(self) -> ChoiceT:
-        """Takes in the events of one sequence of an answer that is sent in one piece."""
+        """Collects the events of one sequence, for a response that is not streamed."""
         ...
 
     def whole(self, choices: list[ChoiceT]) -> bytes:
-        """The answer in one piece, as JSON. Called off the event loop: it may be long."""
+        """The whole response as JSON. Called in a worker thread: it may be long."""
         ...
+
+
+async def generate_all(
+    builder: ResponseBuilder[ChoiceT], unsent: Unsent, record: RequestRecord
+) -> list[ChoiceT]:
+    """All sequences, complete, in order of choices. Raises ApiError where they are too large."""
+    choices = [builder.new_choice() for request in builder.requests for _ in range(request.n)]
+    async with generating(builder.engine, builder.requests, unsent, record) as events:
+        async for batch in events:
+            for choice, event in batch:
+                unsent.add(kept_bytes(event))
+                choices[choice].add(event)
+                builder.meter.add(choice, event.usage)
+    return choices

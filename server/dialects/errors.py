@@ -1,5 +1,5 @@
-"""The shape of errors follows the route, wherever they happen: in its handler, in the middleware,
-or in the midst of a stream.
+"""Errors as the error object of the path's dialect, whether raised in a route, in the middleware or
+during a stream.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from server.schemas.messages.answer import MessagesError
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """A dialect's error object, made of an error and the id of the request."""
+    """A dialect's error object, and how it is made from an error and the request id."""
 
     model: type[BaseModel]
     of: Callable[[ApiError, str], BaseModel]
@@ -34,7 +34,7 @@ RESPONSES = ErrorShape(ErrorResponse, lambda error, request_id: responses_error(
 ANTHROPIC = ErrorShape(MessagesError, messages_error)
 
 SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES))
-"""By the beginning of the path; all others have OpenAI's."""
+"""By path prefix; all other paths have OpenAI's."""
 
 MAX_ASKED_CHARACTERS = 200  # the path is a client's own words
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
@@ -42,12 +42,12 @@ METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 def error_response(scope: Scope, error: Exception) -> Response:
     """The error as the client of this path can read it."""
-    told = to_api_error(error)
-    body = error_shape(scope["path"]).of(told, request_record(scope).id)
+    api_error = to_api_error(error)
+    body = error_shape(scope["path"]).of(api_error, request_record(scope).id)
     return Response(
         body.model_dump_json(),
-        status_code=told.status,
-        headers=told.headers,
+        status_code=api_error.status,
+        headers=api_error.headers,
         media_type="application/json",
     )
 
@@ -57,21 +57,20 @@ def error_shape(path: str) -> ErrorShape:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Exception handler for all that `to_api_error` tells apart."""
+    """Exception handler for all that `to_api_error` knows."""
     return error_response(request.scope, error)
 
 
 async def handle_unknown_url(request: Request, error: Exception) -> Response:
-    """Exception handler for 404, with the path: a base URL may be wrong, which clients hide."""
+    """Exception handler for 404. Names the path: clients with a wrong base URL do not show it."""
     asked = f"{request.method} {request.scope['path']}"[:MAX_ASKED_CHARACTERS]
     message = f"This server has no {asked}; /docs lists what it has."
     return error_response(request.scope, HTTPException(404, message))
 
 
 async def handle_wrong_method(request: Request, error: Exception) -> Response:
-    """Exception handler for 405, with all methods of the path.
-
-    The router names those of one route, and each method here is a route of its own.
+    """Exception handler for 405. Lists all methods of the path: the router would list those of one
+    route, and each method here is a route of its own.
     """
     allowed = [method for method in METHODS if _is_served({**request.scope, "method": method})]
     headers = {"Allow": ", ".join(allowed)}
@@ -83,5 +82,5 @@ def _is_served(scope: Scope) -> bool:
 
 
 async def handle_client_left(request: Request, error: Exception) -> Response:
-    """Ends the request for the access log's sake."""
+    """Exception handler for ClientLeft: the status is for the access log alone."""
     return Response(status_code=CLIENT_LEFT_STATUS)

@@ -1,4 +1,4 @@
-"""What chat and text completions have in common: envelope, usage, chunks and errors."""
+"""What chat and text completions share: the envelope, usage, chunks and errors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from engine.types import FinishReason, OutputEvent
+from engine.types.output import FinishReason, OutputEvent
 from server.dialects.dialect import wire_json
 from server.errors import SERVER, ApiError
 from server.generation.events import UsageMeter
@@ -17,9 +17,9 @@ from server.schemas.common import (
     WireFinishReason,
 )
 from server.schemas.errors import ErrorBody, ErrorResponse
+from server.transport.sse import KEEP_ALIVE, sse_data
 
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
+DONE = sse_data(b"[DONE]")
 
 WIRE_FINISH_REASONS: dict[FinishReason, WireFinishReason] = {
     FinishReason.STOP: "stop",
@@ -29,7 +29,7 @@ WIRE_FINISH_REASONS: dict[FinishReason, WireFinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What an answer and every chunk of it carry."""
+    """The fields that a response and all its chunks repeat."""
 
     id: str
     created: int  # seconds since the epoch
@@ -38,7 +38,7 @@ class Envelope:
 
 
 class ChunkWriter(ABC):
-    """A StreamWriter of chunks: one JSON object an event, comments as keep-alives, then [DONE]."""
+    """A StreamWriter of chunks: a JSON object per event, comments as keep-alives, then [DONE]."""
 
     @abstractmethod
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes: ...
@@ -53,28 +53,29 @@ class ChunkWriter(ABC):
         return KEEP_ALIVE
 
     def failure(self, error: ApiError) -> bytes:
-        return frame(openai_error(error))
+        return chunk_event(openai_error(error))
 
     def end(self) -> bytes:
-        return b"".join(map(frame, self.last_chunks())) + DONE
+        return b"".join(map(chunk_event, self.last_chunks())) + DONE
 
 
 class ChunkTemplate:
-    """The chunks of a choice that differ in one place, which in the sample has the JSON `blank`:
-    with quotes of its own, so that no text in the sample can be taken for it.
+    """A chunk of a choice rendered once: only the JSON `blank` of the sample is replaced.
+
+    The blank contains quotes, so no text of the sample can equal it.
     """
 
     def __init__(self, sample: BaseModel, blank: bytes) -> None:
-        self._head, self._tail = frame(sample).split(blank, 1)
+        self._head, self._tail = chunk_event(sample).split(blank, 1)
 
-    def frame(self, json: bytes) -> bytes:
-        """One event, with this in the place of the blank."""
+    def event(self, json: bytes) -> bytes:
+        """The chunk's event with this JSON in place of the blank."""
         return self._head + json + self._tail
 
 
-def frame(chunk: BaseModel) -> bytes:
-    """One event. Keys that were not set are left out; nulls that were set are sent."""
-    return b"data: " + wire_json(chunk) + b"\n\n"
+def chunk_event(chunk: BaseModel) -> bytes:
+    """The chunk as a server-sent event."""
+    return sse_data(wire_json(chunk))
 
 
 def openai_error(error: ApiError) -> ErrorResponse:
@@ -95,7 +96,7 @@ def usage_body(meter: UsageMeter) -> UsageBody:
 
 
 def wire_finish_reason(reason: FinishReason | None) -> WireFinishReason:
-    """Raises ApiError (500) where the engine never said how a sequence ended."""
+    """Raises ApiError (500) for a sequence that has not finished."""
     if reason not in WIRE_FINISH_REASONS:
         raise ApiError(500, "The request did not complete.", type=SERVER, code="internal_error")
     return WIRE_FINISH_REASONS[reason]

@@ -1,1 +1,4 @@
-"""What every dialect comes down to: prompts, engine requests, and answers read from events."""
+"""What all dialects share: prompts, engine requests, and answers made of the engine's events.
+
+Imports settings, parsing and the layers below them.
+"""

@@ -1,23 +1,24 @@
-"""What a chat's answer consists of, as the engine's events come in."""
+"""The answer of a chat, put together from the engine's events."""
 
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine.types import FinishReason, OutputEvent, Replay, TokenLogprob
+from engine.types.model import Replay
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob
 from server.generation.events import UsageMeter
 from server.generation.plan import AnswerPlan
-from server.generation.replays import Call, Said
-from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.generation.replays import AssistantTurn, Call
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.parsing.stream import joined
 
-Remember = Callable[[Said, Replay], None]
-"""Is told of an answer with calls, and how it was written."""
+Remember = Callable[[AssistantTurn, Replay], None]
+"""Called with an answer that has tool calls, and with its tokens."""
 
 
 @dataclass(slots=True)
 class WrittenCall:
-    """A call that an answer makes."""
+    """A tool call of an answer."""
 
     id: str
     name: str
@@ -30,10 +31,10 @@ class WrittenCall:
 
 
 class ChatAnswer:
-    """One sequence's events as parts, and all parts together.
+    """One sequence's events as parts, and the whole answer.
 
-    The meter is told of the tokens of its reasoning: a token counts as such if the text that it
-    completes does, or, where it completes none, if the text before it did. The end marker counts.
+    Adds the tokens of the reasoning to the meter: a token counts as reasoning if the text that it
+    completes is, or, where it completes none, if the text before was. The end marker counts.
     """
 
     def __init__(self, plan: AnswerPlan, meter: UsageMeter, remember: Remember) -> None:
@@ -59,7 +60,7 @@ class ChatAnswer:
     def reasoning(self) -> str:
         return "".join(self._reasoning)
 
-    def add(self, event: OutputEvent) -> list[Part]:
+    def add(self, event: OutputEvent) -> list[AnswerPart]:
         """The parts that the event completes."""
         parts = self._stream.add(event.text)
         if event.finish_reason is not None:
@@ -76,7 +77,7 @@ class ChatAnswer:
             self._end(event.finish_reason, event.stopped_by)
         return parts
 
-    def add_all(self, events: Iterable[OutputEvent]) -> list[Part]:
+    def add_all(self, events: Iterable[OutputEvent]) -> list[AnswerPart]:
         """The parts that the events complete together."""
         return joined([part for event in events for part in self.add(event)])
 
@@ -89,7 +90,7 @@ class ChatAnswer:
         self._end_of_text = seen[-len(marker) :]
         return marker in seen
 
-    def _take(self, part: Part) -> None:
+    def _take(self, part: AnswerPart) -> None:
         self._is_thinking = isinstance(part, Reasoning)
         match part:
             case Content(text):
@@ -109,14 +110,14 @@ class ChatAnswer:
         try:
             calls = [Call(call.id, call.name, json.loads(call.arguments)) for call in self.calls]
         except (ValueError, RecursionError):
-            return  # no history can say the same
-        said = Said(calls, self.content, self.reasoning)
-        self._remember(said, self._plan.replay(tokens, "".join(self._texts), self.reasoning))
+            return  # broken arguments: no client sends them back
+        turn = AssistantTurn(calls, self.content, self.reasoning)
+        self._remember(turn, self._plan.replay(tokens, "".join(self._texts), self.reasoning))
 
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """An answer that is sent in one piece."""
+    """An answer that is not streamed, with its logprobs."""
 
     answer: ChatAnswer
     logprobs: list[TokenLogprob] = field(default_factory=list)

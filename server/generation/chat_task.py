@@ -1,24 +1,24 @@
-"""A conversation that is ready for the engine. Chat completions, Responses and Messages all come
-down to a ChatRequest, and from there on they are the same.
+"""A chat request as a request to the engine. Chat completions, Responses and Messages are all read
+into a ChatRequest, and treated alike from there on.
 """
 
 from dataclasses import dataclass
 from functools import partial
 
-from engine.types import Request
+from engine.types.request import Request
 from server.generation.answer import ChatAnswer
 from server.generation.engine_requests import chat_request
 from server.generation.events import UsageMeter
+from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.tokens import chat_tokens
-from server.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTask:
-    """What the engine is asked, and how its answers are read."""
+    """The engine's request, and the plan by which its answers are read."""
 
     body: ChatRequest
     model: ServedModel
@@ -27,7 +27,7 @@ class ChatTask:
     meter: UsageMeter
 
     def new_answer(self) -> ChatAnswer:
-        """Takes in the events of one sequence."""
+        """An empty answer, for the events of one sequence."""
         remember = partial(self.model.replays.remember, self.request.cache_salt)
         return ChatAnswer(self.plan, self.meter, remember)
 

@@ -1,10 +1,11 @@
-"""Bare prompts that are ready for the engine."""
+"""A text completion as requests to the engine, one for each prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.types import ModelCard, Request
+from engine.types.model import ModelCard
+from engine.types.request import Request
 from server.generation.engine_requests import (
     check_prompt,
     completion_requests,
@@ -12,14 +13,14 @@ from server.generation.engine_requests import (
     sequences_per_prompt,
 )
 from server.generation.events import UsageMeter
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.completions import CompletionRequest, Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionTask:
-    """A validated request with its prompts as tokens and, with `echo`, as text."""
+    """The prompts as tokens and, with `echo`, as text; and the engine's requests."""
 
     id: str
     body: CompletionRequest
@@ -47,7 +48,7 @@ async def completion_task(
 
 
 async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
-    """The default prompt: the beginning of a text, as the tokenizer marks it or else the model."""
+    """The default prompt: the tokenizer's special tokens, or else the model's opening token."""
     marked = list(await model.prompts.text(record, ""))
     return marked or [opening_token(model.engine.card)]
 

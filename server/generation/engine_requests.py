@@ -1,9 +1,10 @@
-"""Wire requests to engine requests, and the limits that only the loaded model can tell."""
+"""Engine requests made of HTTP requests, checked against the limits of the loaded model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from engine.types import ModelCard, Request, SamplingDefaults, SamplingParams
+from engine.types.model import ModelCard, SamplingDefaults
+from engine.types.request import Request, SamplingParams
 from server.errors import ApiError, ContextTooLong, invalid
 from server.generation.plan import AnswerPlan, text_constraint
 from server.record import RequestRecord
@@ -76,7 +77,7 @@ def sequences_per_prompt(body: CompletionRequest) -> int:
 
 
 def opening_token(card: ModelCard) -> int:
-    """What a text begins with where the tokenizer adds nothing: the token that ends the one before.
+    """The token before the first of a text, where the tokenizer adds none: the end-of-text token.
 
     OpenAI's default prompt, <|endoftext|>, is such a token. Raises ApiError (400) unless the model
     has exactly one.
@@ -158,7 +159,7 @@ def _sampling(
 
 
 def _with_defaults(body: GenerationRequest, defaults: SamplingDefaults) -> SamplingDefaults:
-    """What the request says, and the model's own where it is silent."""
+    """The request's values, and the model's defaults for those that it leaves out."""
     names = {field.name for field in fields(defaults)}
     return replace(defaults, **body.model_dump(include=names, exclude_none=True))
 
@@ -172,15 +173,15 @@ def _logit_bias(body: GenerationRequest, card: ModelCard) -> Mapping[int, float]
 
 
 def _max_tokens(asked: int | None, prompt: tuple[int, ...], card: ModelCard, param: str) -> int:
-    """What was asked for, or all, of the room that the prompt leaves."""
-    room_tokens = card.max_sequence_tokens - len(prompt)
-    if room_tokens < 0 or (room_tokens == 0 and asked != 0):
+    """As many as asked for, at most what the context has left; all of it if nothing is asked."""
+    left_tokens = card.max_sequence_tokens - len(prompt)
+    if left_tokens < 0 or (left_tokens == 0 and asked != 0):
         raise too_long(str(len(prompt)), card, param)
-    return room_tokens if asked in {None, NO_LIMIT} else min(asked, room_tokens)
+    return left_tokens if asked in {None, NO_LIMIT} else min(asked, left_tokens)
 
 
 def too_long(tokens: str, card: ModelCard, param: str) -> ApiError:
-    """The prompt leaves no room. In OpenAI's words, by which LiteLLM and others know it."""
+    """The prompt is too long. In OpenAI's words, which LiteLLM and others look for."""
     limit, whose = min(
         (card.max_context_tokens, ""), (card.arena_tokens, ", all that the KV cache holds")
     )

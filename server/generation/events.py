@@ -1,10 +1,10 @@
-"""Engine events of one HTTP request, bound to the client that waits for them.
+"""The engine's events of one HTTP request.
 
-Leaving `generating`, by whatever way, closes the engine's iterators and so aborts what still runs.
+Leaving `generating`, in whatever way, closes the engine's iterators and so aborts what still runs.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -15,16 +15,17 @@ from anyio.lowlevel import checkpoint
 from starlette.types import Receive
 
 from engine.api import Engine, EngineStopped
-from engine.types import FinishReason, OutputEvent, Request, TokenLogprob, Usage
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.types.request import Request
 from server.errors import SERVER, ApiError, ClientLeft
 from server.record import RequestRecord
-from server.transport.unsent import Unsent, kept_bytes, queued_bytes
+from server.transport.unsent import Unsent, queued_bytes
 
 ChoiceEvent = tuple[int, OutputEvent]
-"""A choice's index in the whole answer, and its news."""
+"""A choice's index in the response, and its event."""
 
 EVENTS_AT_ONCE = 256
-"""A few milliseconds of rendering: how long a reader that has fallen behind holds up the others."""
+"""A few milliseconds of rendering: so long a slow client, when it reads, delays the others."""
 
 
 class UsageMeter:
@@ -48,7 +49,7 @@ class UsageMeter:
 
 
 class Choice(Protocol):
-    """One sequence's part of a whole answer."""
+    """Collects one sequence's events."""
 
     def add(self, event: OutputEvent) -> object: ...
 
@@ -58,7 +59,7 @@ ChoiceT = TypeVar("ChoiceT", bound=Choice)
 
 @dataclass(slots=True)
 class Generated:
-    """Everything one sequence said."""
+    """One sequence's whole output."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -76,11 +77,10 @@ class Generated:
         return "".join(self.texts)
 
 
-class Events:
-    """The merged events of several engine requests, as many at a time as have come. Raises what
-    any of them raised.
+class EventQueue:
+    """The merged events of several engine requests, in batches. Raises what any of them raised.
 
-    A slow reader never holds the engine up: what it has not taken waits here, and counts as unsent.
+    A slow client never holds the engine up: its events wait here, and count as unsent.
     """
 
     def __init__(self, n_sources: int, unsent: Unsent) -> None:
@@ -88,7 +88,7 @@ class Events:
         self._unsent = unsent
         self._queue: deque[tuple[ChoiceEvent, int]] = deque()  # with the bytes that each holds
         self._failure: Exception | None = None
-        self._news = Event()
+        self._arrival = Event()
         self._is_woken = False
 
     def put(self, choice: int, event: OutputEvent) -> None:
@@ -98,28 +98,28 @@ class Events:
         n_bytes = queued_bytes(event)
         self._unsent.add(n_bytes)
         self._queue.append(((choice, event), n_bytes))
-        self._news.set()
+        self._arrival.set()
 
     def fail(self, error: Exception) -> None:
-        """Raise it behind the events that are there. The first failure counts."""
+        """Raise the error after the events that wait. The first error counts."""
         self._failure = self._failure or error
-        self._news.set()
+        self._arrival.set()
 
     def overrun(self, error: ApiError) -> None:
-        """Raise it in place of the events that are there."""
+        """Raise the error in place of the events that wait."""
         self._queue.clear()
         self.fail(error)
 
     def source_ended(self) -> None:
         self._n_sources -= 1
-        self._news.set()
+        self._arrival.set()
 
     def wake(self) -> None:
-        """Give whoever waits a list without events."""
+        """Give the reader that waits a batch without events."""
         self._is_woken = True
-        self._news.set()
+        self._arrival.set()
 
-    def __aiter__(self) -> "Events":
+    def __aiter__(self) -> "EventQueue":
         return self
 
     async def __anext__(self) -> list[ChoiceEvent]:
@@ -129,7 +129,7 @@ class Events:
 
     async def _some(self) -> None:
         if self._queue:
-            await checkpoint()  # who never has to wait lets others run
+            await checkpoint()  # a reader that never waits lets other tasks run
         while not self._queue:
             if self._failure is not None:
                 raise self._failure
@@ -137,8 +137,8 @@ class Events:
                 raise StopAsyncIteration
             if self._is_woken:
                 return
-            self._news = Event()
-            await self._news.wait()
+            self._arrival = Event()
+            await self._arrival.wait()
 
     def _take(self) -> ChoiceEvent:
         item, n_bytes = self._queue.popleft()
@@ -149,12 +149,12 @@ class Events:
 @asynccontextmanager
 async def generating(
     engine: Engine, requests: Sequence[Request], unsent: Unsent, record: RequestRecord
-) -> AsyncIterator[Events]:
-    """Submit the requests and give their events, choices numbered through all of them.
+) -> AsyncIterator[EventQueue]:
+    """Submit the requests. Gives their events, with choices numbered across all requests.
 
-    The record is told of the tokens.
+    Adds their tokens to the record.
     """
-    events = Events(len(requests), unsent)
+    events = EventQueue(len(requests), unsent)
     with unsent.ended_by(events.overrun):
         async with task_scope() as tasks:
             for index, request in enumerate(requests):
@@ -163,9 +163,9 @@ async def generating(
 
 
 async def _pump(
-    engine: Engine, request: Request, first_choice: int, sink: Events, record: RequestRecord
+    engine: Engine, request: Request, first_choice: int, sink: EventQueue, record: RequestRecord
 ) -> None:
-    new_tokens = len(request.prompt)  # by its first event the engine has taken it up
+    new_tokens = len(request.prompt)  # counted with the first event: the engine has admitted it
     try:
         async with aclosing(engine.generate(request)) as events:
             async for event in events:
@@ -210,7 +210,7 @@ async def client_waiting(receive: Receive) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def task_scope() -> AsyncIterator[TaskGroup]:
-    """A task group that ends with its body, and lets the body's exception out as it is.
+    """A task group that is cancelled at its body's end, and raises the body's exception as it is.
 
     For tasks that raise nothing themselves: a plain group would wrap the body's exception.
     """
@@ -222,24 +222,3 @@ async def task_scope() -> AsyncIterator[TaskGroup]:
         if len(group.exceptions) > 1:
             raise
         raise group.exceptions[0] from None
-
-
-async def generate_all(
-    engine: Engine,
-    requests: Sequence[Request],
-    new_choice: Callable[[], ChoiceT],
-    meter: UsageMeter,
-    unsent: Unsent,
-    record: RequestRecord,
-) -> list[ChoiceT]:
-    """Every sequence complete, in the order of choices. Raises ApiError when the answer grows too
-    large.
-    """
-    choices = [new_choice() for request in requests for _ in range(request.n)]
-    async with generating(engine, requests, unsent, record) as events:
-        async for batch in events:
-            for choice, event in batch:
-                unsent.add(kept_bytes(event))
-                choices[choice].add(event)
-                meter.add(choice, event.usage)
-    return choices

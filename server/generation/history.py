@@ -1,24 +1,24 @@
-"""A conversation as chat templates know it."""
+"""A conversation as the arguments of a chat template."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine.types import Replay
-from server.generation.replays import Call, Replays, Said
+from engine.types.model import Replay
+from server.generation.replays import AssistantTurn, Call, Replays
 from server.schemas.chat import Conversation, Message
 from server.schemas.tools import ToolCall
 
 NO_EFFORT = "none"
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""What templates call it: most the first, gpt-oss's the last."""
+"""The names that templates use: most the first, gpt-oss's the last."""
 
 WriteArguments = Callable[[str], object]
-"""What a template is given for the JSON text of a call's arguments."""
+"""Makes a call's arguments, given as JSON text, into the template's value."""
 
 
 def as_object(arguments: str) -> object:
-    """As most templates have it; text that is no object stays as it is."""
+    """An object, as most templates expect; text that is none stays as it is."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -27,14 +27,14 @@ def as_object(arguments: str) -> object:
 
 
 def as_text(arguments: str) -> object:
-    """As DeepSeek's templates have it, which put it together with other text."""
+    """Text, as DeepSeek's templates expect, which concatenate it."""
     return arguments or "{}"
 
 
 def template_messages(
     messages: Sequence[Message], arguments: WriteArguments = as_object
 ) -> list[Mapping[str, object]]:
-    """The messages, the results of calls with the names of their functions."""
+    """The messages for the template. Tool results get the names of their functions."""
     names: dict[str, str] = {}
     rendered = []
     for message in messages:
@@ -45,12 +45,12 @@ def template_messages(
 
 
 def has_thought_preamble(message: Message) -> bool:
-    """Whether it has reasoning, a call, and something that is said in between."""
+    """Whether it has reasoning, then text, then a call."""
     return bool(message.tool_calls and _reasoning(message) and _text(message))
 
 
 def preamble_as_thought(message: Message) -> Message:
-    """The message for a template that takes one text before a call: all of it as reasoning."""
+    """The message with its text as part of the reasoning, for templates that render one of them."""
     if not has_thought_preamble(message):
         return message
     thought = f"{_reasoning(message)}\n\n{_text(message)}"
@@ -58,7 +58,7 @@ def preamble_as_thought(message: Message) -> Message:
 
 
 def template_arguments(body: Conversation) -> dict[str, Any]:
-    """What a request tells the template besides its messages."""
+    """The template's arguments besides the messages."""
     arguments: dict[str, Any] = {}
     if body.reasoning_effort is not None:
         arguments["reasoning_effort"] = body.reasoning_effort
@@ -77,20 +77,20 @@ def template_arguments(body: Conversation) -> dict[str, Any]:
 def found_replays(
     replays: Replays, messages: Sequence[Message], cache_salt: str
 ) -> dict[int, Replay]:
-    """How answers of the history were written, by the index of their message, where it is known."""
+    """The tokens of answers that this server wrote, by the index of their message."""
     found = {}
     for index, message in enumerate(messages):
         calls = message.tool_calls or ()
         if not calls or not replays.knows(cache_salt, [call.id for call in calls]):
-            continue  # so that nothing is parsed in vain
-        replay = replays.find(cache_salt, _said(message, calls))
+            continue  # before the arguments are parsed
+        replay = replays.find(cache_salt, _turn(message, calls))
         if replay is not None:
             found[index] = replay
     return found
 
 
-def _said(message: Message, calls: Sequence[ToolCall]) -> Said:
-    return Said(
+def _turn(message: Message, calls: Sequence[ToolCall]) -> AssistantTurn:
+    return AssistantTurn(
         [Call(call.id, call.function.name, as_object(call.function.arguments)) for call in calls],
         _text(message),
         _reasoning(message),
@@ -106,8 +106,8 @@ def _text(message: Message) -> str:
 
 
 def _declared(body: Conversation) -> list[dict[str, Any]]:
-    """The tools that the model is told of: with a named choice all, so that the prompt is the same
-    from turn to turn; with `none` none."""
+    """The tools in the prompt: with a named choice all, so that the prompt is the same from turn to
+    turn; with `none` none."""
     if body.tool_choice == "none":
         return []
     return [tool.for_template() for tool in body.tools]
@@ -116,10 +116,10 @@ def _declared(body: Conversation) -> list[dict[str, Any]]:
 def _template_message(
     message: Message, names: Mapping[str, str], arguments: WriteArguments
 ) -> Mapping[str, object]:
-    """One string of content, no `developer`.
+    """One string of content, and `system` for the role `developer`.
 
-    A template that has never heard of `developer` renders it as it stands, a role that its model
-    never saw; one that has takes `system` for the same. So `system` is right for both.
+    A template that does not know `developer` would render a role that its model never saw; one that
+    does treats `system` alike.
     """
     fields: dict[str, object] = {
         "role": "system" if message.role == "developer" else message.role,

@@ -1,19 +1,17 @@
-"""How the served model writes its answers, and what a request makes of that: what is read out of
-their text, and what the model is made to write."""
+"""The plan of a request's answers: how their text is parsed, and which grammar constrains it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import (
+from engine.types.model import Replay, Tokenizer
+from engine.types.request import (
     Alternative,
     Constraint,
     Grammar,
     GrammarKind,
-    Replay,
     ThinkingBlock,
     ThinkingBudget,
-    Tokenizer,
 )
 from server.errors import invalid
 from server.parsing.answer import AnswerFormat, ReasoningFormat, ToolFormat
@@ -34,12 +32,12 @@ from server.schemas.errors import UNSUPPORTED
 from server.schemas.tools import chosen_names, must_call
 
 TAIL_TOKENS = 64
-"""Of a prompt: enough for what a template writes where the assistant's turn begins."""
+"""The prompt's last tokens: enough for what a template writes to begin the assistant's turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """What one request's answers are made of, and how they are read."""
+    """How one request's answers are constrained, and how they are parsed."""
 
     format: AnswerFormat
     functions: Mapping[str, Mapping[str, Any]]  # name to the schema of its parameters
@@ -51,13 +49,13 @@ class AnswerPlan:
     reasoning_end: str  # the marker; "" where the model has none
 
     def stream(self) -> AnswerStream:
-        """Takes in the text of one answer."""
+        """A parser for the text of one answer."""
         reader = Reader()
         calls = Calls(self.functions, self.new_id)
         return AnswerStream(reader, self.format.read(reader, calls))
 
     def replay(self, tokens: Sequence[int], text: str, reasoning: str) -> Replay:
-        """How an answer was written, for when it comes back."""
+        """The tokens of an answer, for when a client sends it back."""
         before, end, _ = text.partition(self.reasoning_end) if reasoning else ("", "", "")
         return Replay(tuple(tokens), self.opened, before + end, reasoning)
 
@@ -76,7 +74,7 @@ class AnswerPlanner:
 
     @property
     def reasons(self) -> bool:
-        """Whether the model has reasoning that is known."""
+        """Whether the model has a known reasoning format."""
         return self._reasoning is not None
 
     def plan(self, body: ChatRequest, prompt: Sequence[int]) -> AnswerPlan:
@@ -113,7 +111,7 @@ class AnswerPlanner:
 
 
 def text_constraint(body: GenerationRequest) -> Constraint | None:
-    """What a bare completion's text must be."""
+    """The constraint of a text completion, if the request has one."""
     if body.structure is None:
         return None
     param, grammar = body.structure
@@ -121,7 +119,7 @@ def text_constraint(body: GenerationRequest) -> Constraint | None:
 
 
 def _functions(body: ChatRequest) -> list[Function]:
-    """Those that may be called."""
+    """The functions that may be called."""
     if body.tool_choice == "none":
         return []
     names = chosen_names(body.tool_choice)
@@ -133,7 +131,7 @@ def _functions(body: ChatRequest) -> list[Function]:
 
 
 class _Thinking:
-    """Where a model stands in its reasoning when its answer begins. `tail` ends the prompt."""
+    """Whether reasoning is open, over or yet to begin at the end of the prompt, its `tail`."""
 
     def __init__(self, tokenizer: Tokenizer, format: ReasoningFormat | None, tail: str) -> None:
         self._tokenizer = tokenizer
@@ -145,7 +143,7 @@ class _Thinking:
             self.opened = tail[tail.rfind(format.begin) :]
 
     def before_calls(self, calls: str) -> ThinkingBlock | None:
-        """What may come before calls that begin with this text; None where nothing may."""
+        """The reasoning that may precede calls that begin with this text; None where none may."""
         if self._format is None:
             return None
         block = self._block(self._format.end)
@@ -154,8 +152,8 @@ class _Thinking:
         return block
 
     def before_content(self) -> ThinkingBlock | None:
-        """What may come before content: all up to what a model writes right before that, if it
-        writes anything. One that has not reasoned, or has called instead, is free likewise."""
+        """The block that may precede content: up to the marker of content, or else of the end of
+        reasoning."""
         return self._block(self._format.content or self._format.end) if self._format else None
 
     def _block(self, end: str) -> ThinkingBlock | None:
@@ -166,8 +164,8 @@ class _Thinking:
 
     @property
     def _space(self) -> tuple[int, ...]:
-        """What models write behind their reasoning and nobody is shown, where that is one token. A
-        grammar that ruled it out would have the model go on where it never does."""
+        """The line breaks after reasoning that models write and no client is sent, of one token. A
+        grammar without them would force the model into text that it never writes."""
         if self._format is None or self._format.content:
             return ()
         lines = (self._tokens("\n"), self._tokens("\n\n"))
@@ -189,7 +187,7 @@ class _Thinking:
 
 
 class _Writer:
-    """Makes grammars of what a request requires."""
+    """Makes the grammar of what a request requires."""
 
     def __init__(self, tokenizer: Tokenizer, tools: ToolFormat | None, thinking: _Thinking) -> None:
         self._tokenizer = tokenizer
@@ -211,13 +209,13 @@ class _Writer:
         return Constraint(grammar, param, thinking=self._thinking.before_content(), instead=instead)
 
     def _marker(self, tools: ToolFormat) -> str:
-        """With which calls begin, if it is a token of its own: only such can be told from text."""
+        """The marker that begins calls, if it is one added token: only that differs from text."""
         return next((m for m in tools.begins if m in self._tokenizer.added_tokens), "")
 
     def _once_begun(
         self, tools: ToolFormat, marker: str, body: ChatRequest, functions: Sequence[Function]
     ) -> Constraint | None:
-        """Holds a model that chooses to call to what it may call, where that matters."""
+        """The constraint on calls that the model chooses to make; None where all are allowed."""
         parallel = body.parallel_tool_calls
         matters = not parallel or any(function.strict for function in functions)
         matters |= len(functions) < len(body.tools)

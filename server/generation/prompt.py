@@ -1,4 +1,4 @@
-"""Chat template and tokenization, off the event loop."""
+"""Chat templates and tokenization, in the worker threads."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from engine.api import PromptTooLong
-from engine.types import NO_REPLAYS, ModelCard, Replay, Tokenizer
+from engine.types.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
 from server.generation.engine_requests import check_token_ids, too_long
 from server.generation.history import (
@@ -28,16 +28,17 @@ NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 T = TypeVar("T")
 
 FindReplays = Callable[[], Mapping[int, Replay]]
-"""Finds answers of this server's own, by the index of their message. Called in a worker."""
+"""Finds the tokens of answers that this server wrote, by the index of their message. Called in a
+worker thread."""
 
 
 def no_replays() -> Mapping[int, Replay]:
-    """The FindReplays of who knows of none."""
+    """The FindReplays of prompts without a history."""
     return NO_REPLAYS
 
 
 class PromptEncoder:
-    """Turns what clients send into token ids, when it is their turn."""
+    """Turns what clients send into token ids, in the worker threads."""
 
     def __init__(self, tokenizer: Tokenizer, card: ModelCard, workers: Workers) -> None:
         self._tokenizer = tokenizer
@@ -46,7 +47,7 @@ class PromptEncoder:
 
     @cached_property
     def roles(self) -> Roles:
-        """Of the model's template, which is tried when they are first asked for."""
+        """The roles of the model's template, tried out at first use."""
         return roles_of(self._tokenizer)
 
     async def chat(
@@ -63,24 +64,24 @@ class PromptEncoder:
         """
 
         def encode() -> list[int]:
-            said, known = self._with_places(messages), replays()
+            fitted, known = self._fitted(messages), replays()
             try:
-                return render(said, known, as_object)
+                return render(fitted, known, as_object)
             except ValueError:
                 if not any(message.tool_calls for message in messages):
                     raise
-                return render(said, known, as_text)
+                return render(fitted, known, as_text)
 
         def render(
-            said: Sequence[Message], known: Mapping[int, Replay], written: WriteArguments
+            messages: Sequence[Message], known: Mapping[int, Replay], written: WriteArguments
         ) -> list[int]:
-            conversation = template_messages(said, written)
+            conversation = template_messages(messages, written)
             return self._tokenizer.apply_chat_template(conversation, known, **arguments)
 
         return await self._encode(record, encode, "messages")
 
-    def _with_places(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages with all that they say where the template has a place for it."""
+    def _fitted(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages, with texts before calls moved to where the template renders them."""
         if any(map(has_thought_preamble, messages)) and self.roles.preambles == "reasoning":
             return [preamble_as_thought(message) for message in messages]
         return messages

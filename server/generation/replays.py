@@ -1,11 +1,11 @@
-"""What the model wrote in answers with tool calls, for when clients send them back."""
+"""The tokens of answers with tool calls, for when clients send these back in a history."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from engine.types import Replay
+from engine.types.model import Replay
 
 MAX_ANSWERS = 1024
 MAX_TOKENS = 1_000_000
@@ -21,8 +21,8 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """An assistant's message: with None for content there is none."""
+class AssistantTurn:
+    """An assistant's message in parsed form. `content` is None where there is none."""
 
     calls: Sequence[Call]
     content: str | None = None
@@ -30,26 +30,24 @@ class Said:
 
 
 class Replays:
-    """The answers with calls that were given last. Safe from any thread.
+    """An LRU cache of answers with calls, limited in answers and in tokens. Safe from any thread.
 
-    An answer is found by the ids of its calls, which therefore must be the server's own, and under
-    its `cache_salt`. The one that was not asked for longest is forgotten where there are too many
-    or they have too many tokens.
+    The key is the `cache_salt` with the ids of the calls, which must be the server's own.
     """
 
     def __init__(self, max_answers: int = MAX_ANSWERS, max_tokens: int = MAX_TOKENS) -> None:
         self._max_answers = max_answers
         self._max_tokens = max_tokens
-        self._answers: OrderedDict[tuple[str, ...], tuple[Said, Replay]] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, ...], tuple[AssistantTurn, Replay]] = OrderedDict()
         self._tokens = 0
         self._lock = Lock()
 
-    def remember(self, cache_salt: str, said: Said, replay: Replay) -> None:
-        """Keep what was generated for an answer, as the client was sent it. It must have calls."""
-        key = _key(cache_salt, said)
+    def remember(self, cache_salt: str, turn: AssistantTurn, replay: Replay) -> None:
+        """Store the tokens of an answer, given as it was sent. It must have calls."""
+        key = _key(cache_salt, turn)
         with self._lock:
             self._forget(key)
-            self._answers[key] = said, replay
+            self._answers[key] = turn, replay
             self._tokens += len(replay.tokens)
             while self._tokens > self._max_tokens or len(self._answers) > self._max_answers:
                 self._forget(next(iter(self._answers)))
@@ -58,15 +56,15 @@ class Replays:
         """Whether an answer with these calls is remembered."""
         return (cache_salt, *call_ids) in self._answers
 
-    def find(self, cache_salt: str, said: Said) -> Replay | None:
-        """What was generated for a message; None for one that says anything else.
+    def find(self, cache_salt: str, turn: AssistantTurn) -> Replay | None:
+        """The tokens that were generated for a message; None for one that differs in anything.
 
-        Reasoning may be missing: many clients leave it out. Arguments are compared no further than
-        what was remembered goes, whatever a client sends.
+        Reasoning may be missing: many clients leave it out. Arguments are compared only as far as
+        the stored ones go, however long a client's are.
         """
-        key = _key(cache_salt, said)
+        key = _key(cache_salt, turn)
         answer = self._answers.get(key)
-        if answer is None or not _says_the_same(answer[0], said):
+        if answer is None or not _is_same(answer[0], turn):
             return None
         with self._lock:
             if key in self._answers:
@@ -79,24 +77,24 @@ class Replays:
             self._tokens -= len(replay.tokens)
 
 
-def _key(cache_salt: str, said: Said) -> tuple[str, ...]:
-    return (cache_salt, *(call.id for call in said.calls))
+def _key(cache_salt: str, turn: AssistantTurn) -> tuple[str, ...]:
+    return (cache_salt, *(call.id for call in turn.calls))
 
 
-def _says_the_same(known: Said, said: Said) -> bool:
+def _is_same(known: AssistantTurn, turn: AssistantTurn) -> bool:
     return (
-        (known.content or "").strip() == (said.content or "").strip()
-        and (not said.reasoning or said.reasoning.strip() == (known.reasoning or "").strip())
+        (known.content or "").strip() == (turn.content or "").strip()
+        and (not turn.reasoning or turn.reasoning.strip() == (known.reasoning or "").strip())
         and all(
             own.name == call.name and same_json(own.arguments, call.arguments)
-            for own, call in zip(known.calls, said.calls, strict=True)
+            for own, call in zip(known.calls, turn.calls, strict=True)
         )
     )
 
 
 def same_json(known: object, other: object) -> bool:
-    """Whether two values are one in JSON. Neither the order of keys matters nor how a number is
-    written, which clients that parse arguments lose: `1` and `1.0` are the same, `true` is not.
+    """Whether two JSON values are equal. Key order and the form of numbers do not count: clients
+    that parse arguments lose both. So `1` equals `1.0`, but not `true`.
     """
     pairs = [(known, other)]
     while pairs:  # not by recursion: they may be deep

@@ -1,10 +1,10 @@
-"""What a chat template makes of roles and of what they say, told by trying."""
+"""Which roles a chat template renders where, found by rendering probe messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.types import Tokenizer
+from engine.types.model import Tokenizer
 from server.generation.history import REASONING_FIELDS
 
 _WORD = "somethingthatissaid"
@@ -40,11 +40,11 @@ _THOUGHT_PREAMBLE = _called("", f"C\n\n{_WORD}")
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who says what a template may have no place for.
+    """The roles or fields under which a template renders what not every template can.
 
-    `late_system`: what the system says behind the conversation's beginning. `behind_results`: what
-    the user says right behind the results of tools. `preambles`: what the assistant says before a
-    call, where there is reasoning too.
+    `late_system`: the role of system messages after the first. `behind_results`: the role of a user
+    message right after tool results. `preambles`: the field of an assistant's text before a call,
+    where there is reasoning too.
     """
 
     late_system: Literal["system", "user"]
@@ -53,7 +53,7 @@ class Roles:
 
 
 def roles_of(tokenizer: Tokenizer) -> Roles:
-    """The roles that the model's template refuses nowhere, and says nothing less with."""
+    """The roles with which the model's template raises no error and leaves nothing out."""
     has_late_system = _says(tokenizer, _LATE_SYSTEM)
     needs_an_answer = _says(tokenizer, _RESULT) and not _says(tokenizer, _BEHIND_RESULT)
     wants_one = not _says(tokenizer, _PREAMBLE) and _says(tokenizer, _THOUGHT_PREAMBLE)

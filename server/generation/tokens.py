@@ -1,9 +1,9 @@
-"""The tokens of a prompt, in whatever form it comes."""
+"""The prompt tokens of a request, whether a chat or a plain prompt."""
 
 from functools import partial
 
 from server.generation.history import found_replays, template_arguments
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import Conversation
 from server.schemas.prompt import PromptOrChat
@@ -12,7 +12,7 @@ from server.schemas.prompt import PromptOrChat
 async def chat_tokens(
     body: Conversation, model: ServedModel, record: RequestRecord
 ) -> tuple[int, ...]:
-    """Those that a model answers. Raises ApiError (400) for what it cannot be given."""
+    """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
     salt = record.cache_salt(body.cache_salt)
     replays = partial(found_replays, model.replays, body.messages, salt)
     return await model.prompts.chat(record, body.messages, template_arguments(body), replays)
@@ -25,9 +25,9 @@ async def prompt_tokens(
     *,
     add_special_tokens: bool = True,
 ) -> tuple[int, ...]:
-    """As a completion would have them: `add_special_tokens` is for a bare prompt's text.
+    """The prompt of either kind of completion. `add_special_tokens` applies to plain text.
 
-    Raises ApiError (400) for what the model cannot be given.
+    Raises ApiError (400) for one that the model cannot take.
     """
     if body.prompt is None:
         return await chat_tokens(body, model, record)

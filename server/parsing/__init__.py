@@ -1,1 +1,4 @@
-"""Tool calls and reasoning out of a stream of text. No HTTP, no tokens."""
+"""Parsers of tool calls and reasoning in streamed text, and grammars of tool calls.
+
+Imports nothing else of the server.
+"""

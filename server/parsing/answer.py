@@ -1,4 +1,4 @@
-"""An answer whose reasoning and calls stand between markers, with content around them."""
+"""Formats of answers: reasoning and tool calls between markers, and content around them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,17 @@ from server.parsing.parts import CallBegun, Content, Reasoning
 from server.parsing.reader import NotACall, Reader, Reading
 
 ReadCalls = Callable[[Reader, str, Calls], Reading[None]]
-"""Reads what stands behind a marker, that marker given, up to where content may follow.
+"""Parses the calls after a marker, which is given, up to where content may follow.
 
-Raises NotACall, with nothing yielded: all from the marker on is content then.
+Raises NotACall before anything is yielded: all from the marker on is content then.
 """
 
 READ_AGAIN = 1280
-"""How much of a text that is no call is read again: each of many markers might be read to the end.
+"""How many characters of a text that turns out to be no call are parsed again. The limit keeps the
+work linear where many markers begin no call.
 
-A name with all that may stand around it is shorter. Arguments that come before it, as in Hermes 2,
-may be longer.
+A name with all that may stand around it is shorter. Arguments before the name, as in Hermes 2, may
+be longer.
 """
 
 
@@ -126,10 +127,10 @@ class MarkedFormat:
 
 
 def recovered(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool]:
-    """The steps of some calls, their marker taken. If it turns out that there is none, the marker
-    is content, what is behind it is read again, and the result is False.
+    """Runs the steps that parse calls, their marker consumed. If there turns out to be no call, the
+    marker is content, the text after it is parsed again, and the result is False.
 
-    Of much text only the last READ_AGAIN characters are read again, and all before them is content.
+    Of long text only the last READ_AGAIN characters are parsed again; all before them is content.
     """
     reader.record(marker)
     try:
@@ -140,9 +141,9 @@ def recovered(reader: Reader, marker: str, steps: Reading[None]) -> Reading[bool
     except NotACall:
         text = reader.forget()
         if text is not None:
-            said = text[: max(len(marker), len(text) - READ_AGAIN)].rstrip()
-            reader.give_back(text[len(said) :])
-            yield Content(said)
+            content = text[: max(len(marker), len(text) - READ_AGAIN)].rstrip()
+            reader.give_back(text[len(content) :])
+            yield Content(content)
             return False
     reader.forget()
     return True

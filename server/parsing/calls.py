@@ -1,4 +1,4 @@
-"""The calls of one answer: their numbers, ids, and what the request declares of their functions."""
+"""The tool calls of one answer: indexes, ids, and the schemas of their functions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

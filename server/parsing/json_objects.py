@@ -1,4 +1,4 @@
-"""JSON objects with a name and arguments. The arguments pass as they were written."""
+"""Parsers of JSON objects with a name and arguments. The arguments are passed on as written."""
 
 from server.parsing.calls import Calls
 from server.parsing.json_text import decoded_string, json_value, read_key, read_string

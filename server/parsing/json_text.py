@@ -1,10 +1,10 @@
-"""Reading JSON that arrives in pieces, and passing it on as it stands."""
+"""Parsers of JSON that arrives in pieces. Its text is passed on as written."""
 
 import json
 import re
 from collections.abc import Callable
 
-from server.parsing.parts import Part
+from server.parsing.parts import AnswerPart
 from server.parsing.reader import NotACall, Reader, Reading
 
 _PLAIN = re.compile(r'[^"\\]*')
@@ -12,7 +12,7 @@ _BETWEEN = re.compile(r'[^"{}\[\]<]*')
 _SCALAR = re.compile(r"[-+.\w]*")
 
 
-def json_value(reader: Reader, part: Callable[[str], Part]) -> Reading[bool]:
+def json_value(reader: Reader, part: Callable[[str], AnswerPart]) -> Reading[bool]:
     """Pass one JSON value on, slice by slice; whether it came to its end.
 
     It is not checked beyond its brackets and strings. What no JSON can contain ends it.

@@ -1,4 +1,4 @@
-"""Grammars of calls, in llguidance's dialect of Lark: what is required is enforced by these."""
+"""Grammars of tool calls, in llguidance's dialect of Lark."""
 
 import json
 import re

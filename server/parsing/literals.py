@@ -1,4 +1,4 @@
-"""Objects that models write in a notation of their own, as JSON while they come.
+"""Objects in notations of models' own, converted to JSON while they stream.
 
 Strings pass in slices, other values when they are complete. Where the text ends inside of an
 object, that stays open: arguments that may lack their half must not look complete. `<` stands
@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from server.parsing.parts import Content, Part
+from server.parsing.parts import AnswerPart, Content
 from server.parsing.reader import Reader, Reading, gathered
 
-WriteJson: TypeAlias = Callable[[str], Part]
+WriteJson: TypeAlias = Callable[[str], AnswerPart]
 ReadString: TypeAlias = Callable[[Reader, str, WriteJson], Reading[bool]]
 """Reads what stands behind the quote, that quote given, and writes a JSON string; whether it came
 to its end."""

@@ -1,4 +1,4 @@
-"""What an answer consists of, in the order in which a model writes it."""
+"""The parts of an answer: content, reasoning and tool calls, in the order of the text."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,14 +13,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text from before the answer, not part of it."""
+    """Text of the model's reasoning, which is not part of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A tool call. `index` counts an answer's calls from 0."""
+    """The begin of a tool call. `index` counts an answer's calls from 0."""
 
     index: int
     id: str
@@ -35,4 +35,4 @@ class CallArguments:
     text: str
 
 
-Part: TypeAlias = Content | Reasoning | CallBegun | CallArguments
+AnswerPart: TypeAlias = Content | Reasoning | CallBegun | CallArguments

@@ -1,4 +1,4 @@
-"""Strings as Python writes them, as JSON while they come."""
+"""Python string literals, converted to JSON while they stream."""
 
 import re
 

@@ -1,18 +1,18 @@
-"""Text that arrives in pieces, read by generators that wait for more of it."""
+"""A reader of text that arrives in pieces, and the generators that parse it."""
 
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
 
-from server.parsing.parts import Content, Part
+from server.parsing.parts import AnswerPart, Content
 
 T = TypeVar("T")
 
-Reading: TypeAlias = Generator[Part | None, None, T]
-"""Yields what it has read, or None to wait for more text; returns T.
+Reading: TypeAlias = Generator[AnswerPart | None, None, T]
+"""A parser as a generator: yields parts, or None to wait for more text; returns T.
 
-A reader that has been closed gives all that is left, so nothing waits any more.
+It does not wait for a reader that is closed.
 """
 
 _SPACE = re.compile(r"\s*")
@@ -20,18 +20,18 @@ _NAME = re.compile(r"[\w.:/-]{1,256}")  # of a function, as models write them
 
 
 class NotACall(Exception):
-    """What stands behind a marker is no call, and nothing of it has been given out."""
+    """The text after a marker is no tool call. Nothing of it has been yielded."""
 
 
 SLICE_CHARACTERS = 256
-"""What is seen at once. Readers look at all that they see, however little they take of it."""
+"""How much of the text is visible at once: parsers look at all of it, however little they take."""
 
 
 class Reader:
     """The text that has arrived and is not consumed. `is_closed` when no more will come.
 
-    Only a slice of it is seen at a time, so that the work is in proportion to the text as long as
-    readers take what they wait behind.
+    Only a slice of it is visible at a time, so that the work is linear in the text as long as
+    parsers consume what they have looked at before they wait.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Reader:
         self._is_whole = True
 
     def advance(self) -> bool:
-        """See more. False when that has not arrived yet."""
+        """Make more text visible. False when none has arrived."""
         if not self._later:
             return False
         self._text += self._later.popleft()
@@ -59,33 +59,33 @@ class Reader:
 
     @property
     def text(self) -> str:
-        """What is there to be read."""
+        """The visible text."""
         return self._text
 
     def take(self, n_characters: int) -> str:
-        """Consume that many characters, or what is seen of them."""
+        """Consume that many characters, or as many as are visible."""
         taken, self._text = self._text[:n_characters], self._text[n_characters:]
         if self._record is not None and taken:
             self._record.append(taken)
         return taken
 
     def give_back(self, text: str) -> None:
-        """The text that was taken last is to be read again."""
+        """Put back text that was consumed last."""
         self._text, *later = _slices(text + self._text) or [""]
         self._later.extendleft(reversed(later))
         if self._record is not None:
             _shorten(self._record, len(text))
 
     def record(self, text: str) -> None:
-        """Remember this text, which was taken last, and what is taken from now on."""
+        """Record this text, which was consumed last, and what is consumed from now on."""
         self._record = [text]
 
     def forget(self) -> str | None:
-        """Remember it no longer. Returns what it was, or None for what is forgotten already."""
+        """Stop recording. Returns the recorded text, or None if nothing is being recorded."""
         record, self._record = self._record, None
         return None if record is None else "".join(record)
 
-    def until(self, markers: Sequence[str], part: Callable[[str], Part]) -> Reading[str]:
+    def until(self, markers: Sequence[str], part: Callable[[str], AnswerPart]) -> Reading[str]:
         """Yield the text before the first of the markers, slice by slice, none of it a marker's.
 
         Consumes the marker and returns it with the white space in front of it, which is not

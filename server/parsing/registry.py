@@ -130,7 +130,7 @@ _REASONING_SIGNS = (
 
 
 def detect(chat_template: str, added_tokens: Collection[str]) -> Formats:
-    """Which formats a model writes, told from its chat template, or else from its added tokens."""
+    """The formats that a model writes, detected in its chat template or in its added tokens."""
     tools = _first(_TOOL_SIGNS, chat_template) or _first(_TOKEN_SIGNS, added_tokens)
     if tools == harmony.TOOLS.name:
         return Formats(*_HARMONY)

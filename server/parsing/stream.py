@@ -1,32 +1,32 @@
-"""An answer's parts as its text arrives."""
+"""An answer's parts, parsed while its text arrives."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from server.parsing.parts import CallBegun, Part
+from server.parsing.parts import AnswerPart, CallBegun
 from server.parsing.reader import Reader, Reading
 
 
 class AnswerStream:
-    """Parts of one answer, whatever pieces its text comes in. `steps` reads from `reader`."""
+    """The parser of one answer. `steps` parses what `reader` is given."""
 
     def __init__(self, reader: Reader, steps: Reading[None]) -> None:
         self._reader = reader
         self._steps = steps
 
-    def add(self, text: str) -> list[Part]:
+    def add(self, text: str) -> list[AnswerPart]:
         """The parts that this text completes."""
         self._reader.add(text)
         return self._run()
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """What is left when the answer is at its end."""
         self._reader.close()
         return self._run()
 
-    def _run(self) -> list[Part]:
-        parts: list[Part] = []
+    def _run(self) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
         for part in self._steps:
             if part is not None:
                 parts.append(part)
@@ -35,9 +35,9 @@ class AnswerStream:
         return joined(parts)
 
 
-def joined(parts: Sequence[Part]) -> list[Part]:
-    """Neighbours of one kind as one part."""
-    result: list[Part] = []
+def joined(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+    """Consecutive parts of one kind joined into one."""
+    result: list[AnswerPart] = []
     for _, same in groupby(parts, type):
         first, *others = same
         if isinstance(first, CallBegun) or not others:

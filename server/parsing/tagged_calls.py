@@ -1,6 +1,6 @@
-"""Calls whose parameters stand between tags, as untyped text that becomes JSON by the schema.
+"""Parsers of calls whose parameters are untyped text between tags, made JSON by the schema.
 
-The arguments are written as a JSON object while they come: strings in slices, other values when
+The arguments become a JSON object while they stream: strings in slices, other values when
 they are complete. Where the text ends inside of a call, as one that is cut by `max_tokens` does,
 the object stays open: arguments that may lack their half must not look complete.
 """
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from server.parsing.answer import ReadCalls
 from server.parsing.calls import Calls
 from server.parsing.json_objects import read_arguments
-from server.parsing.parts import CallArguments, Content, Part
+from server.parsing.parts import AnswerPart, CallArguments, Content
 from server.parsing.reader import NotACall, Reader, Reading, gathered, held_back
 from server.parsing.typed_values import as_json, kinds
 
@@ -54,7 +54,7 @@ class Tag:
     end: str
 
 
-ReadValue: TypeAlias = Callable[[Reader, str, Callable[[str], Part]], Reading[str]]
+ReadValue: TypeAlias = Callable[[Reader, str, Callable[[str], AnswerPart]], Reading[str]]
 """Reads a value up to its end tag, which is given, and returns that; "" where the text ends."""
 
 
@@ -71,7 +71,7 @@ class Trim:
 def _until(kept: Callable[[str], int]) -> ReadValue:
     """`kept` says how much belongs to the value if the text ends there or the tag follows."""
 
-    def until(reader: Reader, end: str, part: Callable[[str], Part]) -> Reading[str]:
+    def until(reader: Reader, end: str, part: Callable[[str], AnswerPart]) -> Reading[str]:
         while True:
             at = reader.text.find(end)
             before = at if at >= 0 else len(reader.text) - held_back(reader.text, [end])
@@ -88,7 +88,7 @@ def _until(kept: Callable[[str], int]) -> ReadValue:
     return until
 
 
-def _stripped_until(reader: Reader, end: str, part: Callable[[str], Part]) -> Reading[str]:
+def _stripped_until(reader: Reader, end: str, part: Callable[[str], AnswerPart]) -> Reading[str]:
     """White space is taken as it comes: it is the value's if more of that follows."""
     space: list[str] = []
     while True:
@@ -106,7 +106,7 @@ def _stripped_until(reader: Reader, end: str, part: Callable[[str], Part]) -> Re
         yield None
 
 
-def _until_in_cdata(reader: Reader, end: str, part: Callable[[str], Part]) -> Reading[str]:
+def _until_in_cdata(reader: Reader, end: str, part: Callable[[str], AnswerPart]) -> Reading[str]:
     begin = "<![CDATA["
     if not (yield from reader.starts([begin])):
         if _is_cut(reader, [begin]):

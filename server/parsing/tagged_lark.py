@@ -1,6 +1,6 @@
 """Grammars of calls whose parameters stand between tags. What they allow parses to arguments that
-conform to the function's schema, but for a string's `format`, and for what text happens to say
-where a schema allows strings and objects or lists.
+conform to the function's schema, except for a string's `format`, and for text that reads as an
+object or a list where the schema allows strings and these.
 """
 
 import json

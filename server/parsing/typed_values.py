@@ -1,4 +1,4 @@
-"""Values that models write as plain text, as the JSON that a schema asks for."""
+"""Values that models write as plain text, converted to JSON by their schema."""
 
 import ast
 import json

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from pydantic import BeforeValidator
 
-from engine.types import CacheTier
+from engine.types.cache import CacheTier
 from server.generation.engine_requests import check_prompt
 from server.generation.tokens import prompt_tokens
 from server.openapi import errors, json_body
@@ -66,7 +66,7 @@ async def probe_cache(
     model = service.resolve(body.model)
     prompt = await prompt_tokens(body, model, record)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
-    record.turn.end()
+    record.slot.release()
     probed = await model.engine.probe(prompt, record.cache_salt(body.cache_salt))
     return ProbeResponse(
         prompt_tokens=len(prompt),

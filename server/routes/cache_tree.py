@@ -10,19 +10,18 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.api import EngineStopped
 from server.cache_feed import CacheFeed, Frame
-from server.dialects.delivery import STREAM_HEADERS, json_response
 from server.errors import ApiError, ClientLeft
 from server.generation.events import client_waiting
 from server.openapi import errors, stream_of_data
+from server.routes.delivery import STREAM_HEADERS, json_response
 from server.schemas.cache_tree import CacheTree, NodeText
 from server.service import ServiceDependency
+from server.transport.sse import KEEP_ALIVE
 
 router = APIRouter(prefix="/admin/cache")
 
 TEXT_TOKENS = 4096
 """How much of a node is shown as text."""
-
-KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class EventStream(Response):

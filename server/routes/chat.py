@@ -5,10 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from server.dialects.chat import ChatExchange
-from server.dialects.delivery import respond
+from server.dialects.chat import ChatBuilder
 from server.generation.chat_task import chat_task
 from server.openapi import errors, json_body, stream_of
+from server.routes.delivery import respond
 from server.schemas.chat import ChatChunk, ChatCompletion, ChatRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
 
@@ -29,4 +29,4 @@ async def create_chat_completion(
     model = service.resolve(body.model)
     service.check_priority(body.priority)
     task = await chat_task(body, model, record)
-    return await respond(ChatExchange(task), http, service)
+    return await respond(ChatBuilder(task), http, service)

@@ -5,10 +5,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from server.dialects.completions import CompletionExchange
-from server.dialects.delivery import respond
+from server.dialects.completions import CompletionBuilder
 from server.generation.completion_task import completion_task
 from server.openapi import errors, json_body, stream_of
+from server.routes.delivery import respond
 from server.schemas.completions import Completion, CompletionRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
 
@@ -29,4 +29,4 @@ async def create_completion(
     model = service.resolve(body.model)
     service.check_priority(body.priority)
     task = await completion_task(body, model, record)
-    return await respond(CompletionExchange(task), http, service)
+    return await respond(CompletionBuilder(task), http, service)

@@ -5,12 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond
-from server.dialects.messages.exchange import MessagesExchange
+from server.dialects.messages.builder import MessagesBuilder
 from server.dialects.messages.request import as_chat
 from server.generation.chat_task import chat_task
 from server.generation.tokens import chat_tokens
 from server.openapi import errors, json_body, stream_of_events
+from server.routes.delivery import respond
 from server.schemas.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
@@ -36,7 +36,7 @@ async def create_message(
     chat = await as_chat(body, model, record, strip_billing_header=settings.strip_billing_header)
     task = await chat_task(chat, model, record)
     is_marked = settings.prefix_cache and record.cache_marks > 0
-    return await respond(MessagesExchange(task, is_marked=is_marked), http, service)
+    return await respond(MessagesBuilder(task, is_marked=is_marked), http, service)
 
 
 @router.post(

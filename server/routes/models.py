@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.openapi import errors
 from server.schemas.models import Model, ModelList
 from server.service import Service, ServiceDependency
@@ -19,8 +19,8 @@ async def list_models(
     service: ServiceDependency,
     client_version: Annotated[str | None, Query(max_length=256)] = None,
 ) -> ModelList:
-    """Codex says its version, and wants a list of its own kind beside this one: an empty one, as
-    its entries would have to bring Codex's own instructions.
+    """Codex sends `client_version`, and expects a list `models` of its own form beside `data`. It
+    is empty: its entries would have to contain Codex's own instructions.
     """
     for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
     names = list(service.models)
@@ -41,18 +41,18 @@ async def get_model(id: str, service: ServiceDependency) -> Model:
 
 
 def _model(service: Service, model: ServedModel) -> Model:
-    room_tokens = model.engine.card.max_sequence_tokens
+    max_tokens = model.engine.card.max_sequence_tokens
     return Model(
         id=model.name,
         object="model",
         created=service.created,
         owned_by="rootstock",
-        max_model_len=model.engine.card.max_sequence_tokens,
+        max_model_len=max_tokens,
         sampling_defaults=model.engine.card.sampling,
         type="model",
         display_name=model.name,
         created_at=datetime.fromtimestamp(service.created, UTC),
         lifecycle="active",
-        max_input_tokens=room_tokens,
-        max_tokens=room_tokens,
+        max_input_tokens=max_tokens,
+        max_tokens=max_tokens,
     )

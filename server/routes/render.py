@@ -1,30 +1,28 @@
 """`POST /v1/chat/completions/render`, `/v1/completions/render`: what the engine would be asked."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from engine.types import Request
-from server.dialects.delivery import respond_without_engine
+from engine.types.request import Request
 from server.generation.chat_task import chat_task
 from server.generation.completion_task import completion_task
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.openapi import errors, json_body
 from server.record import RequestRecord
+from server.routes.chat import ChatBody
+from server.routes.completions import CompletionBody
+from server.routes.delivery import respond_without_engine
 from server.schemas.chat import ChatRequest
 from server.schemas.common import GenerationRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.render import RenderedRequest, RenderedRequests, RenderedSampling
-from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.service import RecordDependency, ServiceDependency
 from server.transport.unsent import TOKEN_BYTES
 
 router = APIRouter()
-
-ChatBody = Annotated[ChatRequest, Depends(JsonBody(ChatRequest))]
-CompletionBody = Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest))]
 
 
 @router.post(
@@ -73,7 +71,7 @@ async def render_completion(
 
 async def _check(requests: Sequence[Request], model: ServedModel, record: RequestRecord) -> None:
     """Raises what the engine would. A grammar may wait for its trial: no other request does."""
-    record.turn.end()
+    record.slot.release()
     for request in requests:
         await model.engine.check(request)
 

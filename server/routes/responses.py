@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond
-from server.dialects.responses.exchange import ResponsesExchange
-from server.dialects.responses.kept.stored import Conversation, StoredResponse
+from server.dialects.responses.builder import ResponsesBuilder
+from server.dialects.responses.storage.stored import Conversation, StoredResponse
 from server.dialects.responses.task import responses_task
 from server.errors import ApiError, invalid
 from server.openapi import errors, json_body, stream_of_events
+from server.routes.delivery import respond
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.responses.events import RESPONSE_EVENTS
 from server.schemas.responses.request import ResponsesRequest
@@ -37,10 +37,10 @@ async def create_response(
     service.check_priority(body.priority)
     max_bytes = service.settings.max_body_bytes
     task = await responses_task(body, model, record, service.responses, max_bytes)
-    exchange = ResponsesExchange(task)
+    builder = ResponsesBuilder(task)
     if body.background:
-        return _json(service.background.start(exchange))
-    return await respond(exchange, http, service)
+        return _json(service.background.start(builder))
+    return await respond(builder, http, service)
 
 
 @router.head("/{id}", include_in_schema=False)

@@ -19,7 +19,11 @@ async def health(service: ServiceDependency) -> Health:
     """
     if not service.engine.is_alive():
         raise EngineStopped("The engine has stopped.")
-    disk = service.engine.stats().loop.cache.disk
+    loop = service.engine.stats().loop
+    if loop.n_contradictions:
+        reason = "the KV store contradicts itself: the log says how; another start empties it"
+        return Health(status="degraded", reason=reason)
+    disk = loop.cache.disk
     if disk is not None and disk.ended_threads:
         lost = ", ".join(disk.ended_threads)
         return Health(status="degraded", reason=f"threads of the disk cache have ended: {lost}")

@@ -6,12 +6,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from server.dialects.delivery import respond_without_engine
 from server.dialects.logprobs import token_text
 from server.generation.engine_requests import check_token_ids
+from server.generation.models import ServedModel
 from server.generation.tokens import prompt_tokens
-from server.models import ServedModel
 from server.openapi import errors, json_body
+from server.routes.delivery import respond_without_engine
 from server.schemas.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,

@@ -1,4 +1,4 @@
-"""What all objects from clients have in common."""
+"""The base class of all JSON objects from clients."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ NULL: JsonSchemaValue = {"type": "null"}
 class RequestModel(BaseModel):
     """A JSON object from a client: unknown fields are accepted, and null is the same as absent.
 
-    What a client can make long stops at the first error, and is counted before it is looked at:
-    pydantic would make an error of each item of a list.
+    Lists are limited, and validated up to the first error (`fail_fast`): pydantic would make an
+    error of each item.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.types import EngineStats
+from engine.types.statistics import EngineStats
 
 
 class ProbeResponse(BaseModel):
@@ -112,5 +112,5 @@ class CacheStatsResponse(BaseModel):
     @classmethod
     def of(cls, stats: EngineStats) -> Self:
         cache = stats.loop.cache
-        told = {name: getattr(cache, name) for name in cache.__slots__}
-        return cls.model_validate({**told, "memory": stats.memory})
+        counts = {name: getattr(cache, name) for name in cache.__slots__}
+        return cls.model_validate({**counts, "memory": stats.memory})

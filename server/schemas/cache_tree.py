@@ -1,4 +1,4 @@
-"""Pictures of the cache, and a look at one node of them."""
+"""`/admin/cache/tree` and `/admin/cache/nodes`: pictures of the cache, and single nodes."""
 
 from typing import Literal, Self
 

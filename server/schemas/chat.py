@@ -258,7 +258,7 @@ class ToolCallDelta(BaseModel):
 
 
 class Delta(BaseModel):
-    """News of a message. Keys that are not set are not sent."""
+    """What a chunk adds to a message. Keys that are not set are not sent."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

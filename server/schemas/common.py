@@ -1,4 +1,4 @@
-"""What chat and text completions have in common on the wire."""
+"""The fields that chat and text completions share."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -15,7 +15,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine.types import Grammar, MinP, RepetitionPenalty, Temperature, TopK, TopP
+from engine.types.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from engine.types.request import Grammar
 from server.schemas.base import RequestModel
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.structure import (
@@ -31,7 +32,7 @@ from server.schemas.structure import (
 )
 
 NO_LIMIT = -1
-"""A number of tokens, as LM Studio spells it."""
+"""A token limit as LM Studio sends it: none."""
 MODELS_OWN = "Left out or null: the model's own, the sampling_defaults of GET /v1/models/{id}."
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 512
@@ -53,7 +54,7 @@ def _few_characters(stop: list[str]) -> list[str]:
 
 
 def _few(biases: object) -> object:
-    """A dict has no `fail_fast`: counted first, it cannot make an error of each of its keys."""
+    """Limit the entries before they are validated: a dict has no `fail_fast`."""
     if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIASES:
         message = "at most {limit} entries"
         raise PydanticCustomError("logit_bias", message, {"limit": MAX_LOGIT_BIASES})
@@ -83,14 +84,14 @@ class StreamOptions(RequestModel):
 
 
 class PromptRequest(RequestModel):
-    """Whose tokens a prompt is made of, and with whom it shares what is cached of it."""
+    """The model, and the salt that separates cached prefixes."""
 
     model: str = Field("", max_length=256)
     cache_salt: str = Field("", max_length=256)
 
 
 class SampledRequest(PromptRequest):
-    """How any answer is sampled, and where it stops. Defaults are OpenAI's, or the model's own."""
+    """Sampling and stop conditions. Defaults are OpenAI's, or the model's own."""
 
     stream: bool = False
 
@@ -156,7 +157,7 @@ class GenerationRequest(SampledRequest):
 
     @property
     def structure(self) -> tuple[str, Grammar] | None:
-        """The form that the answer must have, and the field that asks for it."""
+        """The field that requests structured output, and its grammar."""
         return next(self._structures(), None)
 
     def _structures(self) -> Iterator[tuple[str, Grammar]]:

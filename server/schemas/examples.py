@@ -1,4 +1,4 @@
-"""A body of each kind, for the daemon's description of itself. Each is answered with 200."""
+"""An example body of each request, for `/openapi.json`. Each is answered with 200."""
 
 from collections.abc import Mapping
 

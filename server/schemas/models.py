@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from engine.types import SamplingDefaults
+from engine.types.model import SamplingDefaults
 
 
 class Model(BaseModel):

@@ -1,4 +1,4 @@
-"""Routes that take what either kind of completion takes, and generate nothing."""
+"""The body of routes that take a prompt or a chat, and generate nothing."""
 
 from typing import Annotated, Self
 

@@ -1,4 +1,4 @@
-"""What form an answer must have: OpenAI's `response_format`, and vLLM's ways to ask for more."""
+"""Structured outputs: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types import Grammar, GrammarKind
+from engine.types.request import Grammar, GrammarKind
 from server.schemas.base import RequestModel
 
 MAX_CHOICES = 1024

@@ -1,4 +1,4 @@
-"""Functions that a model may call, and its calls, as clients declare and send them back."""
+"""Tools, tool choices and tool calls, as clients send them."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ FunctionType = Annotated[
 
 
 class FunctionDeclaration(RequestModel):
-    """What a model is told of a function. Keys beyond OpenAI's reach the chat template."""
+    """A function as the prompt describes it. Keys beyond OpenAI's reach the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -65,7 +65,7 @@ class AllowedTools(RequestModel):
 
 
 class AllowedToolChoice(RequestModel):
-    """Only these may be called, although the model is told of all."""
+    """Only these may be called; all tools are in the prompt."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

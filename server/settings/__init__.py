@@ -1,7 +1,8 @@
-"""What the daemon is told at start: a flag wins over ROOTSTOCK_*, that over YAML.
+"""The settings of the daemon: a flag wins over a variable ROOTSTOCK_*, and that over YAML.
 
 A module for each subject has its settings and what must hold among them; settings.py makes one flat
-Settings of them all and is the only reader of flags, environment and YAML.
+Settings of them all and is the only reader of flags, environment and YAML. Imports access and
+parsing, for the values that a setting may have.
 """
 
 from server.settings.environment import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX

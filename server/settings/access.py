@@ -1,4 +1,4 @@
-"""Where the daemon listens, and who may ask it."""
+"""The address to listen on, and access control."""
 
 import ipaddress
 from functools import cached_property

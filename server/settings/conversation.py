@@ -1,4 +1,4 @@
-"""How chats become prompts, and a model's text becomes answers."""
+"""Prompts of chats, and the parsers of answers."""
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError

@@ -1,4 +1,4 @@
-"""The tier below the arena: what outlives evictions and restarts."""
+"""The disk cache, which outlives evictions and restarts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from server.settings.engine import EngineSettings
 
 LEAST_BYTES = 16 * 1024**2

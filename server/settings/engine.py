@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ByteSize, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types import EngineConfig
+from engine.types.settings import EngineConfig
 from server.settings.texts import Texts
 
 

@@ -1,4 +1,4 @@
-"""The names of variables."""
+"""The names of environment variables."""
 
 ENVIRONMENT_PREFIX = "ROOTSTOCK_"
 CLIENT_KEY_VARIABLE = (

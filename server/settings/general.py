@@ -1,4 +1,4 @@
-"""Where settings come from, and the log."""
+"""The YAML file of the settings, and the log level."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What clients may make grow, and how long things may take."""
+"""Limits on what clients can use, and time limits."""
 
 from typing import Self
 

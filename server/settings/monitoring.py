@@ -1,4 +1,4 @@
-"""What others may see of the daemon at work."""
+"""The dashboard and the metrics."""
 
 from pydantic import BaseModel, Field
 

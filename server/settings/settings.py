@@ -39,7 +39,7 @@ class Settings(
     GeneralSettings,
     BaseSettings,
 ):
-    """What the daemon is told at start: a flag wins over ROOTSTOCK_*, that over YAML."""
+    """All settings. A flag wins over a variable ROOTSTOCK_*, and that over YAML."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True

@@ -1,4 +1,4 @@
-"""A setting that may be given more than once."""
+"""The type of settings that are lists of texts."""
 
 from typing import Annotated
 

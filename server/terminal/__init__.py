@@ -1,6 +1,6 @@
-"""Everything that `rootstock` does in a terminal.
+"""The command line, `rootstock`. It may import everything else of the server.
 
-commands/ has a module for each command, imported when it is asked for; client/ speaks to servers:
-this daemon's API, and every other that is compatible with OpenAI's. chat/ and launch/ are what the
-commands of these names are made of.
+commands/ has a module for each command, imported when the command is called; client/ is a client of
+this daemon and of all OpenAI-compatible servers. chat/, launch/ and top/ implement the commands of
+these names.
 """

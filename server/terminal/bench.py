@@ -1,4 +1,4 @@
-"""A short load on any server that speaks OpenAI's chat completions, and what it measures."""
+"""A short load test of any server with OpenAI's chat completions."""
 
 import random
 import time
@@ -23,7 +23,7 @@ AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prompts, of which as many are under way as there may be at once."""
+    """Prompts, `at_once` of which are in progress at a time."""
 
     name: str
     prompts: tuple[str, ...]
@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A load that was played. None where the server or its answers do not tell."""
+    """The measurements of a load. None where the server does not report a figure."""
 
     load: Load
     prompt_tokens: float | None  # these four are medians over the answers
@@ -43,7 +43,7 @@ class Measured:
 
 
 def loads(prompt_words: int, draw: random.Random) -> Iterator[Load]:
-    """The loads in their order. No two prompts begin alike but for the shared one's, which is cold
+    """The loads in their order. Only the prompts of the long loads share a prefix, which is cold
     once and warm from then on.
     """
 
@@ -63,7 +63,7 @@ def loads(prompt_words: int, draw: random.Random) -> Iterator[Load]:
 
 
 def play(load: Load, client: ChatClient) -> Measured:
-    """Raises TerminalError with the first request that fails; it and Ctrl-C end the others."""
+    """Raises TerminalError for the first request that fails. It, or Ctrl-C, ends the others."""
     start, stopped = time.perf_counter(), Event()
     with ThreadPoolExecutor(load.at_once) as threads:
         try:
@@ -89,7 +89,7 @@ def _answered(client: ChatClient, prompt: str, stopped: Event) -> Answer:
     answer = Answer(time.perf_counter())
     with closing(client.answer([{"role": "user", "content": prompt}])) as events:
         for event in events:
-            answer.hear(event, time.perf_counter())
+            answer.add(event, time.perf_counter())
             if stopped.is_set():
                 break
     return answer

@@ -1,4 +1,4 @@
-"""What `rootstock cache` says of a disk cache's directory, without a daemon."""
+"""`rootstock cache` on a disk cache's directory, without a daemon."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +16,8 @@ HEADS = ("folder", "segments", "size", "of")
 
 
 def used(directory: Path) -> Sequence[FolderUse]:
-    """A folder for each model and format that was ever stored there. Raises TerminalError."""
-    with _in_words():
+    """The folders, one for each model and format stored there. Raises TerminalError."""
+    with _as_terminal_errors():
         return disk_folder.du(directory)
 
 
@@ -35,19 +35,19 @@ def use_table(uses: Sequence[FolderUse]) -> Table:
 
 
 def checked(directory: Path) -> Iterator[FolderCheck]:
-    """One after the other, as they have been read. Raises TerminalError."""
-    with _in_words():
+    """The folders, each when it has been read. Raises TerminalError."""
+    with _as_terminal_errors():
         yield from disk_folder.verify(directory)
 
 
 def verdict(check: FolderCheck) -> str:
-    """A line."""
+    """The result of a check, in one line."""
     return printable(f"{check.folder.name}: {_found(check)}")
 
 
 def emptied(directory: Path) -> int:
-    """How many bytes that freed. Raises TerminalError."""
-    with _in_words():
+    """Empty the directory. Returns the bytes freed. Raises TerminalError."""
+    with _as_terminal_errors():
         return disk_folder.clear(directory)
 
 
@@ -63,7 +63,7 @@ def _found(check: FolderCheck) -> str:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def _as_terminal_errors() -> Iterator[None]:
     try:
         yield
     except TierError as error:

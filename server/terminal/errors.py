@@ -1,4 +1,4 @@
-"""What goes wrong at the terminal, and how the user is told."""
+"""Errors of the command line, and how they are printed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,24 +9,24 @@ from server.terminal.text import printable
 
 
 class TerminalError(Exception):
-    """What the user asked for cannot be done. The text says why, in a line for the user."""
+    """A command failed. The text says why, in one line for the user."""
 
 
 class Unreachable(TerminalError):
-    """Nobody answers at the address."""
+    """No server answers at the address."""
 
 
 class KeyRefused(TerminalError):
-    """The server answers, but asks for another API key."""
+    """The server refuses the API key (401, 403)."""
 
 
-class NotThere(TerminalError):
-    """The server answers, but has nothing there."""
+class NotFound(TerminalError):
+    """The server does not have the path (404)."""
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
-    """A TerminalError becomes a line on standard error and the exit status 1."""
+def errors_printed() -> Iterator[None]:
+    """Print a TerminalError as a line on standard error, and exit with status 1."""
     try:
         yield
     except TerminalError as error:

@@ -1,4 +1,4 @@
-"""Command-line options made of the fields of Settings, where alone a setting is described."""
+"""Command-line options generated from the fields of Settings."""
 
 from collections.abc import Callable, Collection
 from inspect import Parameter, Signature
@@ -22,7 +22,7 @@ def with_settings(
 ) -> Callable[[Callable[[Settings], None]], Callable[..., None]]:
     """Turn a function of Settings into a command with an option for each of these fields.
 
-    An option that is not given says nothing, so that a variable or the YAML file can speak.
+    An option that is not given leaves the setting to the environment and the YAML file.
     """
 
     def decorate(run: Callable[[Settings], None]) -> Callable[..., None]:
@@ -61,12 +61,14 @@ def value_text(value: object) -> str:
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """The values that a field with a few of them can have; none for all others."""
+    """The values of a field that is a Literal; none for all others."""
     return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
 def _option(name: str, field: FieldInfo) -> Parameter:
-    """Pydantic alone judges the value: Typer is told of text, but for switches and files."""
+    """The option of a field. Pydantic validates the value: to Typer all but switches and files is
+    text.
+    """
     kind = _kind(field)
     option = typer.Option(
         help=_help(field),
@@ -79,7 +81,7 @@ def _option(name: str, field: FieldInfo) -> Parameter:
 
 
 def _kind(field: FieldInfo) -> Any:
-    """The field's type without the None that stands for unset; of texts, tuple."""
+    """The field's type without None; `tuple` for several texts."""
     origin = get_origin(field.annotation)
     if origin is Literal:
         return str

@@ -1,4 +1,4 @@
-"""The models in the Hugging Face cache, which this machine's other tools share."""
+"""The models in the Hugging Face cache."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from server.terminal.errors import TerminalError
 
 
 def cached_models() -> list[CachedRepoInfo]:
-    """What was used last comes first. Data sets and spaces are left out."""
+    """The models, most recently used first. Data sets and spaces are left out."""
     try:
         repos = _scanned().repos
     except CacheNotFound:  # nothing has ever been fetched
@@ -26,9 +26,9 @@ def cached_models() -> list[CachedRepoInfo]:
 
 
 def deletions(names: Sequence[str]) -> list[DeleteCacheStrategy]:
-    """How the models are deleted, every revision of each, and what that frees.
+    """The strategies that delete the models with all revisions, and that know what this frees.
 
-    Raises TerminalError when one of them is not there.
+    Raises TerminalError when one of them is not in the cache.
     """
     models = {repo.repo_id: repo for repo in cached_models()}
     if missing := [name for name in names if name not in models]:

@@ -1,4 +1,4 @@
-"""The daemon that runs already where the settings say that one listens."""
+"""Finds the running daemon at the address of the settings."""
 
 import ipaddress
 from contextlib import suppress
@@ -13,7 +13,7 @@ from server.terminal.errors import KeyRefused, TerminalError, Unreachable
 def running_daemon(settings: Settings, model: str | None, api_key: str = "") -> Endpoint | None:
     """The daemon at the configured port of this machine, if it answers and serves the model.
 
-    `api_key` is for where the settings have none. Raises KeyRefused when it asks for another.
+    `api_key` is used where the settings have none. Raises KeyRefused when the key is wrong.
     """
     endpoint = _own(settings, api_key)
     if endpoint is None:
@@ -28,7 +28,7 @@ def running_daemon(settings: Settings, model: str | None, api_key: str = "") -> 
 
 
 def endpoint_of(url: str | None, api_key: str, settings: Settings) -> Endpoint:
-    """The server at the URL, or the daemon that runs. Raises TerminalError when none does."""
+    """The server at the URL, or the running daemon. Raises TerminalError when none runs."""
     if url is not None:
         return endpoint_at(url, api_key, settings)
     endpoint = _own(settings, api_key)
@@ -48,8 +48,8 @@ def endpoint_of(url: str | None, api_key: str, settings: Settings) -> Endpoint:
 
 
 def endpoint_at(url: str, api_key: str, settings: Settings) -> Endpoint:
-    """The URL with the key that was given for it. The daemon's own key is for its own address
-    alone: on another port of this machine somebody else may listen.
+    """The URL with the key that was given for it. The daemon's own key is sent to its own address
+    alone: another server may listen on another port of this machine.
     """
     own = _own(settings, "")
     if not api_key and own is not None and _origin(url) == _origin(own.base_url):
@@ -58,9 +58,8 @@ def endpoint_at(url: str, api_key: str, settings: Settings) -> Endpoint:
 
 
 def _own(settings: Settings, api_key: str) -> Endpoint | None:
-    """Where the daemon of the settings is asked, with its key, or else the one given: a daemon
-    with a file of keys has only their digests. None where that is not this machine for sure, or
-    nobody knows the port.
+    """The daemon of the settings, with its key or else the one given: a key file has only digests.
+    None where the address may be another machine's, or the port is not known.
     """
     host = _reachable(settings.host)
     if settings.port == 0 or not is_loopback(host):
@@ -70,7 +69,7 @@ def _own(settings: Settings, api_key: str) -> Endpoint | None:
 
 
 def _reachable(host: str) -> str:
-    """Where one asks a daemon that listens at the host: all addresses include the loopback."""
+    """The host to connect to for a daemon that listens at the host: the loopback for a wildcard."""
     with suppress(ValueError):
         address = ipaddress.ip_address(host.strip("[]"))
         if address.is_unspecified:
@@ -79,7 +78,7 @@ def _reachable(host: str) -> str:
 
 
 def _origin(url: str) -> tuple[str, str, int | None] | None:
-    """Scheme, host and port. None for what is no URL: the connection will say so."""
+    """Scheme, host and port. None for an invalid URL, which connecting reports."""
     with suppress(TerminalError):
         parts = parsed(url)
         return parts.scheme, parts.host, parts.port or _DEFAULT_PORTS[parts.scheme]

@@ -1,4 +1,4 @@
-"""An orderly end, whatever the signal."""
+"""Signals as SystemExit, so that contexts are left in order."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""Tables for people. What is in a cell comes from outside: it is text, never rich's markup."""
+"""Tables. Cells contain untrusted text, which is never read as rich's markup."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ PADDING = (0, 2, 0, 0)  # top, right, bottom, left
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """A name and a value in each line; a value that is empty has none."""
+    """A name and a value in each line, without lines for empty values."""
     table = Table(show_header=False, box=None, padding=PADDING)
     for name, value in rows:
         if value:

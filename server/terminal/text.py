@@ -1,4 +1,4 @@
-"""Text from outside (a model, a server, a file's name) as a terminal may show it."""
+"""Untrusted text (of a model, a server, a file name) made safe for a terminal; sizes and shares."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,4 @@
-"""Bytes in and out: connections and their limits, bodies on their way in, answers not yet sent."""
+"""Connections and HTTP: their limits, request bodies, unsent responses, server-sent events.
+
+Imports record.py, workers.py and errors.py.
+"""

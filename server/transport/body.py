@@ -1,4 +1,4 @@
-"""Request bodies: read, parsed and validated in one place, big ones off the event loop."""
+"""Request bodies: read, parsed and validated, large ones in a worker thread."""
 
 import codecs
 from functools import partial
@@ -23,16 +23,16 @@ Model = TypeVar("Model", bound=BaseModel)
 class BodyReader:
     """Turns the bytes of a request into a model. Belongs to one event loop.
 
-    Large bodies take turns, so that what they need while they are parsed is needed once; a small
-    one takes three milliseconds at the worst, and a thread would cost a tenth of one.
+    Large bodies are parsed in a worker thread, one at a time, which bounds the memory that parsing
+    takes. A small one takes three milliseconds at most, and a thread would cost a tenth of one.
     """
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
     async def read(self, request: Request, model: type[Model]) -> Model:
-        """Notes in the record how long the body is. Raises ApiError (400) that names the place,
-        and ClientLeft.
+        """Sets the record's `n_bytes`. Raises ApiError (400), which names the field, and
+        ClientLeft.
         """
         record = request_record(request.scope)
         _check_content_type(request.headers.get("content-type", ""))
@@ -84,7 +84,7 @@ def count_nodes(body: bytes) -> int:
 
 
 def _check_content_type(content_type: str) -> None:
-    """Raise ApiError (400) for what says that it is not JSON. Saying nothing is no harm."""
+    """Raise ApiError (400) for a type other than JSON. A missing one is accepted."""
     media_type = content_type.partition(";")[0].strip().lower()
     subtype = media_type.removeprefix("application/")
     if media_type and subtype != "json" and not subtype.endswith("+json"):

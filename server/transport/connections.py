@@ -1,7 +1,7 @@
-"""What an ASGI server leaves unbounded: silent clients, clients that do not read, how many come.
+"""Limits that an ASGI server lacks: on silent clients, on clients that do not read, on connections.
 
-A `Connection` stands between the socket and whatever parses HTTP. Of requests it knows what
-`server/transport/intake.py` tells it: that one began, that it came in whole, that it ended.
+A `Connection` stands between the socket and the HTTP parser. The middleware of request_limits.py
+tells it when a request begins, when its body is complete, and when it ends.
 """
 
 import asyncio
@@ -26,28 +26,28 @@ class ConnectionLimits:
 
     @property
     def max_answering(self) -> int:
-        """Below `max_connections`, so that there is always room for who asks after the health."""
+        """Below `max_connections`, so that `/health` is always answered."""
         return self.max_connections - max(1, self.max_connections // 16)
 
 
 class Guard(Protocol):
-    """What `server/transport/intake.py` sees of the connection that a request came on."""
+    """The connection of a request, as request_limits.py uses it."""
 
     @property
     def is_crowded(self) -> bool:
-        """Whether as many requests are being answered as may be."""
+        """Whether as many requests are in progress as are allowed."""
         ...
 
     def request_began(self) -> None: ...
 
     def request_complete(self) -> None:
-        """Head and body have come: from here on the client waits for us."""
+        """Head and body have come: from here on the client waits for the server."""
         ...
 
     def request_ended(self) -> None: ...
 
     async def flushed(self) -> None:
-        """Return when nothing that was sent waits for the client to take it, or it is gone."""
+        """Return when the client has read all that was sent, or has left."""
         ...
 
     def abort(self) -> None:
@@ -56,7 +56,7 @@ class Guard(Protocol):
 
 
 class InProcess:
-    """The Guard of requests that come on no socket."""
+    """The Guard of requests without a socket."""
 
     is_crowded = False
 
@@ -77,8 +77,8 @@ def guard_of(scope: Scope) -> Guard:
 
 
 class Connections:
-    """All open connections. One more than `max_connections` closes the one that has kept us
-    waiting longest for a whole request; those that wait for us are never closed for another.
+    """All open connections. One more than `max_connections` closes the one that has waited longest
+    for its client's request; those whose clients wait for the server are never closed for another.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -111,7 +111,7 @@ class Connections:
         self.remove(connection)
         self._waiting[connection] = None
 
-    def waits_for_us(self, connection: "Connection") -> None:
+    def waits_for_server(self, connection: "Connection") -> None:
         self.remove(connection)
         self._answering.add(connection)
 
@@ -121,8 +121,8 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection, passed on to `inner`, with two clocks: for the head of the next
-    request, and for bytes that were sent and not taken.
+    """One client's connection, passed on to `inner`, with two timers: for the head of the next
+    request, and for bytes that the client does not read.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._closed = False
         self._requests = 0  # more than one when a client sends ahead
-        self._head_clock: asyncio.TimerHandle | None = None
-        self._send_clock: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
         self._flushed = asyncio.Event()
         self._flushed.set()
         self._flushes = 0
 
-    # What the socket says.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         # it: if it does not shrink the client does not read.
         self._transport.set_write_buffer_limits(high=0)
         self._inner.connection_made(transport)
-        self._start_head_clock()
+        self._start_head_timer()
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -160,8 +160,8 @@ class Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._requests == 0 and self._head_clock is None:
-            self._start_head_clock()
+        if self._requests == 0 and self._head_timer is None:
+            self._start_head_timer()
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -169,8 +169,8 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._flushed.clear()
-        if self._send_clock is None:
-            self._start_send_clock()
+        if self._send_timer is None:
+            self._start_send_timer()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
         self._flushes += 1
         self._inner.resume_writing()
 
-    # What server/transport/intake.py says.
+    # Called by the middleware of request_limits.py.
 
     @property
     def is_crowded(self) -> bool:
@@ -186,13 +186,13 @@ class Connection(asyncio.Protocol):
 
     def request_began(self) -> None:
         self._requests += 1
-        self._stop_head_clock()
+        self._stop_head_timer()
         if not self._closed and self._requests == 1:
             self._connections.waits_for_client(self)
 
     def request_complete(self) -> None:
         if not self._closed:
-            self._connections.waits_for_us(self)
+            self._connections.waits_for_server(self)
 
     def request_ended(self) -> None:
         self._requests -= 1
@@ -212,36 +212,36 @@ class Connection(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._closed = True
-        self._stop_head_clock()
-        if self._send_clock is not None:
-            self._send_clock.cancel()
+        self._stop_head_timer()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
         self._connections.remove(self)
 
-    def _start_head_clock(self) -> None:
+    def _start_head_timer(self) -> None:
         seconds = self._limits.header_timeout_seconds
-        self._head_clock = self._loop.call_later(seconds, self._head_too_late)
+        self._head_timer = self._loop.call_later(seconds, self._head_too_late)
 
-    def _stop_head_clock(self) -> None:
-        if self._head_clock is not None:
-            self._head_clock.cancel()
-            self._head_clock = None
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _head_too_late(self) -> None:
         log.debug("closed a connection that sent no request")
         self.close()
 
-    def _start_send_clock(self) -> None:
-        """It runs on while the client takes bytes, so that no clock is set for each write."""
+    def _start_send_timer(self) -> None:
+        """It is renewed while the client reads, so that no timer is set for each write."""
         unsent = self._transport.get_write_buffer_size()
         seconds = self._limits.send_timeout_seconds
-        self._send_clock = self._loop.call_later(seconds, self._check_sent, self._flushes, unsent)
+        self._send_timer = self._loop.call_later(seconds, self._check_sent, self._flushes, unsent)
 
     def _check_sent(self, flushes: int, unsent: int) -> None:
-        self._send_clock = None
+        self._send_timer = None
         if self._flushed.is_set():
             return
         if self._flushes > flushes or self._transport.get_write_buffer_size() < unsent:
-            self._start_send_clock()
+            self._start_send_timer()
             return
         log.warning("closed a connection whose client read nothing")
         self.abort()

@@ -1,4 +1,4 @@
-"""File descriptors: as many as the connections need, and a quiet log where they run out."""
+"""File descriptors: the limit that connections need, and a log line where they run out."""
 
 import asyncio
 import errno
@@ -14,16 +14,16 @@ REPORT_SECONDS = 60.0
 log = logging.getLogger("rootstock.connections")
 
 
-def room_for_connections(wanted: int) -> int:
+def allowed_connections(wanted: int) -> int:
     """How many connections the limit of open files allows, raised as far as it can be.
 
     At most `wanted`. The soft limit is 256 on macOS, and 1,024 on most Linux systems.
     """
     limit = _raised(wanted + RESERVED_DESCRIPTORS)
-    room = min(wanted, max(limit - RESERVED_DESCRIPTORS, limit // 2))
-    if room < wanted:
-        log.warning("%d connections at most: the limit of open files is %d", room, limit)
-    return room
+    allowed = min(wanted, max(limit - RESERVED_DESCRIPTORS, limit // 2))
+    if allowed < wanted:
+        log.warning("%d connections at most: the limit of open files is %d", allowed, limit)
+    return allowed
 
 
 def _raised(needed: int) -> int:

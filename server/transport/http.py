@@ -1,5 +1,5 @@
-"""uvicorn's HTTP, with a limit for what comes beside bodies: it keeps heads and trailers, however
-long they are, and before anybody has been asked for a key. And with no other protocol in it.
+"""uvicorn's HTTP protocol with a limit on heads and trailers, which it would buffer without one,
+before the API key is checked. Offers of other protocols (`Upgrade`) are ignored.
 """
 
 from array import array

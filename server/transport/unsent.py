@@ -1,4 +1,4 @@
-"""A bound on what has been computed and not been sent, of one answer and of all together."""
+"""Limits on the memory of generated output that clients have not read: per answer and in total."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import cast
 
 from starlette.types import Scope
 
-from engine.types import OutputEvent, TokenLogprob
+from engine.types.output import OutputEvent, TokenLogprob
 from server.errors import SERVER, ApiError
 
 RETRY_AFTER_SECONDS = 5
@@ -24,14 +24,14 @@ TOKEN_BYTES = 65  # a token's id in an answer that lists them ...
 TOKEN_TEXT_BYTES = 100  # ... and its text beside it
 
 HELD_PER_READ = 16
-"""So many bytes are rendered, logprobs among them, in the time that a body's takes to be read."""
+"""Bytes that are rendered, logprobs included, in the time in which one byte of a body is parsed."""
 
 Overrun = Callable[[ApiError], None]
-"""Is told that an answer must end, so that its memory comes free."""
+"""Called with the error that ends an answer, to free its memory."""
 
 
 class UnsentBudget:
-    """What all answers hold. The largest of them is ended where together they hold too much."""
+    """The memory of all answers. Where it is too much, the largest answer is ended."""
 
     def __init__(self, max_answer_bytes: int, max_total_bytes: int) -> None:
         self._max_answer_bytes = max_answer_bytes
@@ -42,7 +42,7 @@ class UnsentBudget:
 
     @contextmanager
     def answer(self, overrun: Overrun) -> Iterator["Unsent"]:
-        """One request's share, which comes back at the end."""
+        """One request's share, given back at the end of the block."""
         unsent = Unsent(self, overrun)
         self._answers.add(unsent)
         try:
@@ -51,7 +51,7 @@ class UnsentBudget:
             self._close(unsent)
 
     def charge(self, answer: "Unsent", n_bytes: int) -> None:
-        """Count bytes, negative ones given back, and end whoever holds too much then."""
+        """Count bytes, negative ones as given back, and end an answer where they are too many."""
         if answer.error is not None:
             return
         answer.n_bytes += n_bytes
@@ -94,7 +94,7 @@ class UnsentBudget:
 
 
 class Unsent:
-    """What one answer holds. Once it has been ended, whatever adds to it raises the error."""
+    """The memory of one answer. Once the answer has been ended, `add` raises its error."""
 
     def __init__(self, budget: UnsentBudget, overrun: Overrun) -> None:
         self._budget = budget
@@ -113,7 +113,7 @@ class Unsent:
 
     @contextmanager
     def ended_by(self, overrun: Overrun) -> Iterator[None]:
-        """In the block, `overrun` is told in place of whoever was before."""
+        """In the block, `overrun` is called in place of the one before."""
         before, self.overrun = self.overrun, overrun
         try:
             yield
@@ -122,22 +122,22 @@ class Unsent:
 
 
 def unsent_of(scope: Scope) -> Unsent:
-    """The share that Intake opened for this request."""
+    """The share that RequestLimits opened for this request."""
     return cast(Unsent, scope["state"]["unsent"])
 
 
 def rendering_bytes(unsent: Unsent) -> int:
-    """How much rendering what it holds is, as bytes of a body that is read."""
+    """The work of rendering an answer, in bytes of a body whose parsing takes as long."""
     return unsent.n_bytes // HELD_PER_READ
 
 
 def queued_bytes(event: OutputEvent) -> int:
-    """What an event holds while it waits for its stream's client."""
+    """The memory of an event in a stream's queue."""
     return EVENT_BYTES + _held_bytes(event)
 
 
 def kept_bytes(event: OutputEvent) -> int:
-    """What is kept of an event for a whole answer, and what rendering that will take."""
+    """The memory of an event that is kept for a whole answer, rendering included."""
     output = _weighed(event.logprobs, RENDERED_LOGPROB_BYTES, RENDERED_ALTERNATIVE_BYTES)
     prompt = _weighed(
         event.prompt_logprobs or (),

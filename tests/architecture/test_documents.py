@@ -1,4 +1,4 @@
-"""What README, docs and configs promise: links lead somewhere; flags, variables, targets exist."""
+"""What README, docs and configs promise: links, paths, flags, variables and targets exist."""
 
 import re
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ COMMAND = re.compile(rf"(?:rootstock (?:{COMMANDS})|make (?:serve|chat|doctor))\
 FLAG = re.compile(r"[\s\"](--[a-z][a-z-]*)")
 FLAG_ALONE = re.compile(r"`(--[a-z][a-z-]*)(?=[` =])")
 TARGET = re.compile(r"(?:^|`|RUN |\s\s)make ([a-z][a-z-]*)", re.MULTILINE)
+FILE = re.compile(r"`((?:configs|engine|kvstore|load_tests|server|tests|tools)/[\w/.-]*\w)/?`")
 VARIABLE = re.compile(rf"{ENVIRONMENT_PREFIX}([A-Z_]*[A-Z])")
 
 
@@ -29,6 +30,12 @@ def test_links_lead_to_files_and_headings() -> None:
     links = [(path, link) for path, link in found(LINK) if path.suffix == ".md"]
     assert links
     assert not [(path, link) for path, link in links if not leads_somewhere(path, *link)]
+
+
+def test_files_that_documents_name_are_there() -> None:
+    named = [(path, name) for path, (name,) in found(FILE)]
+    assert named
+    assert not [(path, name) for path, name in named if not (ROOT / name).exists()]
 
 
 def test_flags_are_those_of_the_command() -> None:

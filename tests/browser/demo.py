@@ -8,8 +8,8 @@ import httpx
 from playwright.sync_api import ViewportSize
 
 from engine.launch import launch
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.contract.daemon import running
 

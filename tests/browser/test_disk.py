@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from engine.launch import launch
-from engine.types import DiskCacheConfig, DiskWrites, EngineConfig
-from engine.watching.picture import HiddenRequests, PictureRequest
-from server.metrics import EngineTelemetry
+from engine.types.picture import HiddenRequests, PictureRequest
+from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.conftest import Visit

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from engine.launch import launch
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.clients.catalogue import CLIENTS, ROOT, Client
 from tests.clients.checks import REPORT

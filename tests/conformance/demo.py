@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Annotated, TypeAlias
 
-from engine.mlx_backend.host.blas import load_blas
+from engine.mlx_backend.cpu.blas import load_blas
 
 load_blas()
 
@@ -29,9 +29,11 @@ from rich.markup import escape
 from engine.api import Engine
 from engine.launch import launch
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types import EngineConfig, LoopStats, Request, SamplingParams
+from engine.types.request import Request, SamplingParams
+from engine.types.settings import EngineConfig
+from engine.types.statistics import LoopStats
 from load_tests.report import Table
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from tests.golden.driving import NEAR_TIE, shortfall
 from tools.demo_model.score import Question, held_out, is_right
 from tools.demo_model.words import split_words
@@ -41,7 +43,7 @@ MAX_TOKENS = 256
 CONFIG = EngineConfig(
     model="", kv_cache_bytes=6 << 20, block_size=8, max_running=32, max_waiting=4096
 )
-"""1,200 tokens: questions of 50 to 900 with their answers, so that running ones give way, too."""
+"""1,200 tokens: questions of 50 to 900 with their answers, so running ones are preempted, too."""
 
 Answer: TypeAlias = tuple[int, ...]
 

@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.attention.cascade import CascadeAttention
-from engine.types import Request, SamplingParams
+from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.types.request import Request, SamplingParams
 from tests.golden.driving import NEAR_TIE, Driver, Logits, random_tokens, reference, shortfall
 from tests.offline import OfflineDaemon, Room, Served
 

@@ -11,7 +11,7 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
-from engine.mlx_backend.loading.weights import named_weights
+from engine.mlx_backend.loading.loader import named_weights
 from engine.mlx_backend.model.discovery import discover
 from load_tests.random_checkpoint import random_model
 from tests.conformance.configs import CONFIGS

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from engine.api import Engine
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind, url
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 
 START_SECONDS = 10

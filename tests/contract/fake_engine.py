@@ -11,29 +11,12 @@ from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
-from engine.ledger import Ledger
-from engine.memory import MemoryPromise, MemoryStats
-from engine.recent import HitRecord, RecentHits
-from engine.types import (
-    ALL_TIERS,
-    NO_REPLAYS,
-    CacheStats,
-    CacheTier,
-    Cleared,
-    DiskCacheStats,
-    EngineStats,
-    FinishReason,
-    LoopStats,
-    ModelCard,
-    OutputEvent,
-    Probed,
-    Replay,
-    Request,
-    RequestInfo,
-    TokenLogprob,
-    Usage,
-)
-from engine.watching.picture import (
+from engine.loop.request_counters import RequestCounters
+from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
+from engine.types.memory import MemoryPromise, MemoryStats
+from engine.types.model import NO_REPLAYS, ModelCard, Replay
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.types.picture import (
     ArenaBlocks,
     CachePicture,
     DiskUse,
@@ -46,6 +29,9 @@ from engine.watching.picture import (
     PictureNode,
     PictureRequest,
 )
+from engine.types.recent import HitRecord, RecentHits
+from engine.types.request import Request
+from engine.types.statistics import CacheStats, DiskCacheStats, EngineStats, LoopStats, RequestInfo
 from kvstore.groups.group import GroupStats
 
 END_OF_TEXT = 256
@@ -203,6 +189,7 @@ class FakeEngine:
     card: ModelCard = CARD
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     disk: DiskCacheStats | None = DISK
+    n_contradictions: int = 0
     picture: CachePicture = PICTURE  # what is seen of the cache
     node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
     looks: int = 0
@@ -210,7 +197,7 @@ class FakeEngine:
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: Gate = field(default_factory=Gate)
     _seen: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    _ledger: Ledger = field(default_factory=Ledger)
+    _counters: RequestCounters = field(default_factory=RequestCounters)
     _live: dict[str, Request] = field(default_factory=dict)
 
     async def check(self, request: Request) -> None:
@@ -219,21 +206,21 @@ class FakeEngine:
 
     async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
         self.submitted.put(request)
-        with self._ledger.entry(request.n) as entry:
+        with self._counters.track(request.n) as tracked:
             if self.script.refusal is not None:
                 raise self.script.refusal
             self._live[request.id] = request
             self._idle.clear()
             try:
-                async with aclosing(self._events(request, entry.live)) as events:
+                async with aclosing(self._events(request, tracked.live)) as events:
                     async for event in events:
-                        entry.note(event)
+                        tracked.note(event)
                         yield event
             finally:
                 del self._live[request.id]
                 if not self._live:
                     self._idle.set()
-                if entry.live:
+                if tracked.live:
                     self.aborted.put(request.id)
 
     async def _events(self, request: Request, live: Set[int]) -> AsyncGenerator[OutputEvent, None]:
@@ -259,8 +246,9 @@ class FakeEngine:
             cached_prompt_tokens=20,
             generated_tokens=30,
             preemptions=1,
-            gave_way=2,
+            client_preemptions=2,
             rows_sat_out=3,
+            n_contradictions=self.n_contradictions,
             steps=40,
             hits=HitRecord(),
             cache=CacheStats(
@@ -285,7 +273,7 @@ class FakeEngine:
                 disk=self.disk,
             ),
         )
-        return EngineStats(self._ledger.counts(), loop, MEMORY)
+        return EngineStats(self._counters.counts(), loop, MEMORY)
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS

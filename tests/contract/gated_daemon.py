@@ -6,7 +6,7 @@ import threading
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind
 from server.log import configure_logging
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.settings import load_settings
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 

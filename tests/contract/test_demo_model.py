@@ -12,8 +12,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from engine.launch import launch
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import strict_client
 from tests.contract.daemon import running

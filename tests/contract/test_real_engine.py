@@ -11,8 +11,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from engine.launch import launch
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import strict_client
@@ -90,7 +90,7 @@ def test_the_next_turn_of_a_conversation_finds_the_first_in_the_cache(
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 1
 
 
-def test_sixteen_cold_twins_are_prefilled_once(real_url: str, admin: httpx.Client) -> None:
+def test_sixteen_cold_duplicates_are_prefilled_once(real_url: str, admin: httpx.Client) -> None:
     prefix = "the cat and the dog sat on the mat and the log " * 6
 
     async def burst() -> list[Any]:

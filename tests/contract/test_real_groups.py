@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.launch import launch
 from engine.mlx_backend.errors import ModelError
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.daemon import running

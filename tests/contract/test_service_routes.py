@@ -14,9 +14,10 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import server
-from engine.types import CacheTier, ModelCard
+from engine.types.cache import CacheTier
+from engine.types.model import ModelCard
 from server.app import create_app
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import ChatBody, StrictClient
 from tests.contract.daemon import running
@@ -102,6 +103,16 @@ def test_health_follows_the_engine(http: httpx.Client, engine: FakeEngine) -> No
     answer = http.get("/health")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "engine_stopped"
+
+
+def test_health_says_that_the_store_contradicts_itself() -> None:
+    with running(FakeEngine(n_contradictions=2), Settings(port=0)) as url:
+        answer = httpx.get(f"{url}/health")
+        metrics = httpx.get(f"{url}/metrics").text
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "degraded"
+    assert "contradicts itself" in answer.json()["reason"]
+    assert "rootstock_kv_contradictions_total 2.0" in metrics
 
 
 def test_health_says_what_has_been_lost_for_good() -> None:

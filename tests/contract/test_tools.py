@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from engine.types import NO_REPLAYS, GrammarKind, Replay
+from engine.types.model import NO_REPLAYS, Replay
+from engine.types.request import GrammarKind
 from server.parsing.registry import TOOL_FORMATS
 from server.settings import Settings
 from tests.contract.conftest import StrictClient, strict_client

@@ -8,8 +8,8 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 
-from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.cpu.cascade import CascadeAttention
 from tests.checkpoints import FAMILIES, write_family
 from tests.offline import Served, load
 

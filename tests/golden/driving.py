@@ -1,4 +1,4 @@
-"""Drives the MLX runner by hand: steps chosen by the test, logits read from the sampler's seat."""
+"""Drives the MLX runner by hand: a test chooses steps, and reads what the sampler is given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,21 @@ from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
-from engine.runner import ModelRunner
-from engine.step import Chunk, Entry, Masks, Sampling, SequenceId, StepMasks, StepPlan, StepResult
-from engine.types import SamplingParams
+from engine.step.plan import (
+    Chunk,
+    Entry,
+    Masks,
+    Sampling,
+    SequenceId,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
+from engine.step.runner import ModelRunner
+from engine.types.request import SamplingParams
 from kvstore import invariants
-from kvstore.actions import Room
-from kvstore.block_pool import BlockPool
+from kvstore.actions import StepOps
+from kvstore.blocks.pool import BlockPool
 from kvstore.lease import Lease, Refusal
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -85,7 +94,7 @@ class Driver:
         pool = BlockPool(ROOM.n_blocks)
         blocks = pool.allocate(ROOM.n_blocks)
         np.random.default_rng(seed).shuffle(blocks)
-        pool.drop(blocks)
+        pool.release(blocks)
         self.store = new_store(served, ROOM, pool)
         self._entering: list[Entry] = []
         self._ids = 0
@@ -118,15 +127,15 @@ class Driver:
 
     def step(self, chunks: Sequence[Chunk], rows: Sequence[tuple[Subject, int]]) -> StepResult:
         """Compute the chunks, which are those rows."""
-        rooms = [self._room(subject, n_tokens) for subject, n_tokens in rows]
+        step_ops = [self._extend(subject, n_tokens) for subject, n_tokens in rows]
         plan = StepPlan(
             enter=tuple(self._entering),
             patches=tuple(
                 (subject.id, patch) for subject, _ in rows for patch in subject.lease.take_patches()
             ),
-            before=tuple(order for room in rooms for order in room.before),
+            before=tuple(op for each in step_ops for op in each.before),
             chunks=tuple(chunks),
-            after=tuple(order for room in rooms for order in room.after),
+            after=tuple(op for each in step_ops for op in each.after),
         )
         self._entering = []
         result = compute(self.runner, plan)
@@ -135,10 +144,10 @@ class Driver:
         invariants.check(self.store)
         return result
 
-    def _room(self, subject: Subject, n_tokens: int) -> Room:
-        room = self.store.extend(subject.lease, n_tokens)
-        assert not isinstance(room, Refusal)
-        return room
+    def _extend(self, subject: Subject, n_tokens: int) -> StepOps:
+        step_ops = self.store.extend(subject.lease, n_tokens)
+        assert not isinstance(step_ops, Refusal)
+        return step_ops
 
     def _subject(self, lease: Lease | Refusal) -> Subject:
         assert isinstance(lease, Lease)

@@ -13,20 +13,19 @@ import pytest_asyncio
 
 from engine.api import Engine, InvalidRequest
 from engine.launch import launch
-from engine.types import (
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import (
     Alternative,
     Constraint,
-    EngineConfig,
-    FinishReason,
     Grammar,
     GrammarKind,
-    OutputEvent,
     Request,
     SamplingParams,
     ThinkingBlock,
     ThinkingBudget,
 )
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.parsing.formats.json_calls import HERMES
 from server.parsing.lark import Function, calls_grammar
 from tests.checkpoints import FAMILIES, write_family

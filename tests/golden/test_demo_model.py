@@ -10,10 +10,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from transformers import AutoTokenizer
 
-from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types import Request, SamplingParams
+from engine.types.request import Request, SamplingParams
 from tests.golden.driving import reference
 from tests.offline import OfflineDaemon, Room, Served, load
 

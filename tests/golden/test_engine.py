@@ -5,7 +5,7 @@ from dataclasses import replace
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.types import Request, SamplingParams
+from engine.types.request import Request, SamplingParams
 from tests.golden.driving import expect_greedy, random_tokens
 from tests.offline import OfflineDaemon, Room, Served
 
@@ -90,7 +90,7 @@ def test_forked_outputs_of_one_prompt(served: Served, peer: Module, attention: A
         expect_greedy(peer, prompt, said["forked", index])
 
 
-def test_twins_that_diverge_inside_a_block(
+def test_duplicates_that_diverge_inside_a_block(
     served: Served, peer: Module, attention: Attention
 ) -> None:
     daemon = OfflineDaemon(served, attention, Room(96))

@@ -10,14 +10,14 @@ import pytest
 
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import LaunchAhead
-from engine.mlx_backend.model.storage import Storage
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.runner import RunnerLost
-from engine.step import Chunk, Entry, Sampling, SequenceId, StepPlan
-from engine.types import SamplingParams
+from engine.mlx_backend.storage.arena import Arena, LayerArena
+from engine.mlx_backend.storage.storage import Storage
+from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepPlan
+from engine.step.runner import RunnerLost
+from engine.types.request import SamplingParams
 from kvstore.actions import TablePatch
-from kvstore.arena import Arena, LayerArena
 from kvstore.types import SlotId
 from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
@@ -115,9 +115,9 @@ def poison_blocks(arena: Arena) -> None:
         mx.eval(keys, values)
         layer.put_blocks(0, keys, values)
         shape = layer.shape
-        places = arena.places(mx.array([arena.scratch]), mx.array([0]), shape.kv_heads)
+        slot_mapping = arena.slot_mapping(mx.array([arena.scratch]), mx.array([0]), shape.kv_heads)
         nan = mx.full((1, shape.kv_heads, 1, shape.key_dim), mx.nan)
-        layer.write(places, nan, nan)
+        layer.write(slot_mapping, nan, nan)
 
 
 def test_storage_that_cannot_be_computed_is_lost(
@@ -127,8 +127,8 @@ def test_storage_that_cannot_be_computed_is_lost(
     runner = plain_runner(served_of("qwen3"))
     write, nothing = LayerArena.write, from_another_thread()
 
-    def write_more(layer: LayerArena, places: mx.array, *vectors: mx.array) -> None:
-        write(layer, places, *(array + nothing for array in vectors))
+    def write_more(layer: LayerArena, slot_mapping: mx.array, *vectors: mx.array) -> None:
+        write(layer, slot_mapping, *(array + nothing for array in vectors))
 
     monkeypatch.setattr(LayerArena, "write", write_more)
     with pytest.raises(RunnerLost):

@@ -8,16 +8,11 @@ import pytest
 
 from engine.launch import launch
 from engine.mlx_backend.backend import load_backend
-from engine.types import (
-    EngineConfig,
-    FinishReason,
-    ModelCard,
-    OutputEvent,
-    Request,
-    SamplingDefaults,
-    SamplingParams,
-)
-from server.metrics import EngineTelemetry
+from engine.types.model import ModelCard, SamplingDefaults
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import Request, SamplingParams
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, write_family
 
 PROMPT = tuple(range(5, 25))

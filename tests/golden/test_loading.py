@@ -24,10 +24,11 @@ from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.forward import Forward
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
-from engine.step import Chunk, Entry, Sampling, SequenceId, StepPlan
-from engine.types import EngineConfig, SamplingParams
+from engine.mlx_backend.storage.arena import Arena, LayerShape
+from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepPlan
+from engine.types.request import SamplingParams
+from engine.types.settings import EngineConfig
 from kvstore.actions import TablePatch
-from kvstore.arena import Arena, LayerShape
 from load_tests.random_checkpoint import train_tokenizer
 from tests.checkpoints import FAMILIES, VOCAB_SIZE, Family, tiny_tokenizer, write_family
 from tests.conformance.configs import CONFIGS

@@ -8,9 +8,9 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
-from engine.mlx_backend.attention.work import work_list
-from engine.mlx_backend.model.forward import Forward, Piece
-from engine.step import Chunk
+from engine.mlx_backend.cpu.work import work_list
+from engine.mlx_backend.model.forward import Forward, TokenSpan
+from engine.step.plan import Chunk
 from tests.golden.driving import (
     BLOCK_SIZE,
     Driver,
@@ -127,9 +127,9 @@ def test_cascade_attends_once_to_a_shared_prefix(served_of: Callable[[str], Serv
     driver.run([(prefix, 9 * BLOCK_SIZE)])
     rows = [driver.subject([*prefix.tokens, 7 + i]) for i in range(2)]
     tables = [np.array(row.lease.table, dtype=np.uint32) for row in rows]
-    pieces = [Piece(9 * BLOCK_SIZE, 1, table) for table in tables]
+    spans = [TokenSpan(9 * BLOCK_SIZE, 1, table) for table in tables]
     arena = driver.model.storage.full
-    forward = Forward(pieces, arena)
+    forward = Forward(spans, arena)
     work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks=9)
     n_keys = 9 * BLOCK_SIZE
     assert work.tolist() == [(0, 2, 0, 9, n_keys), (0, 1, 9, 1, 1), (1, 1, 9, 1, 1)]

@@ -14,9 +14,9 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.runner import ModelRunner
-from engine.step import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan, StepResult
-from engine.types import Request, SamplingParams
+from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan, StepResult
+from engine.step.runner import ModelRunner
+from engine.types.request import Request, SamplingParams
 from kvstore.actions import TablePatch
 from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION

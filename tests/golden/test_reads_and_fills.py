@@ -11,12 +11,20 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan
-from engine.types import SamplingParams
-from kvstore.actions import FillBlock, FillState, FillWindow, Order, Parts, ReadBlock, TablePatch
-from kvstore.block_table import blocks_for
-from kvstore.groups.recurrent import StateShare
-from kvstore.groups.window import WindowShare
+from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan
+from engine.types.request import SamplingParams
+from kvstore.actions import (
+    FillBlock,
+    FillState,
+    FillWindow,
+    Parts,
+    ReadBlock,
+    StorageOp,
+    TablePatch,
+)
+from kvstore.blocks.table import blocks_for
+from kvstore.groups.recurrent import RecurrentState
+from kvstore.groups.window import WindowState
 from kvstore.types import BlockId, SlotId
 from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
@@ -31,9 +39,9 @@ def reads(subject: Subject) -> list[ReadBlock]:
     lease = subject.lease
     n_blocks = blocks_for(lease.written_tokens, BLOCK_SIZE)
     windows = [
-        dict(enumerate(h.slots, h.first)) for h in lease.shares if isinstance(h, WindowShare)
+        dict(enumerate(h.slots, h.first)) for h in lease.group_states if isinstance(h, WindowState)
     ]
-    states = [share.slot for share in lease.shares if isinstance(share, StateShare)]
+    states = [state.slot for state in lease.group_states if isinstance(state, RecurrentState)]
     return [
         ReadBlock(
             lease.table[index],
@@ -45,18 +53,18 @@ def reads(subject: Subject) -> list[ReadBlock]:
     ]
 
 
-def fills(targets: Sequence[ReadBlock], contents: Sequence[Parts]) -> list[Order]:
+def fills(targets: Sequence[ReadBlock], contents: Sequence[Parts]) -> list[StorageOp]:
     """The same parts into the targets' places."""
-    orders: list[Order] = []
+    ops: list[StorageOp] = []
     for target, (block, *windows, state) in zip(targets, contents, strict=True):
         assert block is not None
-        orders.append(FillBlock(target.block, bytes(block)))
+        ops.append(FillBlock(target.block, bytes(block)))
         for group, (slot, data) in enumerate(zip(target.windows, windows, strict=True)):
             if slot is not None and data is not None:
-                orders.append(FillWindow(group, slot, bytes(data)))
+                ops.append(FillWindow(group, slot, bytes(data)))
         if target.state is not None and state is not None:
-            orders.append(FillState(target.state, bytes(state)))
-    return orders
+            ops.append(FillState(target.state, bytes(state)))
+    return ops
 
 
 @pytest.mark.parametrize("n_tokens", [2 * BLOCK_SIZE, 45])
@@ -139,8 +147,8 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     runner.sample(StepMasks)
     [parts] = [result.read[0] for result in [runner.collect()]]
     target = ReadBlock(block, BLOCK_SIZE, (SlotId(1_000),) * n_windows)
-    orders = tuple(fills([target], [parts]))
-    runner.submit(StepPlan(before=orders, decodes=tuple(names)))
+    ops = tuple(fills([target], [parts]))
+    runner.submit(StepPlan(before=ops, decodes=tuple(names)))
     runner.sample(StepMasks)
     mx.synchronize()
     mx.reset_peak_memory()
@@ -148,7 +156,7 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     for step in range(20):
         chunk = Chunk(names[0], 100 + 30 * step, tuple(random_tokens(30, step)), samples=False)
         plan = StepPlan(
-            before=orders if step % 3 else (),
+            before=ops if step % 3 else (),
             chunks=(chunk,),
             decodes=tuple(names[1:]),
             reads=(target, read) if step % 2 else (),

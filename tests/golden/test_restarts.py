@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import RecallRules
-from engine.inbox import Inbox
-from engine.mlx_backend.model.storage import Storage
-from engine.types import DiskWrites, Request, SamplingParams
+from engine.disk_cache.loader import LoadRules
+from engine.disk_cache.writer import WriteRules
+from engine.loop.inbox import Inbox
+from engine.mlx_backend.storage.storage import Storage
+from engine.types.request import Request, SamplingParams
+from engine.types.settings import DiskWrites
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import TierLimits
@@ -39,8 +40,8 @@ class Daemon:
             storage.part_bytes,
             LIMIT_BYTES,
             self._inbox.post,
-            ArchiveRules(writes=DiskWrites.EXIT, least_tokens=32),
-            RecallRules(least_tokens=32, worth=1e9, timeout_seconds=SECONDS),
+            WriteRules(writes=DiskWrites.EXIT, least_tokens=32),
+            LoadRules(least_tokens=32, worth=1e9, timeout_seconds=SECONDS),
             SECONDS,
         )
 

@@ -11,21 +11,19 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention import dispatch
-from engine.mlx_backend.attention.cascade import CascadeAttention
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
+from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
 from engine.mlx_backend.model import output_head
 from engine.mlx_backend.model.batching import LADDER
-from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.execution import Execution
-from engine.mlx_backend.model.forward import Piece
-from engine.mlx_backend.model.forward_batch import Run
+from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.model.storage import Storage
-from engine.storage_sizes import StorageSizes
-from engine.types import EngineConfig
+from engine.mlx_backend.storage.storage import Storage
+from engine.types.settings import EngineConfig
+from kvstore.groups.sizes import StorageSizes
 from load_tests.random_checkpoint import random_model
 
 HEADS = 8
@@ -78,29 +76,34 @@ def cached_model(
     return CachedModel(model, layout, storage, Execution(LADDER[0], attention, head()), most_keys)
 
 
-def pieces(rows: int, length: int, keys: int) -> list[Piece]:
+def spans_of(rows: int, length: int, keys: int) -> list[TokenSpan]:
     """Rows of `keys` tokens each, `length` of them new."""
     blocks = keys // BLOCK_SIZE
     return [
-        Piece(keys - length, length, np.arange(row * blocks, (row + 1) * blocks, dtype=np.uint32))
+        TokenSpan(
+            keys - length, length, np.arange(row * blocks, (row + 1) * blocks, dtype=np.uint32)
+        )
         for row in range(rows)
     ]
 
 
-def last_logits(model: CachedModel, work: Sequence[Piece]) -> mx.array:
-    """After each piece, `[rows, vocabulary]`, computed as the runner has it computed."""
+def last_logits(model: CachedModel, work: Sequence[TokenSpan]) -> mx.array:
+    """After each span, `[rows, vocabulary]`, computed as the runner has it computed."""
     rows: dict[int, mx.array] = {}
-    longest = max(piece.n_tokens for piece in work)
+    longest = max(span.n_tokens for span in work)
     token_ids = mx.arange(len(work) * longest, dtype=mx.int32) % narrow()[1].vocab_size
-    runs = [Run(piece, index, index * longest, n_read=1) for index, piece in enumerate(work)]
-    for batch in model.arrange(runs).sampling:
+    spans = [
+        replace(span, index=index, first_token=index * longest, n_read=1)
+        for index, span in enumerate(work)
+    ]
+    for batch in model.arrange(spans).sampling:
         computed = model.forward(batch, token_ids)
-        mx.async_eval(computed.logits, computed.witnesses)
-        rows.update(zip((run.index for run in batch.runs), computed.logits, strict=True))
+        mx.async_eval(computed.logits, computed.fences)
+        rows.update(zip((span.index for span in batch.spans), computed.logits, strict=True))
     return mx.stack([rows[index] for index in range(len(work))])
 
 
-def peak_bytes(model: CachedModel, work: Sequence[Piece]) -> int:
+def peak_bytes(model: CachedModel, work: Sequence[TokenSpan]) -> int:
     """Of decodes or of one forward, above what was there before."""
     before = mx.get_active_memory()
     mx.reset_peak_memory()
@@ -117,21 +120,21 @@ def test_a_forward_takes_no_more_than_is_reserved(
 ) -> None:
     model = cached_model(attention, rows, keys)
     reserved = workspace(attention, rows, rows * length).bytes(keys)
-    assert peak_bytes(model, pieces(rows, length, keys)) < reserved + ACTIVATIONS_BYTES
+    assert peak_bytes(model, spans_of(rows, length, keys)) < reserved + ACTIVATIONS_BYTES
 
 
 def test_what_is_reserved_for_gathering_is_not_far_more_than_it_takes() -> None:
     model = cached_model(GatherAttention(), 16, 1024)
     space = workspace(GatherAttention(), 16, 16)
     reserved = space.copies * space.forward_keys(1024) * space.key_bytes
-    assert peak_bytes(model, pieces(16, 1, 1024)) > 0.9 * reserved
+    assert peak_bytes(model, spans_of(16, 1, 1024)) > 0.9 * reserved
 
 
 def test_a_forward_is_split_where_its_keys_are_too_many_and_says_the_same() -> None:
     rows, keys = 16, 1024
     work = [
-        replace(piece, start=piece.start - 100 * (row % 3))
-        for row, piece in enumerate(pieces(rows, 1, keys))
+        replace(span, start=span.start - 100 * (row % 3))
+        for row, span in enumerate(spans_of(rows, 1, keys))
     ]
     whole = cached_model(GatherAttention(), rows, keys)
     parted = cached_model(GatherAttention(), rows, keys, most_keys=rows // 4 * keys)

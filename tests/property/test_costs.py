@@ -5,8 +5,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.costs import StepCosts, StepWork, chunk_beginning
-from engine.step_budget import StepBudget
+from engine.scheduling.costs import StepCosts
+from engine.scheduling.step_budget import StepBudget
+from engine.step.plan import StepWork, chunk_beginning
 from tests.unit.simulated_machine import beside
 
 counts = st.integers(0, 100_000)

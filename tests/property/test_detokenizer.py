@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from engine.detokenizer import REPLACEMENT, detokenizer_factory
-from engine.types import Request
+from engine.output.detokenizer import REPLACEMENT, detokenizer_factory
+from engine.types.request import Request
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. don't, isn't, (well) -- 3.14\n\n\tindented",

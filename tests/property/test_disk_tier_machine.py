@@ -78,7 +78,7 @@ class TierMachine(RuleBasedStateMachine):
             assert self.tier.flush(PATIENCE)
             if in_place:
                 for parent, found in extent.with_parents():
-                    self.parents[found.name] = parent
+                    self.parents[found.block_hash] = parent
                 assert self.tier.known(chain.names[start:][:n_entries]) == len(extent.entries)
 
     @rule(

@@ -21,10 +21,10 @@ from hypothesis.stateful import (
 
 from kvstore import invariants
 from kvstore.actions import CopyBlock
-from kvstore.announcements import Prospect
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.in_flight import PendingPrompt
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import BlockId, Namespace
@@ -59,9 +59,9 @@ class Arena:
         self._block_size = block_size
         self._slots: list[list[Slot]] = [[None] * block_size for _ in range(n_blocks)]
 
-    def copy(self, order: CopyBlock) -> None:
-        copied = self._slots[order.source][: order.n_tokens]
-        self._slots[order.target] = copied + [None] * (self._block_size - order.n_tokens)
+    def copy(self, op: CopyBlock) -> None:
+        copied = self._slots[op.source][: op.n_tokens]
+        self._slots[op.target] = copied + [None] * (self._block_size - op.n_tokens)
 
     def write(self, block: BlockId, position: int, slot: Slot) -> None:
         self._slots[block][position % self._block_size] = slot
@@ -102,7 +102,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         self.published: dict[Lease, Ids] = {}  # whole blocks that are indexed and held
         self.planned: dict[Lease, int] = {}  # tokens that the next step writes
         self.copies: list[CopyBlock] = []
-        self.prospects: list[Prospect] = []
+        self.pending: list[PendingPrompt] = []
         self.admitted_tokens: dict[Lease, int] = {}
 
     # Looking and coming.
@@ -144,28 +144,28 @@ class KVStoreMachine(RuleBasedStateMachine):
 
     @rule(namespace=namespaces, prompt=prompts)
     def expect(self, namespace: Namespace, prompt: Prompt) -> None:
-        prospect = self.store.announcements.expect(namespace, Tokens(self.ids_for(prompt)))
-        self.prospects.append(prospect)
-        assert self.store.announcements.must_wait(prospect) is self.is_worth_a_wait(prospect)
+        pending = self.store.in_flight.add_pending(namespace, Tokens(self.ids_for(prompt)))
+        self.pending.append(pending)
+        assert self.store.in_flight.must_wait(pending) is self.is_worth_a_wait(pending)
 
-    @precondition(lambda self: self.prospects)
+    @precondition(lambda self: self.pending)
     @rule(at=which)
     def admit_or_wait(self, at: int) -> None:
         """As the scheduler does."""
-        prospect = self.prospects[at % len(self.prospects)]
-        if self.store.announcements.must_wait(prospect):
+        pending = self.pending[at % len(self.pending)]
+        if self.store.in_flight.must_wait(pending):
             return
         before = self.snapshot()
-        lease = self.store.admit(prospect.namespace, prospect.tokens)
+        lease = self.store.admit(pending.namespace, pending.tokens)
         self.joined(lease, before)
         if isinstance(lease, Lease):
-            self.prospects.remove(prospect)
-            self.store.announcements.forget(prospect)
+            self.pending.remove(pending)
+            self.store.in_flight.remove_pending(pending)
 
-    @precondition(lambda self: self.prospects)
+    @precondition(lambda self: self.pending)
     @rule(at=which)
     def withdraw(self, at: int) -> None:
-        self.store.announcements.forget(self.prospects.pop(at % len(self.prospects)))
+        self.store.in_flight.remove_pending(self.pending.pop(at % len(self.pending)))
 
     # Of a lease outside the step: else the fork would share a block that is about to be written.
     @precondition(lambda self: self.idle())
@@ -202,8 +202,8 @@ class KVStoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.planned)
     @rule()
     def run_step(self) -> None:
-        for order in self.copies:
-            self.arena.copy(order)
+        for op in self.copies:
+            self.arena.copy(op)
         for lease, n_tokens in self.planned.items():
             self.write(lease, n_tokens)
         for lease, n_tokens in self.planned.items():
@@ -270,12 +270,12 @@ class KVStoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_is_waiting_for_more_than_there_is(self) -> None:
-        for prospect in self.prospects:
-            if prospect.is_waiting:
-                assert prospect.awaited is not None
-                lease = prospect.awaited.lease
+        for pending in self.pending:
+            if pending.is_waiting:
+                assert pending.awaited is not None
+                lease = pending.awaited.lease
                 assert lease in self.live
-                assert lease.written_tokens < prospect.until_tokens <= self.shared(lease, prospect)
+                assert lease.written_tokens < pending.until_tokens <= self.shared(lease, pending)
 
     def teardown(self) -> None:
         for lease in self.live:
@@ -316,19 +316,19 @@ class KVStoreMachine(RuleBasedStateMachine):
             assert self.store.available_blocks >= spare
         return lease
 
-    def is_worth_a_wait(self, prospect: Prospect) -> bool:
+    def is_worth_a_wait(self, pending: PendingPrompt) -> bool:
         """Whether a lease computes more of it than is indexed, and will soon be that far."""
-        indexed = self.store.probe(prospect.namespace, prospect.tokens)
+        indexed = self.store.probe(pending.namespace, pending.tokens)
         return any(
-            lease.namespace == prospect.namespace
-            and self.shared(lease, prospect) > lease.written_tokens
-            and self.shared(lease, prospect) - indexed > indexed - lease.written_tokens
+            lease.namespace == pending.namespace
+            and self.shared(lease, pending) > lease.written_tokens
+            and self.shared(lease, pending) - indexed > indexed - lease.written_tokens
             for lease in self.live
         )
 
-    def shared(self, lease: Lease, prospect: Prospect) -> int:
+    def shared(self, lease: Lease, pending: PendingPrompt) -> int:
         """How many tokens both begin with, in whole blocks that the lease was admitted with."""
-        own, other = ids_of(lease)[: self.admitted_tokens[lease]], unpacked(prospect.packed)
+        own, other = ids_of(lease)[: self.admitted_tokens[lease]], unpacked(pending.packed)
         common = common_prefix(own, other)
         return common - common % self.block_size
 
@@ -345,12 +345,12 @@ class KVStoreMachine(RuleBasedStateMachine):
         if n_tokens == 0:
             return
         before = self.snapshot()
-        room = self.store.extend(lease, n_tokens)
-        if isinstance(room, Refusal):
+        step_ops = self.store.extend(lease, n_tokens)
+        if isinstance(step_ops, Refusal):
             self.check_refused(before)
         else:
             self.planned[lease] = n_tokens
-            self.copies += [order for order in room.before if isinstance(order, CopyBlock)]
+            self.copies += [op for op in step_ops.before if isinstance(op, CopyBlock)]
 
     def joined(self, lease: Lease | Refusal, before: object) -> None:
         if isinstance(lease, Refusal):
@@ -376,7 +376,7 @@ class KVStoreMachine(RuleBasedStateMachine):
         ids, pool = ids_of(lease), self.store.pool
         for position in range(lease.written_tokens, lease.written_tokens + n_tokens):
             block = lease.table[position // self.block_size]
-            assert (pool.holders(block), pool.is_kept(block)) == (1, False), "others read it"
+            assert (pool.ref_count(block), pool.is_cached(block)) == (1, False), "others read it"
             self.arena.write(block, position, (lease.namespace, ids[: position + 1]))
 
     def publish(self, lease: Lease, n_tokens: int) -> None:

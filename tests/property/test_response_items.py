@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 from server.dialects.responses.input.history import chat_messages
 from server.dialects.responses.output.items import Output, OutputShape
 from server.dialects.responses.sealed import seal, unseal
-from server.dialects.responses.toolbox import Toolbox
+from server.dialects.responses.tools import RequestTools
 from server.generation.roles import Roles
-from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.schemas.responses.items import ConversationItem
 from server.schemas.responses.tools import CustomTool, FunctionTool, NamespaceTool
 
@@ -20,7 +20,7 @@ ITEMS: TypeAdapter[list[ConversationItem]] = TypeAdapter(list[ConversationItem])
 LOOK = FunctionTool(type="function", name="look")
 PATCH = CustomTool(type="custom", name="patch")
 AGENTS = NamespaceTool(type="namespace", name="agents", tools=[LOOK, PATCH])
-TOOLBOX = Toolbox([LOOK, PATCH, AGENTS])
+TOOLBOX = RequestTools([LOOK, PATCH, AGENTS])
 USERS, TOOLS = Roles("user", "user", "content"), Roles("user", "tool", "content")
 FUNCTIONS = ["look", "agents__look", "made_up"]
 CUSTOM = ["patch", "agents__patch"]
@@ -34,9 +34,9 @@ CALLS = st.tuples(st.sampled_from(FUNCTIONS), OBJECTS) | st.tuples(
 ANSWERS = st.lists(SAID | CALLS, min_size=1, max_size=8)
 
 
-def parts(answer: list[Part | tuple[str, object]], slice_length: int) -> list[Part]:
+def parts(answer: list[AnswerPart | tuple[str, object]], slice_length: int) -> list[AnswerPart]:
     """The answer as a stream has it: arguments in slices."""
-    made: list[Part] = []
+    made: list[AnswerPart] = []
     indices = count()
     for said in answer:
         if not isinstance(said, tuple):
@@ -54,7 +54,7 @@ def parts(answer: list[Part | tuple[str, object]], slice_length: int) -> list[Pa
 
 @given(ANSWERS, st.integers(1, 20), st.booleans(), st.booleans())
 def test_an_answer_comes_back_as_it_was(
-    answer: list[Part | tuple[str, object]], slice_length: int, summary: bool, sealed: bool
+    answer: list[AnswerPart | tuple[str, object]], slice_length: int, summary: bool, sealed: bool
 ) -> None:
     numbers = count()
     output = Output(OutputShape(TOOLBOX, summary, sealed), "id", lambda: next(numbers))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.stop import StopChecker
+from engine.output.output import StopChecker
 
 ALPHABET = "ab"  # so that beginnings overlap
 

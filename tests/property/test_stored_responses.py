@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dialects.responses.kept.store import ResponseStore
-from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
+from server.dialects.responses.storage.store import ResponseStore
+from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
 
 MAX_RESPONSES, MAX_BYTES = 8, 20_000
 CLIENTS = ("one", "two", "three")

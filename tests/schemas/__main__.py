@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from engine.launch import launch
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from tests.checkpoints import SHALLOW, write_family
 from tests.schemas.answers import answers_conform
 from tests.schemas.suite import report

@@ -7,8 +7,8 @@ import asyncio
 from pathlib import Path
 
 from engine.launch import launch
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from tests.checkpoints import SHALLOW, write_family
 from tests.schemas.answers import answers_conform
 

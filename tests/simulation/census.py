@@ -13,7 +13,7 @@ class Happening(StrEnum):
     LOAD_FAILED = "loads whose step failed"
     LOAD_OUTLIVED = "loads that the engine's end cut off"
     WAITED = "sequences that waited for a load"
-    TWIN_WAITED = "twins that waited with them"
+    DUPLICATE_WAITED = "duplicates that waited with them"
     ABORTED_WAITING = "aborts of who waited for a load"
     EVICTED_LOADING = "evictions during a load"
     READER_ASIDE = "readers that stood aside"
@@ -33,8 +33,8 @@ class Happening(StrEnum):
     SAT_OUT = "rows that sat a step out"
     RESTARTED = "restarts"
     KILLED = "kills"
-    GAVE_SLOT = "slots given up for another client"
-    GAVE_BLOCKS = "sequences that gave way to another client's for blocks"
+    CLIENT_SLOT = "sequences preempted for another client's slot"
+    CLIENT_BLOCKS = "sequences preempted for another client's blocks"
 
 
 Census = Counter[Happening]

@@ -7,26 +7,27 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
-from engine.disk_cache.archive import Archive, ArchiveRules
 from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
 from engine.disk_cache.load_budget import LoadLimits
-from engine.disk_cache.recalls import RecallRules, Recalls, _Load
-from engine.inbox import Inbox
-from engine.loop import Deliver, EngineLoop
-from engine.output import OutputFactory
-from engine.scheduler import Scheduler
-from engine.step import SequenceId
-from engine.storage_sizes import StorageBytes
-from engine.submission import Submission, prepare
-from engine.timing import Timing
-from engine.types import DiskWrites, Request
-from engine.validation import Limits
-from kvstore.block_pool import BlockPool
+from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
+from engine.disk_cache.writer import DiskWriter, WriteRules
+from engine.loop.inbox import Inbox
+from engine.loop.loop import Deliver, EngineLoop
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.submission import Submission, prepare
+from engine.scheduling.validation import Limits
+from engine.step.plan import SequenceId
+from engine.types.request import Request
+from engine.types.settings import DiskWrites
+from engine.watching.latency import LatencyTracker
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.sizes import StorageBytes
 from kvstore.groups.window import WindowGroup, lease_slots
-from kvstore.prefix_index import NoIndex, PrefixIndex
-from kvstore.radix_tree import RadixTree
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.simulation.census import Census
 from tests.simulation.checks import fairness
@@ -144,7 +145,7 @@ class Daemon:
         self.limits = _limits(random, layout, n_blocks)
         self.pool = BlockPool(n_blocks)
         is_cached = tier is not None or random.random() < 0.8
-        index: PrefixIndex = RadixTree(self.pool, layout.block_size) if is_cached else NoIndex()
+        index: PrefixIndex = RadixTree(self.pool, layout.block_size) if is_cached else PrefixIndex()
         self.store = KVStore(self.pool, index, layout.block_size, self._groups(is_cached))
         self.runner = FakeRunner(
             self.pool,
@@ -158,8 +159,8 @@ class Daemon:
         self.part_bytes = layout.part_bytes
         self.outputs = OutputFactory(frozenset({EOS}), lambda _: LetterDetokenizer())
         self.inbox = Mailbox()
-        self.recalls: Recalls | None = None
-        self.archive: Archive | None = None
+        self.loader: DiskLoader | None = None
+        self.writer: DiskWriter | None = None
         self.scheduler = Scheduler(
             self.store,
             self.outputs,
@@ -173,19 +174,19 @@ class Daemon:
             self.runner,
             self.inbox,
             world.deliver,
-            Timing(world.clock, SilentTelemetry()),
+            LatencyTracker(world.clock, SilentTelemetry()),
             self.sizes,
             LateAnswers(random, layout.vocab_size, world.answer_fault, census),
         )
 
     def prepared(self, request: Request) -> Submission:
         """Raises InvalidRequest."""
-        return prepare(request, self.limits, guides(request), self.scheduler.names)
+        return prepare(request, self.limits, guides(request), self.scheduler.block_hashes)
 
     @property
     def loads(self) -> list[_Load]:
         """Those under way."""
-        return [] if self.recalls is None else self.recalls._loads
+        return [] if self.loader is None else self.loader._loads
 
     @property
     def in_flight(self) -> int:
@@ -214,31 +215,31 @@ class Daemon:
 
     def _disk(self, tier: TroubledTier) -> TieredCache:
         random = self._random
-        archive, recalls = draw_rules(random)
+        write_rules, load_rules = draw_rules(random)
         disk = TieredCache(
             tier,
             self.store,
             self._layout.part_bytes,
             0,
             self.inbox.post,
-            archive,
-            recalls,
+            write_rules,
+            load_rules,
             shutdown_seconds=random.choice([0.0, 5.0, 60.0]),
             clock=self.clock,
         )
-        self.recalls, self.archive = disk._recalls, disk._archive
+        self.loader, self.writer = disk._loader, disk._writer
         return disk
 
 
-def draw_rules(random: Random) -> tuple[ArchiveRules, RecallRules]:
+def draw_rules(random: Random) -> tuple[WriteRules, LoadRules]:
     least_tokens, salted = random.choice([1, 2, 6]), random.random() < 0.7
-    archive = ArchiveRules(
+    write_rules = WriteRules(
         writes=random.choice([*DiskWrites, *[DiskWrites.ALL] * 4]),
         salted=salted,
         least_tokens=least_tokens,
         idle_seconds=random.choice([0.0, 1.0, 4.0]),
     )
-    recalls = RecallRules(
+    load_rules = LoadRules(
         least_tokens=least_tokens,
         worth=random.choice([inf, inf, 0.7]),
         looked_back_blocks=random.choice([0, 1, 64]),
@@ -246,7 +247,7 @@ def draw_rules(random: Random) -> tuple[ArchiveRules, RecallRules]:
         salted=salted,
         limits=LoadLimits(random.choice([1, 200, 1 << 30]), random.choice([10, 1000, 1 << 30])),
     )
-    return archive, recalls
+    return write_rules, load_rules
 
 
 def _limits(random: Random, layout: Layout, n_blocks: int) -> Limits:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from engine.constraints.matcher import Complete
-from engine.types import FinishReason, Request, ThinkingBudget
+from engine.types.output import FinishReason
+from engine.types.request import Request, ThinkingBudget
 from tests.simulation.grammars import follow, ruled_out
 from tests.simulation.model import ROOT, chain, sample, text_of
 

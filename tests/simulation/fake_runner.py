@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.step import (
+from engine.step.plan import (
     Chunk,
     Masks,
     SampledToken,
@@ -16,7 +16,7 @@ from engine.step import (
     StepPlan,
     StepResult,
 )
-from engine.types import TokenLogprob
+from engine.types.output import TokenLogprob
 from kvstore.actions import (
     CopyBlock,
     CopyState,
@@ -24,14 +24,14 @@ from kvstore.actions import (
     FillBlock,
     FillState,
     FillWindow,
-    Order,
     Parts,
     ReadBlock,
     ResetState,
     RollBackState,
+    StorageOp,
     TablePatch,
 )
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.window import WindowGroup
 from kvstore.types import BlockId, SlotId
@@ -43,7 +43,7 @@ class InjectedError(RuntimeError):
 
 
 @dataclass(slots=True)
-class Seat:
+class BatchRow:
     """What the batch has of one sequence. Tables are by group, None is that of blocks."""
 
     sampling: Sampling
@@ -93,7 +93,7 @@ class FakeRunner:
         self._vocab_size = vocab_size
         self._fault = fault
         self._row_fault = row_fault
-        self._seats: dict[SequenceId, Seat] = {}
+        self._rows: dict[SequenceId, BatchRow] = {}
         self._flights: deque[Flight] = deque()
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}  # KV before, and own
         self._windows: dict[tuple[int, int, int], int] = {}  # by group: the slot's own KV
@@ -116,27 +116,27 @@ class FakeRunner:
         assert plan.is_due, "a step that does nothing"
         self._change_batch(plan)
         self._fault()
-        for order in plan.before:
-            self._carry_out(order)
+        for op in plan.before:
+            self._execute(op)
         self._states_before.clear()
         flight = Flight(plan)
         for chunk in plan.chunks:
             self._compute_chunk(flight, chunk)
-        for order in plan.between:
-            self._carry_out(order)
+        for op in plan.after_chunks:
+            self._execute(op)
         for sequence_id in plan.kept:
-            seat = self._seats[sequence_id]
-            assert seat.kept_kv is not None, "a step was sat out by who was not in it"
-            flight.kv[sequence_id], seat.kept_kv = seat.kept_kv, None
+            row = self._rows[sequence_id]
+            assert row.kept_kv is not None, "a step was sat out by who was not in it"
+            flight.kv[sequence_id], row.kept_kv = row.kept_kv, None
         for sequence_id in plan.sampling():
             if sequence_id in plan.kept:
                 continue
-            seat = self._seats[sequence_id]
-            assert seat.kept_kv is None, "a decode of who has yet to sample"
-            assert seat.last_token is not None, "a decode of what has not been sampled"
-            flight.kv[sequence_id] = self._forward(sequence_id, (seat.last_token,))[-1]
-        for order in plan.after:
-            self._carry_out(order)
+            row = self._rows[sequence_id]
+            assert row.kept_kv is None, "a decode of who has yet to sample"
+            assert row.last_token is not None, "a decode of what has not been sampled"
+            flight.kv[sequence_id] = self._forward(sequence_id, (row.last_token,))[-1]
+        for op in plan.after:
+            self._execute(op)
         flight.read = tuple(map(self._read, plan.reads))
         self._flights.append(flight)
         assert len(self._flights) <= 2, "more than one step in flight"
@@ -159,23 +159,21 @@ class FakeRunner:
         for sequence_id in decodes:
             for index, group in enumerate(self._groups):
                 if not isinstance(group, WindowGroup):
-                    state = self._seats[sequence_id].tables[index][0]
+                    state = self._rows[sequence_id].tables[index][0]
                     self._states[state] = self._states_before.pop(state)
 
     def _sample(self, flight: Flight, masks: StepMasks) -> None:
         by_row: Mapping[SequenceId, Masks] = dict(zip(masks.sequence_ids, masks.masks, strict=True))
         for sequence_id, kv in flight.kv.items():
-            seat = self._seats[sequence_id]
+            row = self._rows[sequence_id]
             if sequence_id in masks.late:
-                seat.kept_kv = kv
+                row.kept_kv = kv
                 continue
-            ruled_out = self._ruled_out(seat, by_row.get(sequence_id))
-            token_id = sample(
-                kv, seat.sampling.seed, seat.output_index, self._vocab_size, ruled_out
-            )
-            seat.last_token = token_id
-            seat.output_index += 1
-            is_asked = seat.sampling.params.top_logprobs is not None
+            ruled_out = self._ruled_out(row, by_row.get(sequence_id))
+            token_id = sample(kv, row.sampling.seed, row.output_index, self._vocab_size, ruled_out)
+            row.last_token = token_id
+            row.output_index += 1
+            is_asked = row.sampling.params.top_logprobs is not None
             logprob = TokenLogprob(token_id, -1.0) if is_asked else None
             flight.sampled[sequence_id] = SampledToken(token_id, logprob)
 
@@ -197,37 +195,37 @@ class FakeRunner:
 
     def _change_batch(self, plan: StepPlan) -> None:
         for sequence_id in plan.leave:
-            del self._seats[sequence_id]
+            del self._rows[sequence_id]
         for entry in plan.enter:
-            assert entry.sequence_id not in self._seats, "entered twice"
+            assert entry.sequence_id not in self._rows, "entered twice"
             sampling = entry.sampling
-            self._seats[entry.sequence_id] = Seat(sampling, output_index=sampling.output_index)
+            self._rows[entry.sequence_id] = BatchRow(sampling, output_index=sampling.output_index)
         for sequence_id, patch in plan.patches:
-            self._seats[sequence_id].patch(patch)
+            self._rows[sequence_id].patch(patch)
 
     def _compute_chunk(self, flight: Flight, chunk: Chunk) -> None:
-        seat = self._seats[chunk.sequence_id]
-        seat.position = chunk.start
+        row = self._rows[chunk.sequence_id]
+        row.position = chunk.start
         run = chunk.tokens[:-1] if chunk.samples else chunk.tokens
         values = self._forward(chunk.sequence_id, run) if run else []
         if chunk.samples:
-            seat.last_token = chunk.tokens[-1]
+            row.last_token = chunk.tokens[-1]
         if chunk.prompt_logprobs is not None:
             flight.scored[chunk.sequence_id] = tuple(
                 TokenLogprob(token_id, -float(values[i] % 97))
                 for i, token_id in enumerate(chunk.next_tokens)
             )
 
-    def _ruled_out(self, seat: Seat, words: Masks | None) -> frozenset[int]:
+    def _ruled_out(self, row: BatchRow, words: Masks | None) -> frozenset[int]:
         if words is None:
-            too_early = seat.output_index < seat.sampling.params.min_tokens
-            return frozenset(seat.sampling.banned_tokens if too_early else ())
+            too_early = row.output_index < row.sampling.params.min_tokens
+            return frozenset(row.sampling.banned_tokens if too_early else ())
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: self._vocab_size]
         assert bits.any(), "a mask that leaves nothing"
         return frozenset(np.flatnonzero(bits == 0).tolist())
 
-    def _carry_out(self, order: Order) -> None:
-        match order:
+    def _execute(self, op: StorageOp) -> None:
+        match op:
             case CopyBlock(source, target, n_tokens):
                 for slot in range(n_tokens):
                     self._slots[target, slot] = self._slots.get((source, slot), (-1, -1))
@@ -242,7 +240,7 @@ class FakeRunner:
             case CopyState(saved, restored):
                 self._states[restored] = self._states[saved]
             case FillBlock(filled, data):
-                assert self._pool.count(filled) == 1, f"block {filled} is filled and shared"
+                assert self._pool.total_refs(filled) == 1, f"block {filled} is filled and shared"
                 kv = unpacked(data)
                 for slot, both in enumerate(zip(kv[::2], kv[1::2], strict=True)):
                     self._slots[filled, slot] = both
@@ -268,52 +266,52 @@ class FakeRunner:
 
     def _forward(self, sequence_id: SequenceId, tokens: Sequence[int]) -> list[int]:
         """KV of the row's next tokens, each from the one before as the blocks have it."""
-        seat = self._seats[sequence_id]
-        past = self._attend(seat)
+        row = self._rows[sequence_id]
+        past = self._attend(row)
         kv, values = past[-1], list[int]()
-        self._check_groups(seat, past)
-        for position, token_id in enumerate(tokens, start=seat.position):
-            block = BlockId(seat.tables[None][position // self._block_size])
-            assert self._pool.count(block) == 1, f"block {block} is written and shared"
+        self._check_groups(row, past)
+        for position, token_id in enumerate(tokens, start=row.position):
+            block = BlockId(row.tables[None][position // self._block_size])
+            assert self._pool.total_refs(block) == 1, f"block {block} is written and shared"
             self._slots[block, position % self._block_size] = kv, chain(kv, token_id)
             kv = chain(kv, token_id)
             values.append(kv)
-        self._write_groups(seat, values)
-        seat.position += len(tokens)
+        self._write_groups(row, values)
+        row.position += len(tokens)
         return values
 
-    def _check_groups(self, seat: Seat, past: list[int]) -> None:
+    def _check_groups(self, row: BatchRow, past: list[int]) -> None:
         """The windows hold what the row's tokens will see of them, and the state is its own."""
         for index, group in enumerate(self._groups):
-            table = seat.tables[index]
+            table = row.tables[index]
             if not isinstance(group, WindowGroup):
                 assert self._states[table[0]] == past[-1], "the state of another prefix"
                 continue
-            for position in range(max(seat.position - group.window + 1, 0), seat.position):
+            for position in range(max(row.position - group.window + 1, 0), row.position):
                 entry, slot = divmod(position, self._block_size)
                 assert self._windows[index, table[entry], slot] == past[position + 1], (
                     f"position {position} of a window holds KV of another prefix"
                 )
 
-    def _write_groups(self, seat: Seat, values: list[int]) -> None:
+    def _write_groups(self, row: BatchRow, values: list[int]) -> None:
         for index, group in enumerate(self._groups):
-            table = seat.tables[index]
+            table = row.tables[index]
             if not isinstance(group, WindowGroup):
                 self._states_before.setdefault(table[0], self._states[table[0]])
                 self._states[table[0]] = values[-1]
                 continue
-            for position, value in enumerate(values, start=seat.position):
+            for position, value in enumerate(values, start=row.position):
                 entry, slot = divmod(position, self._block_size)
                 own = SlotId(table[entry])
-                assert group.slots.holders(own) == 1, "a window's block is shared"
+                assert group.slots.ref_count(own) == 1, "a window's block is shared"
                 self._windows[index, own, slot] = value
 
-    def _attend(self, seat: Seat) -> list[int]:
+    def _attend(self, row: BatchRow) -> list[int]:
         """Read every position before the row's next, as attention does: ROOT and their KV."""
         kv = ROOT
         past = [kv]
-        for position in range(seat.position):
-            block = seat.tables[None][position // self._block_size]
+        for position in range(row.position):
+            block = row.tables[None][position // self._block_size]
             previous, own = self._slots[block, position % self._block_size]
             assert previous == kv, f"position {position} holds KV of another prefix"
             kv = own

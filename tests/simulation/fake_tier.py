@@ -91,7 +91,7 @@ class FakeTier:
         if extent.parent != extent.root and (parent is None or parent.root != extent.root):
             return False
         for above, entry in extent.with_parents():
-            self.records[entry.name] = Stored(extent.root, above, entry)
+            self.records[entry.block_hash] = Stored(extent.root, above, entry)
             self.n_written += entry.n_bytes
         return True
 

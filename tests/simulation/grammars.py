@@ -11,8 +11,8 @@ from engine.constraints.guide import GuideFactory
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused
 from engine.constraints.remote.trials import Verdict
-from engine.step import SequenceId
-from engine.types import Request
+from engine.step.plan import SequenceId
+from engine.types.request import Request
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import ROOT, chain
 

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from engine.disk_cache.recalls import _Load
-from engine.sequence import LiveSequence
+from engine.disk_cache.loader import _Load
+from engine.scheduling.sequence import LiveSequence
 from tests.simulation.census import Census, Happening
 from tests.simulation.daemon import Daemon
 
@@ -55,7 +55,7 @@ class LoadWatch:
         self._census[Happening.EVICTED_LOADING] += evictions - self._evictions
 
     def _end_of(self, load: _Load) -> Happening:
-        if load.n_committed == len(load.names):
+        if load.n_committed == len(load.hashes):
             return Happening.LOAD_WHOLE
         if load.is_cut:
             return Happening.LOAD_CUT
@@ -67,14 +67,14 @@ class LoadWatch:
         waiters = self._waiters[load]
         if sequence not in waiters:
             waiters.add(sequence)
-            self._census[Happening.WAITED if len(waiters) == 1 else Happening.TWIN_WAITED] += 1
+            self._census[Happening.WAITED if len(waiters) == 1 else Happening.DUPLICATE_WAITED] += 1
 
     def _waiting(self) -> Iterator[tuple[_Load, LiveSequence]]:
         by_lease = {load.lease: load for load in self._daemon.loads}
         if not by_lease:
             return
-        for sequence, prospect in self._daemon.scheduler._admission._prospects.items():
-            if prospect.awaited is not None and prospect.is_waiting:
-                load = by_lease.get(prospect.awaited.lease)
+        for sequence, pending in self._daemon.scheduler._admission._pending.items():
+            if pending.awaited is not None and pending.is_waiting:
+                load = by_lease.get(pending.awaited.lease)
                 if load is not None:
                     yield load, sequence

@@ -3,8 +3,9 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from engine.sequence import LiveSequence
-from engine.types import FinishReason, OutputEvent, Request, Usage
+from engine.scheduling.sequence import LiveSequence
+from engine.types.output import FinishReason, OutputEvent, Usage
+from engine.types.request import Request
 from tests.simulation.expected import Expected
 
 

@@ -9,11 +9,12 @@ from math import inf
 from random import Random
 
 from engine.api import InvalidRequest, QueueFull
-from engine.namespaces import namespace_id
-from engine.sequence import LiveSequence
-from engine.stats import loop_stats
-from engine.step import SequenceId
-from engine.types import CacheTier, FinishReason, OutputEvent
+from engine.loop.stats import loop_stats
+from engine.scheduling.sequence import LiveSequence
+from engine.step.plan import SequenceId
+from engine.types.cache import CacheTier
+from engine.types.output import FinishReason, OutputEvent
+from engine.watching.namespaces import namespace_id
 from kvstore import invariants
 from kvstore.digest import root_digest
 from kvstore.types import Namespace
@@ -148,7 +149,7 @@ class Simulation:
         if not daemon.scheduler.has_work:
             invariants.check_idle(daemon.store)
         self._disk_check.check()
-        self._content.check_carried()
+        self._content.check_attached()
         for sequence in self._admitted:
             self._content.check_adopted(sequence)
         self._admitted.clear()

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from engine.admission import Admission
-from engine.turns import Turns
+from engine.scheduling.admission import Admission
+from engine.scheduling.waiting import Turns
 from tests.simulation.census import Census, Happening
 from tests.simulation.simulator import run
 
@@ -48,6 +48,6 @@ def test_first_come_first_served_is_found_out(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_rows_that_nobody_gives_up_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Admission, "giver", lambda *args: None)
+    monkeypatch.setattr(Admission, "victim", lambda *args: None)
     with pytest.raises(AssertionError, match="steps for its turn"):
         sum(run(seed, STEPS)[0] for seed in SEEDS)

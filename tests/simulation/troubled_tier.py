@@ -125,7 +125,7 @@ class TroubledTier:
         """Whether one of these parts is neither stored nor on its way."""
         stored = self.records.get(name)
         found = [stored.entry] if stored else []
-        found += [it for extent in self._buffer for it in extent.entries if it.name == name]
+        found += [it for extent in self._buffer for it in extent.entries if it.block_hash == name]
         return any(here and not any(it.has[n] for it in found) for n, here in enumerate(has))
 
     def lengths_below(self, name: Digest) -> frozenset[int]:
@@ -153,9 +153,9 @@ class TroubledTier:
         for parent, entry in extent.with_parents():
             self.check(extent.root, parent, entry)
             path_bytes += entry.n_bytes
-            self._paths[entry.name] = path_bytes
+            self._paths[entry.block_hash] = path_bytes
         self._buffer.append(extent)
-        self._buffered.update(entry.name for entry in extent.entries)
+        self._buffered.update(entry.block_hash for entry in extent.entries)
         return True
 
     def read(self, names: Sequence[Digest], deliver: Callable[[Found], None]) -> FakeTicket:
@@ -232,19 +232,19 @@ class TroubledTier:
             return
         for parent, entry in extent.with_parents():
             if parent != extent.root and parent not in self.records:
-                self._lose(entry.name)
+                self._lose(entry.block_hash)
                 continue
-            if (before := self.records.get(entry.name)) is not None:
+            if (before := self.records.get(entry.block_hash)) is not None:
                 self.census[Happening.PARTS_ADDED] += before.lacks(entry.has)
             whole = entry if before is None else entry.with_parts_of(before.entry)
-            self.records[entry.name] = Stored(extent.root, parent, whole)
-            self._children[parent].add(entry.name)
+            self.records[entry.block_hash] = Stored(extent.root, parent, whole)
+            self._children[parent].add(entry.block_hash)
             self.census[Happening.RECORD_WRITTEN] += 1
         self._let_go([extent])
 
     def _drop(self, extents: Sequence[Extent]) -> None:
         for entry in (entry for extent in extents for entry in extent.entries):
-            self._lose(entry.name)
+            self._lose(entry.block_hash)
         self._let_go(extents)
 
     def _lose(self, name: Digest) -> None:
@@ -254,10 +254,10 @@ class TroubledTier:
     def _let_go(self, extents: Sequence[Extent]) -> None:
         for extent in extents:
             self._buffer.remove(extent)
-            self._buffered -= Counter(entry.name for entry in extent.entries)
+            self._buffered -= Counter(entry.block_hash for entry in extent.entries)
             for entry in extent.entries:
-                if entry.name not in self._buffered:
-                    self._paths.pop(entry.name, None)
+                if entry.block_hash not in self._buffered:
+                    self._paths.pop(entry.block_hash, None)
 
     def _advance(self, ticket: FakeTicket) -> None:
         """The next run, as long as it is not too far ahead of who consumes it."""

@@ -4,7 +4,8 @@ from collections import deque
 from random import Random
 from typing import Any
 
-from engine.types import (
+from engine.scheduling.validation import Limits
+from engine.types.request import (
     Constraint,
     Grammar,
     GrammarKind,
@@ -12,7 +13,6 @@ from engine.types import (
     SamplingParams,
     ThinkingBudget,
 )
-from engine.validation import Limits
 
 
 class Workload:

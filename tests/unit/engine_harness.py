@@ -5,18 +5,19 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
-from engine.output import OutputFactory
-from engine.scheduler import Scheduler
-from engine.sequence import LiveSequence
-from engine.step import SequenceId, StepMasks, StepPlan
-from engine.submission import prepare
-from engine.types import FinishReason, OutputEvent, Request, SamplingParams, Usage
-from engine.validation import Limits
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import LiveSequence
+from engine.scheduling.submission import prepare
+from engine.scheduling.validation import Limits
+from engine.step.plan import SequenceId, StepMasks, StepPlan
+from engine.types.output import FinishReason, OutputEvent, Usage
+from engine.types.request import Request, SamplingParams
 from kvstore import invariants
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
-from kvstore.prefix_index import NoIndex
-from kvstore.radix_tree import RadixTree
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.simulation.daemon import LetterDetokenizer
 from tests.simulation.fake_runner import FakeRunner
@@ -71,7 +72,7 @@ class Harness:
 
     def without_prefix_cache(self) -> "Harness":
         block_size = self.store.block_size
-        self.store = KVStore(self.pool, NoIndex(), block_size)
+        self.store = KVStore(self.pool, PrefixIndex(), block_size)
         self.scheduler = Scheduler(self.store, self.outputs, self.limits, lambda: 7)
         return self
 
@@ -100,7 +101,7 @@ class Harness:
             cache_salt=cache_salt,
             prompt_logprobs=prompt_logprobs,
         )
-        self.scheduler.add(prepare(request, self.limits, names=self.scheduler.names))
+        self.scheduler.add(prepare(request, self.limits, block_hashes=self.scheduler.block_hashes))
         return request.id
 
     def step(self) -> StepPlan:

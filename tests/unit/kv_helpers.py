@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from kvstore import invariants
 from kvstore.actions import CopyBlock
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
@@ -40,9 +40,9 @@ def fork(store: KVStore, lease: Lease, tokens: Iterable[int], n_tokens: int) -> 
 
 
 def extend(store: KVStore, lease: Lease, n_tokens: int) -> tuple[CopyBlock, ...]:
-    room = store.extend(lease, n_tokens)
-    assert not isinstance(room, Refusal), room
-    return tuple(order for order in room.before if isinstance(order, CopyBlock))
+    ops = store.extend(lease, n_tokens)
+    assert not isinstance(ops, Refusal), ops
+    return tuple(op for op in ops.before if isinstance(op, CopyBlock))
 
 
 def compute(store: KVStore, lease: Lease) -> tuple[CopyBlock, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import Alternative, GrammarKind
+from engine.types.request import Alternative, GrammarKind
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.parsing.registry import REASONING_FORMATS
 from server.schemas.chat import ChatRequest

@@ -4,8 +4,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.mlx_backend.storage.arena import (
+    Arena,
+    ArenaError,
+    LayerShape,
+    block_bytes,
+    independent_copies,
+)
 from kvstore.actions import CopyBlock
-from kvstore.arena import Arena, ArenaError, LayerShape, block_bytes, independent_copies
 from kvstore.types import BlockId
 
 
@@ -27,7 +33,9 @@ def write(arena: Arena, blocks: list[int], slots: list[int], value: float) -> No
         shape = layer.shape
         keys = mx.full((1, shape.kv_heads, len(blocks), shape.key_dim), value)
         values = mx.full((1, shape.kv_heads, len(blocks), shape.value_dim), 2 * value)
-        layer.write(arena.places(mx.array(blocks), mx.array(slots), shape.kv_heads), keys, values)
+        layer.write(
+            arena.slot_mapping(mx.array(blocks), mx.array(slots), shape.kv_heads), keys, values
+        )
 
 
 def read(arena: Arena, layer: int, blocks: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -53,8 +61,8 @@ def test_what_is_written_is_read_in_table_order(layer: int) -> None:
 def test_heads_are_not_mixed_up() -> None:
     arena = small_arena()
     keys = mx.array([[[[1.0] * 4], [[2.0] * 4]]])
-    places = arena.places(mx.array([B]), mx.array([0]), 2)
-    arena.layers[0].write(places, keys, mx.zeros((1, 2, 1, 3)))
+    slot_mapping = arena.slot_mapping(mx.array([B]), mx.array([0]), 2)
+    arena.layers[0].write(slot_mapping, keys, mx.zeros((1, 2, 1, 3)))
     assert read(arena, 0, [B])[0][0, :, 0, 0].tolist() == [1, 2]
 
 
@@ -71,18 +79,18 @@ def test_heads_are_not_mixed_up() -> None:
 )
 def test_mismatches_are_refused_and_change_nothing(keys: mx.array, values: mx.array) -> None:
     arena = small_arena()
-    places = arena.places(mx.array([A]), mx.array([0]), 2)
+    slot_mapping = arena.slot_mapping(mx.array([A]), mx.array([0]), 2)
     with pytest.raises(ArenaError):
-        arena.layers[0].write(places, keys + 1, values + 1)
+        arena.layers[0].write(slot_mapping, keys + 1, values + 1)
     assert not read(arena, 0, [A])[0].any()
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
 def test_keys_and_values_keep_their_own_dtypes(dtype: mx.Dtype) -> None:
     arena = Arena([LayerShape(1, 2, 4, mx.float32, dtype)], n_blocks=2, block_size=2)
-    (layer,), place = arena.layers, arena.places(mx.array([0]), mx.array([0]), 1)
-    layer.clear(place)
-    layer.write(place, mx.full((1, 1, 1, 2), 1 / 3), mx.ones((1, 1, 1, 4), dtype))
+    (layer,), slot_mapping = arena.layers, arena.slot_mapping(mx.array([0]), mx.array([0]), 1)
+    layer.clear(slot_mapping)
+    layer.write(slot_mapping, mx.full((1, 1, 1, 2), 1 / 3), mx.ones((1, 1, 1, 4), dtype))
     arena.copy([CopyBlock(A, B, 2)])
     keys, values = layer.read(arena.head_ids(mx.array([[1]], mx.uint32), 1))
     assert (keys.dtype, values.dtype) == (mx.float32, dtype)
@@ -130,8 +138,8 @@ def test_writes_and_copies_are_in_place() -> None:
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(3):
-        places = arena.places(mx.array([5]), mx.array([7]), 4)
-        arena.layers[0].write(places, mx.ones((1, 4, 1, 64)), mx.ones((1, 4, 1, 64)))
+        slot_mapping = arena.slot_mapping(mx.array([5]), mx.array([7]), 4)
+        arena.layers[0].write(slot_mapping, mx.ones((1, 4, 1, 64)), mx.ones((1, 4, 1, 64)))
         arena.copy([CopyBlock(BlockId(5), BlockId(6), 2)])
         mx.eval(arena.arrays())
     assert mx.get_peak_memory() - before < pool_bytes / 4

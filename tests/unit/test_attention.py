@@ -7,20 +7,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.mlx_backend.attention import reference
-from engine.mlx_backend.attention.cascade import CascadePlan
-from engine.mlx_backend.attention.tiles import (
+from engine.mlx_backend.cpu.cascade import CascadePlan
+from engine.mlx_backend.cpu.tiles import (
     TILE_KEYS,
     TILE_SCORES,
     TWO_STREAM_SCORES,
     TiledView,
     TilePlan,
 )
-from engine.mlx_backend.attention.work import work_list
+from engine.mlx_backend.cpu.work import work_list
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
-from engine.mlx_backend.model.forward import Forward, Piece, table_width
-from kvstore.arena import Arena, LayerShape
+from engine.mlx_backend.model.forward import Forward, TokenSpan, table_width
+from engine.mlx_backend.storage.arena import Arena, LayerShape
+from tests.golden import attention_reference as reference
 
 HEADS = 4
 BLOCK_SIZE = 16
@@ -72,13 +72,13 @@ def test_tiled_attention_equals_the_model_s_own(
 ) -> None:
     arena = Arena([layer(dtype)], n_blocks=300, block_size=BLOCK_SIZE)
     fill(arena)
-    pieces, used = [], 0
+    spans, used = [], 0
     for start, length in chunks:
         n_blocks = -(-(start + length) // BLOCK_SIZE)
         blocks = np.arange(used, used + n_blocks, dtype=np.uint32)[::-1]
-        pieces.append(Piece(start, length, blocks))
+        spans.append(TokenSpan(start, length, blocks))
         used += n_blocks
-    forward = Forward(pieces, arena)
+    forward = Forward(spans, arena)
     rows, length = forward.rows, forward.length
     queries, keys, values = (
         mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed)).astype(dtype)
@@ -103,7 +103,7 @@ def test_a_row_that_grows_is_read_in_few_sizes() -> None:
     blocks = np.arange(300, dtype=np.uint32)
     widths, gathered = set(), set()
     for stop in range(TILE_KEYS + 1, 2 * TILE_KEYS, 61):
-        plan = TilePlan(Forward([Piece(stop - 60, 60, blocks)], arena), BLOCK_SIZE, streams())
+        plan = TilePlan(Forward([TokenSpan(stop - 60, 60, blocks)], arena), BLOCK_SIZE, streams())
         (tile,) = plan.tiles(0, HEADS)
         assert [span.first for span in tile.spans] == [0, TILE_KEYS]
         assert stop <= tile.spans[-1].last <= min(stop + 128, plan.n_blocks(0) * BLOCK_SIZE)
@@ -115,7 +115,7 @@ def test_a_row_that_grows_is_read_in_few_sizes() -> None:
 
 def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
     arena = Arena([layer()], n_blocks=4, block_size=BLOCK_SIZE)
-    forward = Forward([Piece(0, 3, np.zeros(1, dtype=np.uint32))], arena)
+    forward = Forward([TokenSpan(0, 3, np.zeros(1, dtype=np.uint32))], arena)
     view = TiledView(arena.layers[0], forward, TilePlan(forward, BLOCK_SIZE, streams()))
     queries = mx.zeros((1, HEADS, 3, 16))
     assert view.attend(queries, queries, queries, 1.0, "causal") is None, "nothing fetched yet"
@@ -141,8 +141,8 @@ def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -
         take(free, 3),
     ]
     stops = [len(table) * BLOCK_SIZE - n for n, table in enumerate(tables)]
-    pieces = [Piece(stop - 1, 1, ids(table)) for stop, table in zip(stops, tables, strict=True)]
-    forward = Forward(pieces, arena)
+    spans = [TokenSpan(stop - 1, 1, ids(table)) for stop, table in zip(stops, tables, strict=True)]
+    forward = Forward(spans, arena)
     work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks)
     assert len(work) == (8 if min_saved_blocks == 1 else 6)
     queries = mx.random.normal((6, 2, 2, 16), key=mx.random.key(1))
@@ -157,7 +157,7 @@ def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
     arena = Arena([layer()], n_blocks=1200, block_size=BLOCK_SIZE)
     free = iter(range(1200))
     tables = [take(free, 10) for _ in range(15)] + [take(free, 900)]
-    forward = Forward([Piece(16 * len(table) - 1, 1, ids(table)) for table in tables], arena)
+    forward = Forward([TokenSpan(16 * len(table) - 1, 1, ids(table)) for table in tables], arena)
     work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1)
     passes = CascadePlan(arena, forward.table, work).reads_of(kv_heads=2).passes
     assert sum(where.blocks.size for where in passes) == 2 * (15 * 10 + 900)

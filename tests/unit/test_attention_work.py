@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.attention.work import SharedRun, WorkList, shared_runs, work_list
-from engine.mlx_backend.model.forward import Table
+from engine.mlx_backend.cpu.work import SharedPrefix, WorkList, shared_prefixes, work_list
+from engine.mlx_backend.model.forward import BlockTable
 
 BLOCK_SIZE = 4
 BLANK = 99
 
 
-def padded(*rows: list[int]) -> Table:
+def padded(*rows: list[int]) -> BlockTable:
     table = np.full((len(rows), max(map(len, rows))), BLANK, np.uint32)
     for row, blocks in enumerate(rows):
         table[row, : len(blocks)] = blocks
@@ -76,8 +76,8 @@ def test_small_savings_are_not_worth_it() -> None:
 
 @pytest.mark.parametrize("n_rows", [1, 2, 300])
 def test_rows_that_share_all_are_one_run(n_rows: int) -> None:
-    runs = shared_runs(np.full(n_rows - 1, 7, np.int32), min_saved_blocks=1)
-    assert runs == ([SharedRun(0, n_rows, 0, 7)] if n_rows > 1 else [])
+    prefixes = shared_prefixes(np.full(n_rows - 1, 7, np.int32), min_saved_blocks=1)
+    assert prefixes == ([SharedPrefix(0, n_rows, 0, 7)] if n_rows > 1 else [])
 
 
 tables = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=12)

@@ -1,4 +1,4 @@
-"""The backend's pure parts: batching, budget, context length, checkpoints' places."""
+"""The backend's pure parts: batching, budget, context length, where checkpoints are."""
 
 import math
 import resource
@@ -13,15 +13,15 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.mlx_backend.attention.strategy import gathered_padding_keys
+from engine.mlx_backend.backend import keep_file_limit
 from engine.mlx_backend.errors import ModelError
-from engine.mlx_backend.host.file_limit import keep_file_limit
 from engine.mlx_backend.host.machine import device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.loader import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint
-from engine.mlx_backend.model.forward import Piece
-from engine.mlx_backend.model.grouping import ForwardCost, group_by_length, padded
-from engine.types import EngineConfig
+from engine.mlx_backend.model.forward import TokenSpan
+from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded
+from engine.types.settings import EngineConfig
 from kvstore.groups.window import lease_slots
 
 
@@ -44,8 +44,8 @@ def test_chunks_whose_padding_adds_up_run_apart() -> None:
     assert group_by_length([24, *[20] * 15], 16) == [[0, 1, 2, 3, 4], [*range(5, 16)]]
 
 
-def decodes(*stops: int) -> list[Piece]:
-    return [Piece(stop - 1, 1, np.zeros(0, dtype=np.uint32)) for stop in stops]
+def decodes(*stops: int) -> list[TokenSpan]:
+    return [TokenSpan(stop - 1, 1, np.zeros(0, dtype=np.uint32)) for stop in stops]
 
 
 def test_decodes_run_apart_where_padding_costs_more_than_a_forward() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.host.blas import (
+from engine.mlx_backend.cpu.blas import (
     FASTER,
     GET_MKL,
     GET_OPENBLAS,
@@ -143,7 +143,7 @@ def test_mkl_is_not_advised_where_there_is_none(tmp_path: Path) -> None:
 PRODUCT = """
 import os, platform, sys
 from pathlib import Path
-from engine.mlx_backend.host import blas
+from engine.mlx_backend.cpu import blas
 found = {load}
 import mlx.core as mx
 ones = mx.ones((512, 512))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
 from kvstore.types import BlockId
 
 
 def counts(pool: BlockPool) -> tuple[int, int, int, int]:
-    return pool.n_free, pool.n_cached, pool.n_held, pool.n_shared
+    return pool.n_free, pool.n_evictable, pool.n_referenced, pool.n_shared
 
 
 def test_a_pool_without_blocks_is_refused() -> None:
@@ -20,7 +20,7 @@ def test_fresh_blocks_are_neighbours_and_a_dropped_run_is_handed_out_again() -> 
     first = pool.allocate(3)
     assert first == [0, 1, 2]
     pool.allocate(2)
-    assert pool.drop(first) == []
+    assert pool.release(first) == []
     assert pool.allocate(3) == first
 
 
@@ -35,15 +35,19 @@ def test_allocating_more_than_is_free_raises_and_takes_nothing() -> None:
 def test_a_block_is_free_only_when_nobody_refers_to_it() -> None:
     pool = BlockPool(1)
     [block] = pool.allocate(1)
-    pool.hold([block])
-    pool.keep(block)
-    assert (pool.holders(block), pool.is_kept(block), pool.count(block)) == (2, True, 3)
+    pool.retain([block])
+    pool.cache(block)
+    assert (pool.ref_count(block), pool.is_cached(block), pool.total_refs(block)) == (
+        2,
+        True,
+        3,
+    )
     assert counts(pool) == (0, 0, 1, 1)
-    assert pool.drop([block]) == []
+    assert pool.release([block]) == []
     assert counts(pool) == (0, 0, 1, 0)
-    assert pool.drop([block]) == [block], "from now on only the index keeps it"
+    assert pool.release([block]) == [block], "from now on only the index keeps it"
     assert counts(pool) == (0, 1, 0, 0)
-    pool.forget(block)
+    pool.uncache(block)
     assert counts(pool) == (1, 0, 0, 0)
     assert pool.free_blocks() == (block,)
 
@@ -52,61 +56,61 @@ def test_what_copies_would_take_besides_is_each_holder_but_the_first() -> None:
     pool = BlockPool(4)
     first, second = pool.allocate(2)
     assert pool.n_saved == 0
-    pool.hold([first, second])
-    pool.hold([first])
+    pool.retain([first, second])
+    pool.retain([first])
     assert pool.n_saved == 3
-    pool.drop([first, second])
-    pool.keep(second)
+    pool.release([first, second])
+    pool.cache(second)
     assert pool.n_saved == 1, "the index is no table"
-    pool.drop([first, second])
-    pool.drop([first])
-    assert (pool.n_saved, pool.n_held) == (0, 0)
+    pool.release([first, second])
+    pool.release([first])
+    assert (pool.n_saved, pool.n_referenced) == (0, 0)
 
 
 def test_a_cached_block_can_be_held_again() -> None:
     pool = BlockPool(1)
     [block] = pool.allocate(1)
-    pool.keep(block)
-    pool.drop([block])
-    pool.hold([block])
+    pool.cache(block)
+    pool.release([block])
+    pool.retain([block])
     assert counts(pool) == (0, 0, 1, 0)
-    pool.forget(block)
+    pool.uncache(block)
     assert counts(pool) == (0, 0, 1, 0), "it still stands in a table"
-    assert pool.drop([block]) == []
+    assert pool.release([block]) == []
     assert counts(pool) == (1, 0, 0, 0)
 
 
 def test_three_tables_count_as_one_shared_block() -> None:
     pool = BlockPool(1)
     [block] = pool.allocate(1)
-    pool.hold([block, block])
-    assert (pool.holders(block), pool.n_shared, pool.n_held) == (3, 1, 1)
-    pool.drop([block])
+    pool.retain([block, block])
+    assert (pool.ref_count(block), pool.n_shared, pool.n_referenced) == (3, 1, 1)
+    pool.release([block])
     assert pool.n_shared == 1
-    pool.drop([block])
-    assert (pool.n_shared, pool.n_held) == (0, 1)
+    pool.release([block])
+    assert (pool.n_shared, pool.n_referenced) == (0, 1)
 
 
 def test_references_to_a_free_block_are_refused() -> None:
     pool = BlockPool(1)
     free = BlockId(0)
-    with pytest.raises(ValueError, match="cannot be held"):
-        pool.hold([free])
-    with pytest.raises(ValueError, match="held by no table"):
-        pool.drop([free])
-    with pytest.raises(ValueError, match="free or already kept"):
-        pool.keep(free)
-    with pytest.raises(ValueError, match="is not kept"):
-        pool.forget(free)
+    with pytest.raises(ValueError, match="cannot be retained"):
+        pool.retain([free])
+    with pytest.raises(ValueError, match="is in no table"):
+        pool.release([free])
+    with pytest.raises(ValueError, match="free or already cached"):
+        pool.cache(free)
+    with pytest.raises(ValueError, match="is not cached"):
+        pool.uncache(free)
     assert counts(pool) == (1, 0, 0, 0)
 
 
-def test_a_block_is_kept_once() -> None:
+def test_a_block_is_cached_once() -> None:
     pool = BlockPool(1)
     [block] = pool.allocate(1)
-    pool.keep(block)
-    with pytest.raises(ValueError, match="already kept"):
-        pool.keep(block)
-    pool.forget(block)
-    with pytest.raises(ValueError, match="is not kept"):
-        pool.forget(block)
+    pool.cache(block)
+    with pytest.raises(ValueError, match="already cached"):
+        pool.cache(block)
+    pool.uncache(block)
+    with pytest.raises(ValueError, match="is not cached"):
+        pool.uncache(block)

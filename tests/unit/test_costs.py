@@ -5,8 +5,9 @@ import statistics
 
 import pytest
 
-from engine.costs import StepCosts, StepWork
-from engine.step_budget import StepBudget
+from engine.scheduling.costs import StepCosts
+from engine.scheduling.step_budget import StepBudget
+from engine.step.plan import StepWork
 from tests.unit.simulated_machine import CPU, GPU, SLOW_CPU, Machine, beside
 
 LIMIT_SECONDS = 0.25

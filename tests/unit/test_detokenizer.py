@@ -3,8 +3,8 @@
 import pytest
 from transformers import ByT5Tokenizer
 
-from engine.detokenizer import WindowDetokenizer, detokenizer_factory
-from engine.types import Request
+from engine.output.detokenizer import WindowDetokenizer, detokenizer_factory
+from engine.types.request import Request
 
 FOX = "🦊".encode()
 

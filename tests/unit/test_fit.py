@@ -12,7 +12,7 @@ from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
 from engine.mlx_backend.loading.workspace import Workspace
-from engine.types import EngineConfig
+from engine.types.settings import EngineConfig
 
 GIB = 1 << 30
 CONFIG = EngineConfig(model="", max_running=4)

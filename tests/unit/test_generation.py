@@ -9,12 +9,13 @@ import pytest
 from anyio import current_time, move_on_after, sleep_forever
 from starlette.types import Message
 
-from engine.types import OutputEvent, Request
-from server.dialects.delivery import EventStreamResponse
-from server.dialects.dialect import Exchange
+from engine.types.output import OutputEvent
+from engine.types.request import Request
+from server.dialects.dialect import ResponseBuilder
 from server.errors import ApiError, ClientLeft
-from server.generation.events import Events, UsageMeter, client_waiting, generating
+from server.generation.events import EventQueue, UsageMeter, client_waiting, generating
 from server.record import RequestRecord
+from server.routes.delivery import EventStreamResponse
 from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
 from tests.contract.fake_engine import FakeEngine
 
@@ -62,7 +63,7 @@ class Untold:
 
 @dataclass
 class Streamed:
-    """An exchange whose events never end."""
+    """A ResponseBuilder whose events never end."""
 
     requests: Sequence[Request]
     engine: Endless = field(default_factory=Endless)
@@ -96,21 +97,21 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 
 
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
-    exchange = Streamed([Request(f"r{i}", (1,), 1) for i in range(3)])
-    stream = EventStreamResponse(cast(Exchange[Any], exchange), keepalive_seconds=3600)
+    builder = Streamed([Request(f"r{i}", (1,), 1) for i in range(3)])
+    stream = EventStreamResponse(cast(ResponseBuilder[Any], builder), keepalive_seconds=3600)
     record = RequestRecord("r", "client", deadline=current_time())
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
         scope = {"state": {"record": record, "unsent": unsent}}
         with pytest.raises(ApiError) as caught:
             await stream(scope, nothing_comes, refuse)
     assert (caught.value.status, caught.value.code) == (504, "request_timeout")
-    aborted = {exchange.engine.aborted.get_nowait() for _ in exchange.requests}
-    assert aborted == {request.id for request in exchange.requests}
+    aborted = {builder.engine.aborted.get_nowait() for _ in builder.requests}
+    assert aborted == {request.id for request in builder.requests}
 
 
 async def test_what_is_taken_no_longer_counts() -> None:
     with UnsentBudget(2 * EVENT_BYTES, 10**9).answer(ignore) as unsent:
-        events = Events(1, unsent)
+        events = EventQueue(1, unsent)
         for _ in range(10):
             events.put(0, EVENT)
             await anext(events)
@@ -122,13 +123,13 @@ async def test_what_is_taken_no_longer_counts() -> None:
 
 async def test_a_failure_waits_behind_the_events_and_an_overrun_does_not() -> None:
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        events = Events(1, unsent)
+        events = EventQueue(1, unsent)
         events.put(0, EVENT)
         events.fail(ValueError("the engine broke"))
         assert await anext(events) == [(0, EVENT)]
         with pytest.raises(ValueError, match="the engine broke"):
             await anext(events)
-        events = Events(1, unsent)
+        events = EventQueue(1, unsent)
         events.put(0, EVENT)
         events.overrun(ApiError(400, "too much"))
         with pytest.raises(ApiError, match="too much"):
@@ -139,7 +140,7 @@ async def test_a_failure_waits_behind_the_events_and_an_overrun_does_not() -> No
 
 async def test_waiting_in_vain_loses_no_event() -> None:
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        events = Events(1, unsent)
+        events = EventQueue(1, unsent)
         with move_on_after(0):
             await anext(events)
         events.put(0, EVENT)

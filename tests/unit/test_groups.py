@@ -1,21 +1,22 @@
 """Windows and recurrent states behind the store's operations, seen from outside."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
-from engine.stats import clear, saved_bytes
-from engine.storage_sizes import StorageBytes
-from engine.types import Cleared
+from engine.loop.stats import clear, saved_bytes
+from engine.types.cache import Cleared
 from kvstore import invariants
-from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, Order, ResetState
-from kvstore.block_pool import BlockPool
-from kvstore.groups.carried import CarriedSlots
+from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, ResetState, StorageOp
+from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
-from kvstore.groups.recurrent import RecurrentGroup, StateShare
-from kvstore.groups.window import WindowGroup, WindowShare, lease_slots
+from kvstore.groups.recurrent import RecurrentGroup, RecurrentState
+from kvstore.groups.sizes import StorageBytes
+from kvstore.groups.slot_pool import GroupSlotPool
+from kvstore.groups.window import WindowGroup, WindowState, lease_slots
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, SlotId
@@ -37,15 +38,15 @@ def states(n_saved: int = 20, interval_tokens: int = 1000, n_running: int = 4) -
     return RecurrentGroup(n_running, n_saved, BLOCK, interval_tokens)
 
 
-def compute(store: KVStore, lease: Lease, until: int | None = None) -> list[Order]:
-    """In steps as the scheduler takes them; all orders that were given."""
-    given: list[Order] = []
+def compute(store: KVStore, lease: Lease, until: int | None = None) -> list[StorageOp]:
+    """In steps as the scheduler takes them; all ops that were given."""
+    given: list[StorageOp] = []
     end = len(lease.tokens) if until is None else until
     while lease.written_tokens < end:
-        n_tokens = store.stride(lease, min(end - lease.written_tokens, STEP))
-        room = store.extend(lease, n_tokens)
-        assert not isinstance(room, Refusal)
-        given += room.before + room.after
+        n_tokens = store.max_step_tokens(lease, min(end - lease.written_tokens, STEP))
+        step_ops = store.extend(lease, n_tokens)
+        assert not isinstance(step_ops, Refusal)
+        given += step_ops.before + step_ops.after
         store.publish(lease, lease.written_tokens + n_tokens)
         invariants.check(store)
     return given
@@ -63,69 +64,75 @@ def serve(store: KVStore, prompt: Sequence[int], answer: Sequence[int] = ()) -> 
     return lease.cached_tokens
 
 
-def held(lease: Lease) -> WindowShare:
-    [share] = lease.shares
-    assert isinstance(share, WindowShare)
-    return share
+def held(lease: Lease) -> WindowState:
+    [state] = lease.group_states
+    assert isinstance(state, WindowState)
+    return state
 
 
-class TestCarriedSlots:
+class TestGroupSlotPool:
     def test_a_slot_is_free_held_or_cached(self) -> None:
-        slots = CarriedSlots(2)
+        slots = GroupSlotPool(2)
         slot = slots.allocate()
         assert slot is not None
-        assert (slots.n_free, slots.n_held, slots.n_cached) == (1, 1, 0)
-        slots.carry(BlockId(7), 3, slot)
-        slots.drop(slot)
-        assert (slots.n_free, slots.n_held, slots.n_cached) == (1, 0, 1)
+        assert (slots.n_free, slots.n_referenced, slots.n_evictable) == (1, 1, 0)
+        slots.attach(BlockId(7), 3, slot)
+        slots.release(slot)
+        assert (slots.n_free, slots.n_referenced, slots.n_evictable) == (1, 0, 1)
         slots.forget(BlockId(7))
-        assert (slots.n_free, slots.n_held, slots.n_cached) == (2, 0, 0)
+        assert (slots.n_free, slots.n_referenced, slots.n_evictable) == (2, 0, 0)
 
     def test_the_least_recently_used_goes_first(self) -> None:
-        slots = CarriedSlots(3)
+        slots = GroupSlotPool(3)
         for block in range(3):
             slot = slots.allocate()
             assert slot is not None
-            slots.carry(BlockId(block), 0, slot)
-            slots.drop(slot)
-        slots.touch(slots.carried_by(BlockId(0))[0])
+            slots.attach(BlockId(block), 0, slot)
+            slots.release(slot)
+        slots.touch(slots.attached_to(BlockId(0))[0])
         slots.allocate()
-        assert [bool(slots.carried_by(BlockId(block))) for block in range(3)] == [True, False, True]
+        assert [bool(slots.attached_to(BlockId(block))) for block in range(3)] == [
+            True,
+            False,
+            True,
+        ]
         assert slots.evictions == 1
 
     def test_what_is_held_is_never_evicted(self) -> None:
-        slots = CarriedSlots(1)
+        slots = GroupSlotPool(1)
         assert slots.allocate() is not None
         assert slots.allocate() is None
 
-    def test_two_blocks_carry_one_slot(self) -> None:
-        slots = CarriedSlots(1)
+    def test_one_slot_is_attached_to_two_blocks(self) -> None:
+        slots = GroupSlotPool(1)
         slot = slots.allocate()
         assert slot is not None
-        slots.carry(BlockId(1), 2, slot)
+        slots.attach(BlockId(1), 2, slot)
         slots.copy(BlockId(1), BlockId(2), 2)
         slots.copy(BlockId(1), BlockId(3), 1)
-        slots.drop(slot)
+        slots.release(slot)
         slots.forget(BlockId(1))
-        assert slots.carried_by(BlockId(2)) == {2: slot}
-        assert not slots.carried_by(BlockId(3))
-        assert slots.n_cached == 1
+        assert slots.attached_to(BlockId(2)) == {2: slot}
+        assert not slots.attached_to(BlockId(3))
+        assert slots.n_evictable == 1
 
     def test_misuse_raises(self) -> None:
-        slots = CarriedSlots(1)
-        with pytest.raises(ValueError, match="free and cannot be held"):
-            slots.hold(SlotId(0))
-        with pytest.raises(ValueError, match="held by no lease"):
-            slots.drop(SlotId(0))
+        slots = GroupSlotPool(1)
+        with pytest.raises(ValueError, match="free and cannot be retained"):
+            slots.retain(SlotId(0))
+        with pytest.raises(ValueError, match="used by no lease"):
+            slots.release(SlotId(0))
         with pytest.raises(ValueError, match="at least one slot"):
-            CarriedSlots(0)
+            GroupSlotPool(0)
 
     def test_problems_are_found(self) -> None:
-        slots = CarriedSlots(2)
+        slots = GroupSlotPool(2)
         slot = slots.allocate()
         assert slot is not None
-        assert list(slots.problems({slot: 1})) == []
-        assert list(slots.problems({})) == [f"slot {slot}: 1 holders, 0 leases"]
+        assert not any(slots.problems(Counter({slot: 1})))
+        assert list(filter(None, slots.problems(Counter()))) == [
+            f"slot {slot}: 1 references, 0 leases"
+        ]
 
 
 class TestWindows:
@@ -155,7 +162,7 @@ class TestWindows:
         lease = admit(store, run_of(0, 200))
         while lease.planned_tokens < 200:
             in_flight = lease.planned_tokens
-            n_tokens = store.stride(lease, min(STEP, 200 - in_flight))
+            n_tokens = store.max_step_tokens(lease, min(STEP, 200 - in_flight))
             assert n_tokens > 0
             assert not isinstance(store.extend(lease, n_tokens), Refusal)
             if in_flight:
@@ -186,9 +193,9 @@ class TestWindows:
         serve(store, run_of(0, 10))
         lease = admit(store, [*run_of(0, 9), 999])
         source = held(lease).slots[-1]
-        room = store.extend(lease, 1)
-        assert not isinstance(room, Refusal)
-        [block, window] = room.before
+        step_ops = store.extend(lease, 1)
+        assert not isinstance(step_ops, Refusal)
+        [block, window] = step_ops.before
         assert isinstance(block, CopyBlock)
         assert window == CopyWindowBlock(0, source, held(lease).slots[-1], 1)
 
@@ -212,23 +219,23 @@ class TestRecurrent:
     def test_a_new_sequence_starts_from_nothing(self) -> None:
         store = make_store(states())
         lease = admit(store, run_of(0, 5))
-        [share] = lease.shares
-        assert isinstance(share, StateShare)
-        assert compute(store, lease, 4)[0] == ResetState(share.slot)
+        [state] = lease.group_states
+        assert isinstance(state, RecurrentState)
+        assert compute(store, lease, 4)[0] == ResetState(state.slot)
 
     def test_a_step_stops_before_the_prompts_last_token(self) -> None:
         store = make_store(states())
         lease = admit(store, run_of(0, 15))
-        assert store.stride(lease, 15) == 14
+        assert store.max_step_tokens(lease, 15) == 14
 
     def test_a_step_that_is_split_there_saves_in_between_and_at_its_end(self) -> None:
         store = make_store(states())
         lease = admit(store, run_of(0, 17))
-        assert store.stride(lease, 17, split=16) == 17
-        room = store.extend(lease, 17, split=16)
-        assert not isinstance(room, Refusal)
-        [between], [after] = room.between, room.after
-        assert isinstance(between, CopyState)
+        assert store.max_step_tokens(lease, 17, last_prompt_position=16) == 17
+        step_ops = store.extend(lease, 17, last_prompt_position=16)
+        assert not isinstance(step_ops, Refusal)
+        [after_chunk], [after] = step_ops.after_chunks, step_ops.after
+        assert isinstance(after_chunk, CopyState)
         assert isinstance(after, CopyState)
         store.publish(lease, 17)
         invariants.check(store)
@@ -240,11 +247,11 @@ class TestRecurrent:
     def test_a_step_that_ends_before_the_split_is_not_split(self) -> None:
         store = make_store(states(interval_tokens=8))
         lease = admit(store, run_of(0, 17))
-        assert store.stride(lease, 17, split=16) == 8
-        room = store.extend(lease, 8, split=16)
-        assert not isinstance(room, Refusal)
-        assert room.between == ()
-        assert len(room.after) == 1
+        assert store.max_step_tokens(lease, 17, last_prompt_position=16) == 8
+        step_ops = store.extend(lease, 8, last_prompt_position=16)
+        assert not isinstance(step_ops, Refusal)
+        assert step_ops.after_chunks == ()
+        assert len(step_ops.after) == 1
 
     def test_a_resend_hits_all_but_the_last_token(self) -> None:
         store = make_store(states())
@@ -258,8 +265,10 @@ class TestRecurrent:
         ends = []
         while lease.planned_tokens < n_tokens:
             n_left = n_tokens - lease.planned_tokens
-            n_step = store.stride(lease, min(n_left, STEP), split=n_tokens - 1)
-            store.extend(lease, n_step, split=n_tokens - 1)
+            n_step = store.max_step_tokens(
+                lease, min(n_left, STEP), last_prompt_position=n_tokens - 1
+            )
+            store.extend(lease, n_step, n_tokens - 1)
             ends.append(lease.planned_tokens)
             if len(ends) > 1:
                 store.publish(lease, ends[-2])
@@ -291,7 +300,7 @@ class TestRecurrent:
         store = make_store(states())
         serve(store, [*run_of(0, 3), 100, 101, 102])
         lease = admit(store, [*run_of(0, 3), 200, 201, 202])
-        assert store.stride(lease, 6, split=5) == 6
+        assert store.max_step_tokens(lease, 6, last_prompt_position=5) == 6
 
     def test_a_long_prompt_is_saved_on_the_way(self) -> None:
         store = make_store(states(interval_tokens=8))
@@ -311,12 +320,12 @@ class TestRecurrent:
         store = make_store(states())
         serve(store, run_of(0, 15))
         leases = [admit(store, [*run_of(0, 15), other]) for other in (8, 9)]
-        shares = [share for lease in leases for share in lease.shares]
-        running = [share.slot for share in shares if isinstance(share, StateShare)]
-        orders = [order for order in compute(store, leases[0]) if isinstance(order, CopyState)]
-        restores = [order for order in orders if order.target in running]
-        assert [order.target for order in restores] == running
-        [saved] = {order.source for order in restores}
+        held = [state for lease in leases for state in lease.group_states]
+        running = [state.slot for state in held if isinstance(state, RecurrentState)]
+        ops = [op for op in compute(store, leases[0]) if isinstance(op, CopyState)]
+        restores = [op for op in ops if op.target in running]
+        assert [op.target for op in restores] == running
+        [saved] = {op.source for op in restores}
         assert saved not in running
         assert [lease.cached_tokens for lease in leases] == [15, 15]
 
@@ -324,11 +333,11 @@ class TestRecurrent:
         group = states(n_saved=2, n_running=1)
         store = make_store(group)
         serve(store, run_of(0, 15))
-        cached_blocks = store.pool.n_cached
+        cached_blocks = store.pool.n_evictable
         serve(store, run_of(500, 15))
         assert store.probe(NS, Tokens(run_of(0, 15))) == 0
         assert store.probe(NS, Tokens(run_of(500, 15))) == 14
-        assert store.pool.n_cached == 2 * cached_blocks
+        assert store.pool.n_evictable == 2 * cached_blocks
         assert group.stats().unresumable_tokens == 0, "a look is no admission"
         assert serve(store, run_of(0, 15)) == 0
         assert (group.stats().unresumable_tokens, group.stats().evictions) == (14, 4)
@@ -346,9 +355,9 @@ class TestRecurrent:
         lease = admit(store, run_of(0, 30))
         compute(store, lease, 8)
         store.checkpoint(lease, 12)
-        room = store.extend(lease, 4)
-        assert not isinstance(room, Refusal)
-        [save] = room.after
+        step_ops = store.extend(lease, 4)
+        assert not isinstance(step_ops, Refusal)
+        [save] = step_ops.after
         assert isinstance(save, CopyState)
         store.release(lease)
         invariants.check_idle(store)
@@ -381,7 +390,7 @@ class TestRecurrent:
     def test_nothing_is_saved_where_nothing_may_be(self) -> None:
         store = make_store(states(n_saved=0))
         lease = admit(store, run_of(0, 15))
-        assert store.stride(lease, 15) == 15
+        assert store.max_step_tokens(lease, 15) == 15
 
 
 class TestTogether:

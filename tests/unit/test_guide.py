@@ -12,7 +12,7 @@ from engine.api import InvalidRequest
 from engine.constraints.factory import MAX_GRAMMAR_CHARACTERS
 from engine.constraints.guide import Guide
 from engine.constraints.masks import mask_words, masks_of
-from engine.types import (
+from engine.types.request import (
     Alternative,
     Constraint,
     Grammar,

@@ -1,13 +1,14 @@
 """Every check must catch its fault: each test breaks one thing behind the store's back."""
 
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 
 from kvstore import invariants
+from kvstore.index.radix_node import Node
 from kvstore.invariants import InvariantError
 from kvstore.lease import Lease
-from kvstore.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import BlockId, Namespace
@@ -48,12 +49,12 @@ def root(store: KVStore) -> Node:
     return parent
 
 
-def hold_unlisted(store: KVStore, lease: Lease) -> None:
-    store.pool.hold(lease.table[:1])
+def retain_unlisted(store: KVStore, lease: Lease) -> None:
+    store.pool.retain(lease.table[:1])
 
 
 def forget_indexed(store: KVStore, lease: Lease) -> None:
-    store.pool.forget(lease.table[0])
+    store.pool.uncache(lease.table[0])
 
 
 def index_twice(store: KVStore, lease: Lease) -> None:
@@ -64,8 +65,8 @@ def list_elsewhere(store: KVStore, lease: Lease) -> None:
     lease.table.repoint(0, BlockId(15))
 
 
-def miscount_held(store: KVStore, lease: Lease) -> None:
-    store.pool._n_held += 1
+def miscount_referenced(store: KVStore, lease: Lease) -> None:
+    store.pool._n_referenced += 1
 
 
 def miscount_shared(store: KVStore, lease: Lease) -> None:
@@ -73,7 +74,7 @@ def miscount_shared(store: KVStore, lease: Lease) -> None:
 
 
 def miscount_saved(store: KVStore, lease: Lease) -> None:
-    store.pool._n_listed += 1
+    store.pool._n_references += 1
 
 
 def lose_a_block(store: KVStore, lease: Lease) -> None:
@@ -136,6 +137,10 @@ def change_its_tokens(store: KVStore, lease: Lease) -> None:
     lease.tokens = Tokens([*run_of(100, 7), 99, 99])
 
 
+def change_its_first_token(store: KVStore, lease: Lease) -> None:
+    lease.tokens = Tokens([99, *run_of(101, 8)])
+
+
 def change_its_namespace(store: KVStore, lease: Lease) -> None:
     lease.namespace = Namespace(model="other")
 
@@ -143,14 +148,14 @@ def change_its_namespace(store: KVStore, lease: Lease) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (hold_unlisted, "2 holders, 1 tables list it"),
-        (forget_indexed, "kept is False, indexed 1 times"),
-        (index_twice, "kept is True, indexed 2 times"),
-        (list_elsewhere, "block 15: 0 holders, 1 tables list it"),
-        (miscount_held, "4/0 held/shared, recounted 3/0"),
-        (miscount_shared, "3/1 held/shared, recounted 3/0"),
+        (retain_unlisted, "2 references, 1 tables list it"),
+        (forget_indexed, "cached is False, indexed 1 times"),
+        (index_twice, "cached is True, indexed 2 times"),
+        (list_elsewhere, "block 15: 0 references, 1 tables list it"),
+        (miscount_referenced, "4/0 referenced/shared, recounted 3/0"),
+        (miscount_shared, "3/1 referenced/shared, recounted 3/0"),
         (miscount_saved, "1 blocks saved, recounted 0"),
-        (lose_a_block, r"free \d+ \+ cached \d+ \+ held 3 != 16"),
+        (lose_a_block, r"free \d+ \+ evictable \d+ \+ referenced 3 != 16"),
         (free_twice, "in the free list twice"),
         (free_a_held_block, "are free and referred to"),
         (lose_tokens_of_an_edge, "0 bytes in 1 blocks"),
@@ -164,6 +169,7 @@ def change_its_namespace(store: KVStore, lease: Lease) -> None:
         (drop_from_the_queue, "could be evicted, but is not in the queue"),
         (write_beyond_the_table, "13 tokens written in 3 blocks"),
         (change_its_tokens, "indexed under tokens that are not its sequence's"),
+        (change_its_first_token, "indexed under tokens that are not its sequence's"),
         (change_its_namespace, "indexed under tokens that are not its sequence's"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -190,6 +196,16 @@ def test_all_that_was_found_is_listed() -> None:
     write_beyond_the_table(store, lease)
     with pytest.raises(InvariantError, match=r"children out of order; 13 tokens written"):
         invariants.check(store)
+
+
+def test_a_recount_comes_in_pieces_and_can_be_dropped_after_each() -> None:
+    store, _ = make_busy_store()
+    pieces = list(invariants.recount(store))
+    assert not any(pieces)
+    assert len(pieces) > store.pool.n_blocks + store.index.n_nodes
+    for n_pieces in range(len(pieces)):
+        assert not any(islice(invariants.recount(store), n_pieces))
+    invariants.check(store)
 
 
 def test_idle_means_that_nobody_holds_anything() -> None:

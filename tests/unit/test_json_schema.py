@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.api import InvalidRequest
-from engine.types import Grammar, GrammarKind
+from engine.types.request import Grammar, GrammarKind
 from tests.grammars import LocalGrammars, demo_tokenizer
 
 Accepts = Callable[[object, str], bool]

@@ -4,23 +4,23 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 
-from engine.mlx_backend.launch import Laid, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.launch import LaunchAhead, LaunchWhenIdle, PendingForward
 
 
-def forwards(laid: list[int]) -> Iterator[Laid]:
-    """Three, which note when they are laid out."""
+def forwards(built: list[int]) -> Iterator[PendingForward]:
+    """Three, which note when they are built."""
     for number in range(3):
-        laid.append(number)
-        beginning = mx.ones(4) * number
-        yield Laid([beginning.sum()], [beginning])
+        built.append(number)
+        first_layer = mx.ones(4) * number
+        yield PendingForward([first_layer.sum()], [first_layer])
 
 
-def test_of_a_step_the_first_layer_goes_ahead_and_nothing_else_is_laid_out() -> None:
-    laid = list[int]()
-    rest = LaunchAhead().begin(forwards(laid))
-    assert laid == [0]
+def test_of_a_step_the_first_layer_goes_ahead_and_nothing_else_is_built() -> None:
+    built = list[int]()
+    rest = LaunchAhead().begin(forwards(built))
+    assert built == [0]
     LaunchAhead().finish(rest)
-    assert laid == [0, 1, 2]
+    assert built == [0, 1, 2]
 
 
 def test_a_step_without_forwards_is_launched_too() -> None:
@@ -29,7 +29,7 @@ def test_a_step_without_forwards_is_launched_too() -> None:
 
 
 def test_behind_an_idle_device_all_goes_at_once() -> None:
-    laid = list[int]()
-    rest = LaunchWhenIdle().begin(forwards(laid))
-    assert laid == [0, 1, 2]
+    built = list[int]()
+    rest = LaunchWhenIdle().begin(forwards(built))
+    assert built == [0, 1, 2]
     assert list(rest) == []

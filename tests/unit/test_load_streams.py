@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.threaded import ThreadedEngine
-from engine.types import EngineConfig, Request
+from engine.loop.threaded import ThreadedEngine
+from engine.types.request import Request
+from engine.types.settings import EngineConfig
 from load_tests.client import TargetError
 from load_tests.report import Percentiles
 from load_tests.streams import paced

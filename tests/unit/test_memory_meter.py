@@ -5,9 +5,9 @@ import logging
 import mlx.core as mx
 import pytest
 
-from engine.memory import MemoryPromise
 from engine.mlx_backend.host.memory_meter import QUIET_SECONDS, MemoryMeter, MeteredRunner
-from engine.step import StepResult
+from engine.step.plan import StepResult
+from engine.types.memory import MemoryPromise
 
 MIB = 1 << 20
 

@@ -3,12 +3,11 @@
 import pytest
 
 from engine.api import QueueFull
-from engine.inbox import Inbox
-from engine.loop import EngineLoop
-from engine.pace import WINDOW, QueuePace
-from engine.submission import prepare
-from engine.timing import Timing
-from engine.types import Request
+from engine.loop.inbox import Inbox
+from engine.loop.loop import EngineLoop
+from engine.scheduling.submission import prepare
+from engine.types.request import Request
+from engine.watching.latency import PACE_WINDOW, LatencyTracker, QueuePace
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -48,19 +47,19 @@ def test_a_quiet_night_does_not_count() -> None:
 def test_what_is_long_past_does_not_count() -> None:
     pace = QueuePace()
     pace.joined(100, now=0.0)
-    for second in range(WINDOW + 1):
+    for second in range(PACE_WINDOW + 1):
         pace.left(now=1000.0 + second)
-    assert pace.seconds_until_left(5, now=1000.0 + WINDOW) == pytest.approx(5.0)
+    assert pace.seconds_until_left(5, now=1000.0 + PACE_WINDOW) == pytest.approx(5.0)
 
 
 def test_a_refusal_tells_for_how_long_at_the_present_pace() -> None:
     now = 0.0
     harness = Harness(max_running=1, max_waiting=4)
-    timing = Timing(lambda: now, SilentTelemetry())
+    latency = LatencyTracker(lambda: now, SilentTelemetry())
     inbox = Inbox()
     masks = NoAnswers(VOCAB_SIZE)
     loop = EngineLoop(
-        harness.scheduler, harness.runner, inbox, harness.take, timing, NO_BYTES, masks
+        harness.scheduler, harness.runner, inbox, harness.take, latency, NO_BYTES, masks
     )
 
     def submit(name: str, client: str, n: int = 1) -> None:

@@ -4,10 +4,10 @@ import mlx.core as mx
 import pytest
 
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
-from engine.mlx_backend.model.storage import Storage
-from engine.storage_sizes import StorageSizes
+from engine.mlx_backend.storage.arena import ArenaError, LayerArena, LayerShape
+from engine.mlx_backend.storage.storage import Storage
 from kvstore.actions import CopyBlock, FillBlock, ReadBlock
-from kvstore.arena import ArenaError, LayerArena, LayerShape
+from kvstore.groups.sizes import StorageSizes
 from kvstore.types import BlockId
 
 MIXED = LayerShape(2, 4, 3, mx.float32, mx.bfloat16)
@@ -31,7 +31,7 @@ def test_copies_and_fills_are_carried_out_in_their_order() -> None:
     held = storage(MIXED, KEYS_ONLY)
     size = held.part_bytes[0]
     first, second = bytes(i % 100 for i in range(size)), bytes([7]) * size
-    held.carry_out(
+    held.execute(
         [FillBlock(A, first), CopyBlock(A, B, 2), FillBlock(A, second), CopyBlock(A, C, 2)]
     )
     assert [read(held, block) for block in (A, B, C)] == [second, first, second]
@@ -49,7 +49,7 @@ def test_blocks_that_lie_side_by_side_are_filled_at_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(LayerArena, "put_blocks", note_and_put)
     size = held.part_bytes[0]
     blocks = [BlockId(block) for block in (5, 2, 8, 3, 1)]
-    held.carry_out([FillBlock(block, bytes([block + 1]) * size) for block in blocks])
+    held.execute([FillBlock(block, bytes([block + 1]) * size) for block in blocks])
     expected = [bytes([block + 1 if block in blocks else 0]) * size for block in range(9)]
     assert [read(held, BlockId(block)) for block in range(9)] == expected
     n_layers = 2
@@ -64,12 +64,12 @@ def test_a_fill_behind_a_write_in_flight_copies_no_pool() -> None:
     slow = mx.ones((512, 512))
     for _ in range(20):
         slow = slow @ slow / 512
-    places = held.full.places(mx.array([0], mx.uint32), mx.array([0], mx.uint32), 1)
-    layer.write(places, slow[:1, :64].reshape(1, 1, 1, 64), mx.ones((1, 1, 1, 64)))
-    mx.async_eval(layer.witnesses())
+    slot_mapping = held.full.slot_mapping(mx.array([0], mx.uint32), mx.array([0], mx.uint32), 1)
+    layer.write(slot_mapping, slow[:1, :64].reshape(1, 1, 1, 64), mx.ones((1, 1, 1, 64)))
+    mx.async_eval(layer.fences())
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    held.carry_out([FillBlock(BlockId(7), bytes([1]) * held.part_bytes[0])])
+    held.execute([FillBlock(BlockId(7), bytes([1]) * held.part_bytes[0])])
     mx.eval(held.arrays())
     pool_bytes = n_blocks * 32 * 64 * 4
     assert mx.get_peak_memory() - before < pool_bytes
@@ -82,9 +82,9 @@ def test_what_was_read_stays_when_its_block_is_overwritten(shape: LayerShape) ->
     held = storage(shape)
     size = held.part_bytes[0]
     first, second = bytes(i % 100 for i in range(size)), bytes([7]) * size
-    held.carry_out([FillBlock(A, first)])
+    held.execute([FillBlock(A, first)])
     [[part, *_]] = held.read([ReadBlock(A, held.full.block_size)]).parts()
-    held.carry_out([FillBlock(A, second)])
+    held.execute([FillBlock(A, second)])
     assert read(held, A) == second
     assert part == first
 
@@ -93,9 +93,9 @@ def test_another_size_and_another_block_are_refused() -> None:
     held = storage(MIXED)
     data = bytes(held.part_bytes[0])
     with pytest.raises(ArenaError, match="bytes to fill in"):
-        held.carry_out([FillBlock(A, data[1:])])
+        held.execute([FillBlock(A, data[1:])])
     with pytest.raises(ArenaError, match="block 3"):
-        held.carry_out([FillBlock(BlockId(3), data)])
+        held.execute([FillBlock(BlockId(3), data)])
 
 
 def test_the_format_differs_where_the_bytes_would() -> None:

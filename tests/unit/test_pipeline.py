@@ -10,11 +10,12 @@ import pytest
 from engine.constraints.guide import GrammarGuide
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, Matcher, Unanswerable
-from engine.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
-from engine.step import SequenceId, StepPlan
-from engine.submission import prepare
-from engine.timing import Timing
-from engine.types import FinishReason, Grammar, GrammarKind, OutputEvent, Request, SamplingParams
+from engine.loop.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
+from engine.scheduling.submission import prepare
+from engine.step.plan import SequenceId, StepPlan
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import Grammar, GrammarKind, Request, SamplingParams
+from engine.watching.latency import LatencyTracker
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 ANYTHING = Allowed(np.full(mask_words(VOCAB_SIZE), -1, dtype=np.int32))
@@ -44,16 +45,16 @@ class Answers:
     def close(self) -> None: ...
 
 
-class Line:
+class PipelineHarness:
     """An engine without its loop. A step takes a second of its clock."""
 
     def __init__(self, at_once: Answer | None) -> None:
         self.harness = Harness(step_tokens=8, max_running=8)
         self.clock = [0.0]
         self.answers = Answers(at_once, self.clock)
-        self.timing = Timing(lambda: self.clock[0], Mock())
+        self.latency = LatencyTracker(lambda: self.clock[0], Mock())
         self.scheduler, runner = self.harness.scheduler, self.harness.runner
-        self._pipeline = Pipeline(self.scheduler, runner, self.answers, self.timing)
+        self._pipeline = Pipeline(self.scheduler, runner, self.answers, self.latency)
         self.events: list[OutputEvent] = []
 
     def ask(self, name: str, n_tokens: int, max_tokens: int, *, is_held: bool = True) -> None:
@@ -63,7 +64,7 @@ class Line:
             submission = prepare(request, self.harness.limits, lambda: GrammarGuide(held))
         else:
             submission = prepare(request, self.harness.limits)
-        self.timing.arrived(request, self.clock[0])
+        self.latency.arrived(request, self.clock[0])
         self.scheduler.add(submission)
 
     def turn(self) -> StepPlan:
@@ -75,22 +76,24 @@ class Line:
 
 
 @pytest.fixture
-def late() -> Line:
+def late() -> PipelineHarness:
     """Nobody knows what may follow."""
-    return Line(None)
+    return PipelineHarness(None)
 
 
 def test_a_refusal_that_is_known_when_it_is_asked_is_told() -> None:
-    line = Line(NOBODY)
-    line.ask("held", 5, 4)
+    harness = PipelineHarness(NOBODY)
+    harness.ask("held", 5, 4)
     for _ in range(3):
-        line.turn()
-    (event,) = [event for event in line.events if event.finish_reason]
+        harness.turn()
+    (event,) = [event for event in harness.events if event.finish_reason]
     assert event.finish_reason is FinishReason.ERROR
     assert event.error == "guided_regex: nobody can say"
 
 
-def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(late: Line) -> None:
+def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(
+    late: PipelineHarness,
+) -> None:
     late.answers.at_once = ANYTHING
     late.ask("held", 5, 2)
     late.turn()
@@ -107,7 +110,7 @@ def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(la
     assert not late.scheduler.has_work
 
 
-def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: Line) -> None:
+def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: PipelineHarness) -> None:
     late.ask("held", 5, 4)
     late.turn()
     late.turn()
@@ -117,14 +120,14 @@ def test_beside_a_prompt_of_another_s_nobody_waits_for_a_row_alone(late: Line) -
         assert max(late.answers.waits) <= LATE_SHARE
 
 
-def test_where_nothing_else_is_computed_a_row_is_waited_for(late: Line) -> None:
+def test_where_nothing_else_is_computed_a_row_is_waited_for(late: PipelineHarness) -> None:
     late.ask("held", 5, 4)
     late.turn()
     late.turn()
     assert late.answers.waits[-1] == ALONE_SECONDS
 
 
-def test_what_was_waited_is_no_part_of_the_next_wait(late: Line) -> None:
+def test_what_was_waited_is_no_part_of_the_next_wait(late: PipelineHarness) -> None:
     late.ask("held", 5, 4)
     late.ask("free", 5, 90, is_held=False)
     for _ in range(40):
@@ -132,7 +135,7 @@ def test_what_was_waited_is_no_part_of_the_next_wait(late: Line) -> None:
     assert max(late.answers.waits) == pytest.approx(LATE_SHARE)
 
 
-def test_a_step_that_has_mostly_waited_teaches_nothing(late: Line) -> None:
+def test_a_step_that_has_mostly_waited_teaches_nothing(late: PipelineHarness) -> None:
     late.ask("held", 5, 4)
     took = Mock()
     late.scheduler.took = took  # type: ignore[method-assign]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import invariants
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
-from kvstore.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import BlockId, Namespace
@@ -191,39 +191,39 @@ class TestTails:
         store = make_store(16)
         serve(store, A[:6])
         assert serve(store, A[:7]) == 6
-        assert (store.pool.n_cached, hits(store, A)) == (2, 7)
+        assert (store.pool.n_evictable, hits(store, A)) == (2, 7)
 
     def test_a_whole_block_takes_the_place_of_a_tail(self) -> None:
         store = make_store(16)
         serve(store, A[:6])
         assert serve(store, A[:12]) == 6
-        assert (store.pool.n_cached, hits(store, A), store.index.n_nodes) == (3, 12, 1)
+        assert (store.pool.n_evictable, hits(store, A), store.index.n_nodes) == (3, 12, 1)
 
     def test_a_tail_that_is_all_there_is_is_replaced_too(self) -> None:
         store = make_store(16)
         serve(store, A[:2])
         serve(store, A[:3])
         serve(store, A[:8])
-        assert (store.pool.n_cached, hits(store, A)) == (2, 8)
+        assert (store.pool.n_evictable, hits(store, A)) == (2, 8)
 
     def test_a_tail_inside_an_indexed_block_is_not_indexed(self) -> None:
         store = make_store(16)
         serve(store, A[:12])
         for n_tokens in (5, 6, 7, 10):
             serve(store, A[:n_tokens])
-        assert (store.pool.n_cached, hits(store, A)) == (3, 12)
+        assert (store.pool.n_evictable, hits(store, A)) == (3, 12)
 
     def test_a_tail_inside_a_longer_tail_is_not_indexed(self) -> None:
         store = make_store(16)
         serve(store, A[:7])
         serve(store, A[:6])
-        assert (store.pool.n_cached, hits(store, A)) == (2, 7)
+        assert (store.pool.n_evictable, hits(store, A)) == (2, 7)
 
     def test_tails_that_differ_stand_side_by_side(self) -> None:
         store = make_store(16)
         serve(store, [*A[:4], 7, 8])
         serve(store, [*A[:4], 7, 9])
-        assert store.pool.n_cached == 3
+        assert store.pool.n_evictable == 3
         assert [hits(store, [*A[:4], 7, last, 1]) for last in (8, 9)] == [6, 6]
 
     def test_a_superseded_tail_stays_with_those_who_hold_it(self) -> None:
@@ -233,7 +233,7 @@ class TestTails:
         tail = holder.table[1]
         serve(store, A[:8])
         invariants.check(store)
-        assert (store.pool.holders(tail), store.pool.is_kept(tail)) == (1, False)
+        assert (store.pool.ref_count(tail), store.pool.is_cached(tail)) == (1, False)
         compute(store, holder)
         store.donate(holder)
         assert [hits(store, A), hits(store, [*A[:6], 1])] == [8, 7]
@@ -393,7 +393,7 @@ class TestBehind:
         tree.insert(NS, packed(A[:10]), run)
         assert tree.insert_behind(run[1], packed(A[8:11]), new) == ()
         assert tree.match(NS, packed(A[:11])).blocks == (*run[:2], *new)
-        assert not pool.is_kept(run[2])
+        assert not pool.is_cached(run[2])
 
     def test_what_is_used_behind_it_keeps_a_run_from_eviction(self) -> None:
         store = make_store(6)
@@ -423,10 +423,10 @@ class TestBehind:
         tree = RadixTree(pool, 4)
         run = pool.allocate(3)
         tree.insert(NS, packed(A[:10]), run)
-        assert tree.holder_behind(run[0], packed(A[4:7])) == run[1]
-        assert tree.holder_behind(run[1], packed(A[8:10])) == run[2]
-        assert tree.holder_behind(run[1], packed(A[8:11])) is None
-        assert tree.holder_behind(run[1], packed(B[:1])) is None
+        assert tree.find_behind(run[0], packed(A[4:7])) == run[1]
+        assert tree.find_behind(run[1], packed(A[8:10])) == run[2]
+        assert tree.find_behind(run[1], packed(A[8:11])) is None
+        assert tree.find_behind(run[1], packed(B[:1])) is None
 
 
 def test_a_block_of_which_a_fork_has_left_a_part_is_indexed_whole_again() -> None:

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import Replay
-from server.generation.replays import Call, Replays, Said, same_json
+from engine.types.model import Replay
+from server.generation.replays import AssistantTurn, Call, Replays, same_json
 
-SAID = Said((Call("c1", "look", {"a": 1, "b": [True, None]}), Call("c2", "list", {})), "I look.")
+SAID = AssistantTurn(
+    (Call("c1", "look", {"a": 1, "b": [True, None]}), Call("c2", "list", {})), "I look."
+)
 REPLAY = Replay((1, 2, 3))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, "", "1", "a"]),
@@ -19,12 +21,12 @@ JSON = st.recursive(
 )
 
 
-def with_calls(*calls: Call) -> Said:
+def with_calls(*calls: Call) -> AssistantTurn:
     return replace(SAID, calls=calls)
 
 
-def call(number: int) -> Said:
-    return Said((Call(f"c{number}", "look", {}),))
+def call(number: int) -> AssistantTurn:
+    return AssistantTurn((Call(f"c{number}", "look", {}),))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from engine.api import PromptTooLong
 from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
-from engine.types import Replay
+from engine.types.model import Replay
 from tests.answering import (
     CONTROL,
     FAMILIES,

@@ -4,8 +4,8 @@ import tracemalloc
 
 import pytest
 
-from server.dialects.responses.kept.store import ResponseStore
-from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
+from server.dialects.responses.storage.store import ResponseStore
+from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
 
 MANY = 1 << 30
 

@@ -11,8 +11,9 @@ import pytest
 
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
-from engine.step import NO_MASKS, SampledToken, Sampling
-from engine.types import SamplingParams, TokenLogprob
+from engine.step.plan import NO_MASKS, SampledToken, Sampling
+from engine.types.output import TokenLogprob
+from engine.types.request import SamplingParams
 
 VOCAB = 12
 GREEDY = SamplingParams(temperature=0)

@@ -5,9 +5,10 @@ from unittest.mock import Mock
 import pytest
 
 from engine.api import InvalidRequest
-from engine.submission import prepare
-from engine.types import FinishReason, Request, SamplingParams
-from engine.waiting import NoRoom
+from engine.scheduling.submission import prepare
+from engine.scheduling.waiting import NoRoom
+from engine.types.output import FinishReason
+from engine.types.request import Request, SamplingParams
 from kvstore.groups.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -41,18 +42,18 @@ def test_a_prompt_hits_up_to_the_very_token_where_it_diverges() -> None:
     assert harness.usage(harness.serve(other)).cached_tokens == 13
 
 
-def test_sixteen_cold_twins_prefill_their_system_prompt_once() -> None:
+def test_sixteen_cold_duplicates_prefill_their_system_prompt_once() -> None:
     harness = Harness(n_blocks=200, step_tokens=16)
     system = prompt(1, 40)
-    twins = [harness.add([*system, i, i + 1, i + 2]) for i in range(16)]
+    duplicates = [harness.add([*system, i, i + 1, i + 2]) for i in range(16)]
     harness.finish()
-    cached = sum(harness.usage(twin).cached_tokens for twin in twins)
+    cached = sum(harness.usage(duplicate).cached_tokens for duplicate in duplicates)
     assert cached == 15 * 40
     prompt_tokens = 16 * 43
     assert harness.scheduler.counters.computed_prompt_tokens == prompt_tokens - cached
 
 
-def test_while_twins_run_their_prefix_is_held_by_all_and_stored_once() -> None:
+def test_while_duplicates_run_their_prefix_is_held_by_all_and_stored_once() -> None:
     harness = Harness(n_blocks=200, step_tokens=64)
     for i in range(5):
         harness.add([*prompt(1, 40), i], max_tokens=50)
@@ -60,7 +61,7 @@ def test_while_twins_run_their_prefix_is_held_by_all_and_stored_once() -> None:
         harness.step()
     tables = [s.lease.table[:10] for s in harness.scheduler.running if s.lease]
     assert all(table == tables[0] for table in tables)
-    assert {harness.pool.count(block) for block in tables[0]} == {5 + 1}
+    assert {harness.pool.total_refs(block) for block in tables[0]} == {5 + 1}
 
 
 def test_without_a_prefix_cache_nothing_is_shared_and_nothing_changes() -> None:
@@ -137,17 +138,17 @@ def test_each_of_n_outputs_is_a_turn() -> None:
     assert len({event.index for event in harness.events[many]}) == 1
 
 
-def test_a_client_that_waits_for_a_twin_keeps_its_turn() -> None:
+def test_a_client_that_waits_for_a_duplicate_keeps_its_turn() -> None:
     harness = Harness(max_running=2, step_tokens=16)
     leader = harness.add(prompt(1, 60), client="a")
     harness.step()
-    twin = harness.add(prompt(1, 60), client="b")
+    duplicate = harness.add(prompt(1, 60), client="b")
     others = [harness.add(prompt(2 + i, 5), client="c") for i in range(9)]
     harness.finish()
     starts = [int(id) for id in harness.runner.computed_tokens]
-    assert starts.index(1) < starts.index(4), "ids are in the order of arrival: 1 is the twin"
-    assert harness.usage(twin).cached_tokens == 59
-    assert {len(harness.output(request)) for request in (leader, twin, *others)} == {4}
+    assert starts.index(1) < starts.index(4), "ids are in the order of arrival: 1 is the duplicate"
+    assert harness.usage(duplicate).cached_tokens == 59
+    assert {len(harness.output(request)) for request in (leader, duplicate, *others)} == {4}
 
 
 def test_a_preempted_sequence_has_had_its_turn() -> None:
@@ -252,7 +253,7 @@ def test_abort_gives_everything_back_in_every_state(steps: int) -> None:
     harness.take(harness.scheduler.abort(request))
     assert [harness.reason(request, i) for i in range(2)] == [FinishReason.ABORT] * 2
     assert not harness.scheduler.has_work
-    assert harness.pool.n_held == 0
+    assert harness.pool.n_referenced == 0
     assert harness.scheduler.abort(request) == []
 
 
@@ -314,10 +315,10 @@ def test_a_clear_under_load_changes_nobody_s_output() -> None:
 def test_a_scored_prompt_is_waited_for_and_waits_for_nobody() -> None:
     harness = Harness(step_tokens=16)
     scored = harness.add(prompt(1, 60), prompt_logprobs=0)
-    twin = harness.add(prompt(1, 60))
+    duplicate = harness.add(prompt(1, 60))
     harness.finish()
     assert harness.usage(scored).cached_tokens == 0
-    assert harness.usage(twin).cached_tokens == 59
+    assert harness.usage(duplicate).cached_tokens == 59
 
 
 def test_a_cached_prompt_does_not_wait_for_one_that_is_scored() -> None:
@@ -326,11 +327,11 @@ def test_a_cached_prompt_does_not_wait_for_one_that_is_scored() -> None:
     harness.serve(prompt(1, 60))
     scored = harness.add(prompt(1, 60), prompt_logprobs=0)
     harness.step()
-    twin = harness.add(prompt(1, 60))
+    duplicate = harness.add(prompt(1, 60))
     harness.step()
-    assert len(harness.output(twin)) == 1
+    assert len(harness.output(duplicate)) == 1
     harness.finish()
-    assert harness.usage(twin).cached_tokens == 59
+    assert harness.usage(duplicate).cached_tokens == 59
     assert harness.usage(scored).cached_tokens == 0
 
 

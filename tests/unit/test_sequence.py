@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
-from engine.types import FinishReason
+from engine.scheduling.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
+from engine.types.output import FinishReason
 from tests.unit.engine_harness import Harness, prompt
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from engine.types import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from kvstore.tier.types import TierLimits
 from server.addresses import is_loopback
 from server.settings import Settings, SettingsError, load_settings

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.waiting import WaitingQueue
+from engine.scheduling.waiting import WaitingQueue
 from tests.unit.engine_harness import Harness, prompt
 
 
@@ -24,7 +24,7 @@ def test_one_client_s_many_rows_make_room_for_another_s() -> None:
         harness.step()
     one = harness.add(prompt(2, 5), max_tokens=1, client="one")
     assert steps_until_first_token(harness, one) == 1
-    assert harness.scheduler.counters.gave_way == 1
+    assert harness.scheduler.counters.client_preemptions == 1
     harness.finish()
     alone = Harness(n_blocks=900, max_running=32, step_tokens=64)
     again = alone.add(prompt(1, 5), max_tokens=90, n=32, client="many")
@@ -51,10 +51,10 @@ def test_a_client_s_slots_go_to_whoever_runs_less_and_never_back() -> None:
             harness.step()
     rows = Counter(s.request.client for s in harness.scheduler.running)
     assert sorted(rows.values()) == [2, 3, 3]
-    assert harness.scheduler.counters.gave_way == 4 + 2
+    assert harness.scheduler.counters.client_preemptions == 4 + 2
     for _ in range(20):
         harness.step()
-    assert harness.scheduler.counters.gave_way == 4 + 2
+    assert harness.scheduler.counters.client_preemptions == 4 + 2
     harness.finish()
 
 
@@ -65,12 +65,12 @@ def test_blocks_that_one_client_holds_are_given_up_for_another() -> None:
         harness.step()
     one = harness.add(prompt(20, 12), max_tokens=1, client="one")
     assert steps_until_first_token(harness, one) <= 4
-    assert 0 < harness.scheduler.counters.gave_way <= 3
+    assert 0 < harness.scheduler.counters.client_preemptions <= 3
     harness.finish()
     assert {len(harness.output(request)) for request in many} == {30}
 
 
-def test_where_one_block_is_short_whose_client_runs_most_gives_way() -> None:
+def test_where_one_block_is_short_whose_client_runs_most_is_preempted() -> None:
     """All rows want another block in one step, and there are too few for all by one."""
     harness = Harness(n_blocks=17, block_size=4, max_running=16)
     for i in range(5):
@@ -83,14 +83,14 @@ def test_where_one_block_is_short_whose_client_runs_most_gives_way() -> None:
     harness.finish()
 
 
-def test_nobody_gives_way_to_whoever_would_hold_more() -> None:
+def test_nobody_is_preempted_for_whoever_would_hold_more() -> None:
     harness = Harness(n_blocks=20, block_size=4)
     short = [harness.add(prompt(i, 8), max_tokens=20, client="short") for i in range(2)]
     harness.step()
     long = harness.add(prompt(9, 70), max_tokens=2, client="long")
     harness.finish()
     assert list(harness.events) == [*short, long]
-    assert harness.scheduler.counters.gave_way == 0
+    assert harness.scheduler.counters.client_preemptions == 0
 
 
 def test_while_no_slot_is_to_be_had_nobody_who_waits_is_looked_at(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.mlx_backend.storage.state_arena import StateArena, StateShape, state_bytes
 from kvstore.actions import CopyState, ResetState, RollBackState
-from kvstore.state_arena import StateArena, StateShape, state_bytes
 from kvstore.types import SlotId
 
 SHAPES = (StateShape((2, 3), mx.float32), StateShape((4,), mx.float16))
@@ -59,32 +59,32 @@ def test_the_same_rows_in_the_same_order_are_handed_back_as_they_are() -> None:
 def test_a_copy_keeps_what_its_source_held_then() -> None:
     arena = StateArena(SHAPES, 4)
     arena.write([A, B], states(1, 2))
-    arena.carry_out(CopyState(B, C))
+    arena.execute(CopyState(B, C))
     arena.write([A, B], states(10, 20))
     assert values(arena, A, B, C) == [10, 20, 2]
-    arena.carry_out(CopyState(C, A))
-    arena.carry_out(ResetState(B))
+    arena.execute(CopyState(C, A))
+    arena.execute(ResetState(B))
     assert values(arena, A, B, C) == [2, 0, 2]
 
 
 def test_a_copy_of_what_was_never_written_is_the_initial_state() -> None:
     arena = StateArena(SHAPES, 4)
     arena.write([A], states(7))
-    arena.carry_out(CopyState(B, A))
+    arena.execute(CopyState(B, A))
     assert values(arena, A) == [0]
 
 
 def test_slots_that_do_not_exist_are_refused() -> None:
     with pytest.raises(IndexError, match="state 4"):
-        StateArena(SHAPES, 4).carry_out(ResetState(SlotId(4)))
+        StateArena(SHAPES, 4).execute(ResetState(SlotId(4)))
 
 
 def test_two_copies_and_their_source_go_their_own_ways() -> None:
     arena = StateArena(SHAPES, 4)
     arena.write([A, B], states(1, 2))
-    arena.carry_out(CopyState(B, C))
-    arena.carry_out(CopyState(C, D))
-    arena.carry_out(ResetState(A))
+    arena.execute(CopyState(B, C))
+    arena.execute(CopyState(C, D))
+    arena.execute(ResetState(A))
     assert values(arena, D, A, C, B) == [2, 0, 2, 2]
     arena.write([C], states(3))
     arena.write([A], states(4))
@@ -95,7 +95,7 @@ def test_a_row_that_leaves_costs_nothing() -> None:
     arena = StateArena(SHAPES, 4)
     arena.write([A, B, C], states(1, 2, 3))
     arena.unevaluated()
-    arena.carry_out(ResetState(C))
+    arena.execute(ResetState(C))
     assert arena.unevaluated() == []
 
 
@@ -104,9 +104,9 @@ def test_a_copy_takes_a_row_of_its_own_and_shares_one_that_is_alone() -> None:
     arena = StateArena(SHAPES, 4)
     arena.write([A, B, C], states(1, 2, 3))
     arena.unevaluated()
-    arena.carry_out(CopyState(B, D))
+    arena.execute(CopyState(B, D))
     assert {array.shape[0] for array in arena.unevaluated()} == {1}
-    arena.carry_out(CopyState(D, A))
+    arena.execute(CopyState(D, A))
     assert arena.unevaluated() == []
     assert values(arena, A, B, C, D) == [2, 2, 3, 2]
 
@@ -123,11 +123,11 @@ def test_slots_hold_what_a_dictionary_would(data: st.DataObject) -> None:
                 expected |= {slot: number + slot / 8 for slot in slots}
             case "copy":
                 source, target = data.draw(one), data.draw(one)
-                arena.carry_out(CopyState(source, target))
+                arena.execute(CopyState(source, target))
                 expected[target] = expected[source]
             case "reset":
                 slot = data.draw(one)
-                arena.carry_out(ResetState(slot))
+                arena.execute(ResetState(slot))
                 expected[slot] = 0.0
             case _:
                 slots = data.draw(several)[: data.draw(st.integers(1, 4))]
@@ -166,7 +166,7 @@ def test_a_slot_can_be_rolled_back_to_before_the_latest_step() -> None:
     arena.begin_step()
     arena.write([A, B], states(3, 30))
     arena.write([A], states(4))
-    arena.carry_out(RollBackState(A))
+    arena.execute(RollBackState(A))
     assert values(arena, A, B) == [2, 30]
 
 
@@ -176,5 +176,5 @@ def test_a_slot_that_the_latest_step_did_not_write_is_what_it_was() -> None:
     arena.begin_step()
     arena.write([A], states(1))
     arena.begin_step()
-    arena.carry_out(RollBackState(A))
+    arena.execute(RollBackState(A))
     assert values(arena, A) == [1]

@@ -6,9 +6,9 @@ import pytest
 
 from kvstore import invariants
 from kvstore.actions import CopyBlock
-from kvstore.block_pool import BlockPool
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.lease import Lease, Refusal
-from kvstore.prefix_index import NoIndex
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -83,7 +83,7 @@ class TestHits:
         compute(store, lease)
         store.donate(lease)
         invariants.check_idle(store)
-        assert store.pool.n_cached == 3, "what it computed again was there already"
+        assert store.pool.n_evictable == 3, "what it computed again was there already"
 
     def test_an_empty_prompt_is_a_lease_of_nothing(self) -> None:
         store = make_store(1)
@@ -100,13 +100,13 @@ class TestSharing:
         leases = [admit(store, run_of(1, 8) + run_of(100 * i, 4)) for i in range(1, 6)]
         first, second = leases[0].table[:2]
         assert all(lease.table[:2] == [first, second] for lease in leases)
-        assert store.pool.count(first) == store.pool.count(second) == len(leases) + 1
-        assert (store.pool.n_held, store.pool.n_shared) == (2 + len(leases), 2)
+        assert store.pool.total_refs(first) == store.pool.total_refs(second) == len(leases) + 1
+        assert (store.pool.n_referenced, store.pool.n_shared) == (2 + len(leases), 2)
         assert store.pool.n_saved == 2 * (len(leases) - 1)
         for lease in leases:
             store.release(lease)
-        assert store.pool.count(first) == 1
-        assert store.pool.n_cached == 2
+        assert store.pool.total_refs(first) == 1
+        assert store.pool.n_evictable == 2
 
     def test_a_block_that_was_computed_twice_is_kept_once(self) -> None:
         store = make_store(16)
@@ -201,7 +201,7 @@ class TestFork:
         forks = [fork(store, one, PROMPT, len(PROMPT) - 1) for _ in range(3)]
         assert all(list(lease.table) == list(one.table) for lease in forks)
         assert [lease.cached_tokens for lease in forks] == [9, 9, 9]
-        assert store.pool.n_held == 3
+        assert store.pool.n_referenced == 3
         for i, lease in enumerate((one, *forks)):
             generate(store, lease, run_of(100 * i, 3))
             store.donate(lease)
@@ -343,7 +343,7 @@ class TestEnd:
         lease = admit(store, PROMPT, reserve_tokens=20)
         compute(store, lease)
         store.donate(lease)
-        assert (store.pool.n_cached, store.pool.n_free) == (3, 13)
+        assert (store.pool.n_evictable, store.pool.n_free) == (3, 13)
 
 
 class TestClear:
@@ -387,7 +387,7 @@ class TestClear:
         store.donate(old)
         store.donate(new)
         invariants.check_idle(store)
-        assert store.pool.n_cached == 3
+        assert store.pool.n_evictable == 3
         assert serve(store, PROMPT) == 9
 
     def test_one_namespace_of_several(self) -> None:
@@ -416,7 +416,7 @@ def test_what_is_cached_above_a_held_block_cannot_be_taken() -> None:
     generate(store, one, run_of(13, 5))
     store.release(one)
     # Cached are the first two blocks, above the third that `two` holds, and the fourth.
-    assert (store.pool.n_free, store.pool.n_cached, store.pool.n_held) == (1, 3, 3)
+    assert (store.pool.n_free, store.pool.n_evictable, store.pool.n_referenced) == (1, 3, 3)
     prompt = run_of(1, 4) + run_of(700, 12)
     assert store.admit(NS, Tokens(prompt)) == Refusal(needed_blocks=3, available_blocks=2)
     invariants.check(store)
@@ -428,7 +428,7 @@ def test_what_is_cached_above_a_held_block_cannot_be_taken() -> None:
 class TestNoIndex:
     def test_nothing_is_shared_and_nothing_is_left(self) -> None:
         pool = BlockPool(8)
-        store = KVStore(pool, NoIndex(), BLOCK)
+        store = KVStore(pool, PrefixIndex(), BLOCK)
         assert serve(store, PROMPT) == 0
         assert serve(store, PROMPT, run_of(200, 5)) == 0
         assert store.probe(NS, Tokens(PROMPT)) == 0
@@ -436,13 +436,13 @@ class TestNoIndex:
         invariants.check_idle(store)
 
     def test_forks_share_all_the_same(self) -> None:
-        store = KVStore(BlockPool(8), NoIndex(), BLOCK)
+        store = KVStore(BlockPool(8), PrefixIndex(), BLOCK)
         one = admit(store, PROMPT)
         compute(store, one)
         assert len(compute(store, fork(store, one, PROMPT, 9))) == 1
         assert store.pool.n_shared == 2
 
     def test_a_full_pool_refuses(self) -> None:
-        store = KVStore(BlockPool(2), NoIndex(), BLOCK)
+        store = KVStore(BlockPool(2), PrefixIndex(), BLOCK)
         assert store.admit(NS, Tokens(PROMPT)) == Refusal(3, 2)
         assert drain(store) == []

@@ -10,14 +10,16 @@ import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
-from engine.inbox import CALLS_AT_ONCE, Inbox
-from engine.loop import Deliver, EngineLoop
-from engine.runner import RunnerLost
-from engine.step import StepMasks, StepPlan, StepResult
-from engine.submission import prepare
-from engine.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
-from engine.timing import Timing
-from engine.types import CacheTier, FinishReason, OutputEvent, RefusalReason
+from engine.loop.inbox import CALLS_AT_ONCE, Inbox
+from engine.loop.loop import Deliver, EngineLoop
+from engine.loop.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
+from engine.scheduling.submission import prepare
+from engine.step.plan import StepMasks, StepPlan, StepResult
+from engine.step.runner import RunnerLost
+from engine.types.cache import CacheTier
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import RefusalReason
+from engine.watching.latency import LatencyTracker
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -222,8 +224,8 @@ def test_what_an_event_tells_of_is_in_the_statistics() -> None:
             seen.append((loop.stats.generated_tokens, loop.stats.running))
             assert bool(event.admission) == (len(seen) == 1)
 
-    timing = Timing(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, timing, NO_BYTES, MASKS)
+    latency = LatencyTracker(lambda: 0.0, SilentTelemetry())
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, latency, NO_BYTES, MASKS)
     loop.submit(prepare(request("a", max_tokens=3), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
@@ -245,8 +247,8 @@ def test_events_are_delivered_before_the_next_step_is_launched_whole(
         happened.extend("token" for event in events if event.token_ids)
 
     monkeypatch.setattr(harness.runner, "sample", note_and_sample)
-    timing = Timing(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, timing, NO_BYTES, MASKS)
+    latency = LatencyTracker(lambda: 0.0, SilentTelemetry())
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), deliver, latency, NO_BYTES, MASKS)
     loop.submit(prepare(request("a", max_tokens=3), harness.limits), 0.0)
     while harness.scheduler.has_work:
         loop.turn()
@@ -255,12 +257,12 @@ def test_events_are_delivered_before_the_next_step_is_launched_whole(
 
 def test_what_a_clear_of_the_disk_has_changed_is_in_the_statistics() -> None:
     harness = Harness()
-    timing = Timing(lambda: 0.0, SilentTelemetry())
-    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), print, timing, NO_BYTES, MASKS)
+    latency = LatencyTracker(lambda: 0.0, SilentTelemetry())
+    loop = EngineLoop(harness.scheduler, harness.runner, Inbox(), print, latency, NO_BYTES, MASKS)
     held = harness.pool.allocate(3)
     loop.clear(tiers=[CacheTier.MEMORY])
     assert loop.stats.cache.blocks_held == 3
-    harness.pool.drop(held)  # as when a load is given up
+    harness.pool.release(held)  # as when a load is given up
     loop.clear(tiers=[CacheTier.DISK])
     assert loop.stats.cache.blocks_held == 0
 
@@ -390,9 +392,9 @@ def test_a_step_is_timed_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch)
 
     submit = harness.runner.submit
     monkeypatch.setattr(harness.runner, "submit", watched)
-    timing = Timing(lambda: clock[0], SilentTelemetry())
+    latency = LatencyTracker(lambda: clock[0], SilentTelemetry())
     loop = EngineLoop(
-        harness.scheduler, harness.runner, inbox, lambda events: None, timing, NO_BYTES, MASKS
+        harness.scheduler, harness.runner, inbox, lambda events: None, latency, NO_BYTES, MASKS
     )
     assert loop.step_started_seconds is None
 
@@ -422,9 +424,9 @@ def test_a_step_that_raises_leaves_the_loop_turning() -> None:
         raise RuntimeError("out of memory")
 
     inbox = Inbox()
-    timing = Timing(lambda: 0.0, SilentTelemetry())
+    latency = LatencyTracker(lambda: 0.0, SilentTelemetry())
     loop = EngineLoop(
-        harness.scheduler, harness.runner, inbox, events.extend, timing, NO_BYTES, MASKS
+        harness.scheduler, harness.runner, inbox, events.extend, latency, NO_BYTES, MASKS
     )
     harness.fault = fail
     loop.submit(prepare(request("a"), harness.limits), 0.0)

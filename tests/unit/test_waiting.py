@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.output import OutputFactory
-from engine.sequence import LiveSequence, Status
-from engine.step import SequenceId
-from engine.types import Request
-from engine.waiting import NoRoom, WaitingQueue
+from engine.output.output import OutputFactory
+from engine.scheduling.sequence import LiveSequence, Status
+from engine.scheduling.waiting import NoRoom, WaitingQueue
+from engine.step.plan import SequenceId
+from engine.types.request import Request
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.simulation.daemon import LetterDetokenizer
@@ -46,15 +46,15 @@ class NaiveQueue:
     def __init__(self) -> None:
         self.sequences: list[LiveSequence] = []
 
-    def line(self, client: str) -> list[LiveSequence]:
+    def queue_of(self, client: str) -> list[LiveSequence]:
         own = [s for s in self.sequences if s.request.client == client]
         return sorted(own, key=lambda s: (s.request.priority, s.id))
 
     def in_turn(self, clients: list[str]) -> list[LiveSequence]:
         """One of each client, then the next of each."""
-        lines = [self.line(client) for client in clients]
+        queues = [self.queue_of(client) for client in clients]
         places = range(len(self.sequences))
-        return [line[place] for place in places for line in lines if place < len(line)]
+        return [own[place] for place in places for own in queues if place < len(own)]
 
     def waiting(self, client: str | None = None) -> int:
         return sum(
@@ -84,9 +84,9 @@ def test_the_queue_does_what_the_naive_one_does(data: st.DataObject) -> None:
             naive.sequences.remove(left)
         blocked = [s for s in naive.sequences if data.draw(st.booleans(), "blocked")]
         for client in clients:
-            able = [s for s in naive.line(client) if s not in blocked]
+            able = [s for s in naive.queue_of(client) if s not in blocked]
             assert queue.next(client, may_start(blocked)) is (able[0] if able else None)
-            assert (client in queue) == bool(naive.line(client))
+            assert (client in queue) == bool(naive.queue_of(client))
         clients[:] = data.draw(st.permutations("abc"), "turns")
         assert list(queue) == naive.in_turn(clients)
         assert len(queue) == len(naive.sequences)
@@ -160,8 +160,8 @@ def test_who_does_not_wait_cannot_leave() -> None:
             queue.remove(stranger)
 
 
-class CountedLine(list[LiveSequence]):
-    """A line that notes who is looked at."""
+class CountedQueue(list[LiveSequence]):
+    """A queue that notes who is looked at."""
 
     def __init__(self, sequences: list[LiveSequence], looks: list[LiveSequence]) -> None:
         super().__init__(sequences)
@@ -178,7 +178,7 @@ def test_to_find_who_is_next_nobody_behind_is_looked_at() -> None:
     for id in range(49):
         queue.add(sequence(id, "a"))
     looks: list[LiveSequence] = []
-    queue._lines["a"] = CountedLine(queue._lines["a"], looks)
+    queue._queues["a"] = CountedQueue(queue._queues["a"], looks)
     queue.check_room("a", 1)
     assert len(queue) == 49
     assert not looks

@@ -15,26 +15,26 @@ import pytest
 from anyio import create_task_group
 from anyio.lowlevel import checkpoint
 
-from server.dialects.responses.input.recalled import named_bytes
-from server.dialects.responses.kept.store import ResponseStore
-from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
+from server.dialects.responses.input.references import referenced_bytes
+from server.dialects.responses.storage.store import ResponseStore
+from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
 from server.errors import ApiError
+from server.fair_limiter import FairLimiter
 from server.record import RequestRecord
 from server.schemas.responses.request import ResponsesRequest
-from server.turns import Turns
 from server.workers import LARGE_AT_ONCE, LARGE_BYTES, SMALL_AT_ONCE, Workers
 
 
-async def order(turns: Turns, clients: Sequence[str]) -> list[str]:
+async def order(limiter: FairLimiter, clients: Sequence[str]) -> list[str]:
     """In which these have their turns who come while another has the only place."""
     served: list[str] = []
 
     async def ask(client: str) -> None:
-        async with turns.turn(client):
+        async with limiter.slot(client):
             served.append(client)
             await checkpoint()
 
-    async with create_task_group() as tasks, turns.turn("first"):
+    async with create_task_group() as tasks, limiter.slot("first"):
         for client in clients:
             tasks.start_soon(ask, client)
             await checkpoint()
@@ -43,27 +43,27 @@ async def order(turns: Turns, clients: Sequence[str]) -> list[str]:
 
 
 async def test_however_much_one_client_asks_every_other_has_its_turn() -> None:
-    served = await order(Turns(1), ["flood"] * 100 + ["one"])
+    served = await order(FairLimiter(1), ["flood"] * 100 + ["one"])
     assert served.index("one") == 1
     assert Counter(served) == {"flood": 100, "one": 1}
-    served = await order(Turns(1), ["a", "a", "b", "b", "c"])
+    served = await order(FairLimiter(1), ["a", "a", "b", "b", "c"])
     assert served == ["a", "b", "c", "a", "b"]
 
 
 @pytest.mark.parametrize("is_called", [False, True])
 async def test_who_is_cancelled_leaves_its_turn_to_others(is_called: bool) -> None:
-    turns = Turns(1)
-    await turns.begin("first")
-    leaver = asyncio.ensure_future(turns.begin("left"))
+    limiter = FairLimiter(1)
+    await limiter.acquire("first")
+    leaver = asyncio.ensure_future(limiter.acquire("left"))
     await checkpoint()
     if is_called:
-        turns.end()
+        limiter.release()
     leaver.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaver
     if not is_called:
-        turns.end()
-    assert await order(turns, ["a"]) == ["a"]
+        limiter.release()
+    assert await order(limiter, ["a"]) == ["a"]
 
 
 class Blocked:
@@ -144,7 +144,7 @@ async def test_a_large_request_has_one_turn_until_somebody_goes_on_with_it() -> 
             for step in ("parsed", "planned"):
                 await workers.prepare(record, partial(made.append, f"{name} {step}"))
             if name != "c":  # which ends with an error
-                record.turn.end()
+                record.slot.release()
             made.append(f"{name} goes on")
 
     async with create_task_group() as tasks:
@@ -163,8 +163,8 @@ def test_what_a_response_names_counts_as_if_it_said_it() -> None:
         {"input": [{"type": "item_reference", "id": "said"}]},
     ):
         body = ResponsesRequest.model_validate(names)
-        assert named_bytes(body, store, "me") > LARGE_BYTES
-        assert named_bytes(body, store, "other") == 0
+        assert referenced_bytes(body, store, "me") > LARGE_BYTES
+        assert referenced_bytes(body, store, "other") == 0
     references = [{"type": "item_reference", "id": id} for id in ("said", "said", "unsaid")]
     body = ResponsesRequest.model_validate({"input": references})
-    assert named_bytes(body, store, "me") == 2 * store.item_bytes("me", "said")
+    assert referenced_bytes(body, store, "me") == 2 * store.item_bytes("me", "said")

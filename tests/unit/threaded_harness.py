@@ -8,14 +8,16 @@ from types import MappingProxyType
 from engine.constraints.factory import GuideMaker
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.trials import Trials
-from engine.inbox import Inbox
-from engine.loop import Deliver, EngineLoop
-from engine.memory import MemoryPromise, MemoryStats
-from engine.step import StepMasks, StepPlan, StepResult
-from engine.storage_sizes import StorageBytes
-from engine.threaded import EngineParts, ThreadedEngine
-from engine.timing import Timing
-from engine.types import ModelCard, OutputEvent, Request, SamplingParams
+from engine.loop.inbox import Inbox
+from engine.loop.loop import Deliver, EngineLoop
+from engine.loop.threaded import EngineParts, ThreadedEngine
+from engine.step.plan import StepMasks, StepPlan, StepResult
+from engine.types.memory import MemoryPromise, MemoryStats
+from engine.types.model import ModelCard
+from engine.types.output import OutputEvent
+from engine.types.request import Request, SamplingParams
+from engine.watching.latency import LatencyTracker
+from kvstore.groups.sizes import StorageBytes
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
@@ -100,10 +102,10 @@ class Setup:
         self.engine = ThreadedEngine.start(self._build)
 
     def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
-        timing = Timing(lambda: self.now, SilentTelemetry())
+        latency = LatencyTracker(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(block=32, slots=(), arenas=2016)
         scheduler, masks = self.harness.scheduler, NoAnswers(VOCAB_SIZE)
-        loop = EngineLoop(scheduler, self.runner, inbox, deliver, timing, sizes, masks)
+        loop = EngineLoop(scheduler, self.runner, inbox, deliver, latency, sizes, masks)
         return EngineParts(
             loop=loop,
             card=CARD,

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from engine.api import Engine
 from engine.launch import launch
-from engine.types import EngineConfig, FinishReason, Request, SamplingParams
-from server.metrics import EngineTelemetry
+from engine.types.output import FinishReason
+from engine.types.request import Request, SamplingParams
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt
 from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk, questions

@@ -1,4 +1,4 @@
-"""The engine thread's side of grammar processes: asks what may follow, and takes in answers."""
+"""The engine thread's side of grammar processes: asks for masks, and takes in answers."""
 
 import logging
 import select
@@ -14,9 +14,8 @@ from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refus
 from engine.constraints.remote.jobs import Job
 from engine.constraints.remote.lane import Lane, LaneLost
 from engine.constraints.remote.process import GrammarProcess
-from engine.constraints.remote.slow_clients import SlowClients
 from engine.constraints.remote.wire import Mask, ProtocolError, Report, Said
-from engine.step import SequenceId
+from engine.step.plan import SequenceId
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ STEP_SECONDS = 0.5
 """Of the processor, for one token and the mask behind it. Most take a ten-thousandth of it."""
 
 QUICK_SECONDS = 0.05
-"""Whose masks take longer than this shares a process with others like him, for a while."""
+"""Clients whose masks take longer than this are served by the slow process for a while."""
 
 QUICK_LIMIT_SECONDS = 0.2
 """Of the processor, for one turn of the quick process. A job that takes longer ends it, and is done
@@ -50,7 +49,7 @@ class Answers(Protocol):
     def n_words(self) -> int: ...
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
-        """Have the matcher answered that the sequence has now. Asking again changes nothing."""
+        """Ask for the answer of the sequence's present matcher. Asking again changes nothing."""
         ...
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
@@ -62,13 +61,33 @@ class Answers(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing will be asked any more."""
+        """End the processes."""
         ...
 
 
+SLOW_SECONDS = 60.0
+"""How long a client is served by the slow process after its job has kept others waiting."""
+
+
+class SlowClients:
+    """Clients whose jobs have kept others waiting, for SLOW_SECONDS each."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+
+    def __contains__(self, client: str) -> bool:
+        return self._until.get(client, 0.0) > self._clock()
+
+    def add(self, client: str) -> None:
+        now = self._clock()
+        self._until = {one: until for one, until in self._until.items() if until > now}
+        self._until[client] = now + SLOW_SECONDS
+
+
 @dataclass(eq=False, slots=True)
-class _Line:
-    """A sequence's matcher in a process. `number` names it there, and is never used twice."""
+class _RemoteMatcher:
+    """A sequence's matcher as a process has it. `number` is its id there, never used twice."""
 
     sequence: SequenceId
     client: str
@@ -81,10 +100,10 @@ class _Line:
 
 
 class RemoteAnswers:
-    """Two processes: a quick one, and a slow one for those who would keep others waiting.
+    """Two processes: a quick one, and a slow one for clients that would keep others waiting.
 
-    A matcher is a function of its grammar and its tokens. So one whose process has died is made
-    again in another, and nobody notices but the one who is to blame for the slow one's end.
+    A matcher is a function of its grammar and its tokens. So when a process dies its matchers are
+    made again in another. Only the one that has ended the slow process is refused.
     """
 
     def __init__(
@@ -102,26 +121,26 @@ class RemoteAnswers:
         self._slow = Lane(start_slow, STEP_SECONDS, clock)
         self._observe = observe
         self._numbers = count(1)
-        self._lines: dict[SequenceId, _Line] = {}
-        self._by_number: dict[int, _Line] = {}
+        self._remotes: dict[SequenceId, _RemoteMatcher] = {}
+        self._by_number: dict[int, _RemoteMatcher] = {}
         self._slow_clients = SlowClients(clock)
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         """See `Answers.ask`."""
-        line = self._lines.get(sequence)
-        if line is not None and (line.matcher is not matcher or self._must_move(line)):
+        remote = self._remotes.get(sequence)
+        if remote is not None and (remote.matcher is not matcher or self._must_move(remote)):
             self._drop(sequence)
-            line = None
+            remote = None
         if matcher.refusal is not None:
             matcher.answer = matcher.refusal
-        elif line is None:
+        elif remote is None:
             self._open(sequence, client, matcher)
-        elif line.n_told < len(matcher.tokens):
-            self._step(line)
+        elif remote.n_told < len(matcher.tokens):
+            self._step(remote)
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
         """See `Answers.retain`."""
-        for sequence in [one for one in self._lines if not is_live(one)]:
+        for sequence in [one for one in self._remotes if not is_live(one)]:
             self._drop(sequence)
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
@@ -148,42 +167,49 @@ class RemoteAnswers:
                 poll.register(lane.connection, lane.interest)
         poll.poll(1e3 * seconds)
 
-    def _must_move(self, line: _Line) -> bool:
-        """Nobody moves back: what has been slow may be so again."""
-        return line.lane is self._quick and line.client in self._slow_clients
+    def _must_move(self, remote: _RemoteMatcher) -> bool:
+        """Whether it belongs in the slow process. None moves back: it may be slow again."""
+        return remote.lane is self._quick and remote.client in self._slow_clients
 
     def _open(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         number = next(self._numbers)
         is_slow = matcher.trial_seconds > QUICK_SECONDS or client in self._slow_clients
         lane = self._slow if is_slow else self._quick
-        line = _Line(sequence, client, matcher, lane, number, self._clock(), len(matcher.tokens))
-        self._lines[sequence] = line
-        self._by_number[number] = line
+        remote = _RemoteMatcher(
+            sequence, client, matcher, lane, number, self._clock(), len(matcher.tokens)
+        )
+        self._remotes[sequence] = remote
+        self._by_number[number] = remote
         grammar = {"kind": matcher.grammar.kind, "text": matcher.grammar.text}
-        self._post(line, "open", matcher.tokens, 2 * matcher.trial_seconds, grammar)
+        self._post(remote, "open", matcher.tokens, 2 * matcher.trial_seconds, grammar)
 
-    def _step(self, line: _Line) -> None:
-        tokens = line.matcher.tokens[line.n_told :]
-        line.n_told += len(tokens)
-        line.asked = self._clock()
-        self._post(line, "step", tokens, 0.0, {})
+    def _step(self, remote: _RemoteMatcher) -> None:
+        tokens = remote.matcher.tokens[remote.n_told :]
+        remote.n_told += len(tokens)
+        remote.asked = self._clock()
+        self._post(remote, "step", tokens, 0.0, {})
 
     def _post(
-        self, line: _Line, do: str, tokens: list[int], more_seconds: float, more: dict[str, str]
+        self,
+        remote: _RemoteMatcher,
+        do: str,
+        tokens: list[int],
+        more_seconds: float,
+        more: dict[str, str],
     ) -> None:
-        line.is_opening = do == "open"
-        seconds = line.lane.job_seconds + more_seconds
-        job = {"do": do, "id": line.number, "client": line.client, "seconds": seconds}
+        remote.is_opening = do == "open"
+        seconds = remote.lane.job_seconds + more_seconds
+        job = {"do": do, "id": remote.number, "client": remote.client, "seconds": seconds}
         try:
-            line.lane.post({**job, "tokens": tokens, **more})
+            remote.lane.post({**job, "tokens": tokens, **more})
         except LaneLost as loss:
             logger.error("a grammar process cannot be started: %s", loss)
-            line.matcher.answer = NOBODY_ANSWERS
+            remote.matcher.answer = NOBODY_ANSWERS
 
     def _drop(self, sequence: SequenceId) -> None:
-        line = self._lines.pop(sequence)
-        del self._by_number[line.number]
-        line.lane.close(line.number)
+        remote = self._remotes.pop(sequence)
+        del self._by_number[remote.number]
+        remote.lane.close(remote.number)
 
     def _exchange(self, lane: Lane) -> None:
         try:
@@ -210,21 +236,21 @@ class RemoteAnswers:
             case _:
                 raise ProtocolError("a report that is no answer")
         lane.deaths = 0
-        if (line := self._line(number, lane)) is None:
+        if (remote := self._remote(number, lane)) is None:
             return  # it is over, or has been made again elsewhere
-        if n_tokens == len(line.matcher.tokens):
-            self._answer(line, answer, seconds)
+        if n_tokens == len(remote.matcher.tokens):
+            self._answer(remote, answer, seconds)
         if seconds > QUICK_SECONDS and lane is self._quick:
-            self._slow_down(line.client)
+            self._slow_down(remote.client)
 
-    def _line(self, number: int, lane: Lane) -> _Line | None:
-        line = self._by_number.get(number)
-        return line if line is not None and line.lane is lane else None
+    def _remote(self, number: int, lane: Lane) -> _RemoteMatcher | None:
+        remote = self._by_number.get(number)
+        return remote if remote is not None and remote.lane is lane else None
 
-    def _answer(self, line: _Line, answer: Answer, seconds: float) -> None:
-        matcher = line.matcher
-        self._observe(self._clock() - line.asked)
-        if not line.is_opening:
+    def _answer(self, remote: _RemoteMatcher, answer: Answer, seconds: float) -> None:
+        matcher = remote.matcher
+        self._observe(self._clock() - remote.asked)
+        if not remote.is_opening:
             matcher.seconds += seconds
         allowed = ALLOWED_SECONDS + ALLOWED_SECONDS_A_TOKEN * len(matcher.tokens)
         matcher.answer = Refused(TOO_COSTLY) if matcher.seconds > allowed else answer
@@ -232,9 +258,9 @@ class RemoteAnswers:
     def _slow_down(self, client: str) -> None:
         """Others have waited for this client's mask. What else it has asked for moves."""
         self._slow_clients.add(client)
-        for sequence, line in tuple(self._lines.items()):
-            if line.client == client and line.matcher.answer is None:
-                self.ask(sequence, client, line.matcher)
+        for sequence, remote in tuple(self._remotes.items()):
+            if remote.client == client and remote.matcher.answer is None:
+                self.ask(sequence, client, remote.matcher)
 
     def _lose(self, lane: Lane, loss: LaneLost) -> None:
         """The process is gone. All that is unanswered begins again; the culprit's client's behind
@@ -246,25 +272,25 @@ class RemoteAnswers:
         if (culprit := loss.culprit) is not None:
             lane.deaths, last = 0, culprit.client
             self._blame(culprit, lane)
-        lost = [line for line in self._lines.values() if line.lane is lane]
-        for line in lost:
-            self._drop(line.sequence)
-        for line in sorted(lost, key=lambda one: one.client == last):
-            if line.matcher.answer is None:
-                self._begin_again(line)
+        lost = [remote for remote in self._remotes.values() if remote.lane is lane]
+        for remote in lost:
+            self._drop(remote.sequence)
+        for remote in sorted(lost, key=lambda one: one.client == last):
+            if remote.matcher.answer is None:
+                self._begin_again(remote)
 
     def _blame(self, culprit: Job, lane: Lane) -> None:
         """What has ended the slow process is followed no further, if its client is still there."""
         self._slow_clients.add(culprit.client)
-        line = self._line(culprit.number, lane)
-        if lane is self._slow and line is not None:
-            line.matcher.refusal = Refused(TOO_COSTLY)
+        remote = self._remote(culprit.number, lane)
+        if lane is self._slow and remote is not None:
+            remote.matcher.refusal = Refused(TOO_COSTLY)
 
-    def _begin_again(self, line: _Line) -> None:
-        if line.lane.deaths >= MOST_STARTS:
-            line.matcher.answer = NOBODY_ANSWERS
+    def _begin_again(self, remote: _RemoteMatcher) -> None:
+        if remote.lane.deaths >= MOST_STARTS:
+            remote.matcher.answer = NOBODY_ANSWERS
         else:
-            self.ask(line.sequence, line.client, line.matcher)
+            self.ask(remote.sequence, remote.client, remote.matcher)
 
 
 def _numbers(fields: dict[str, object]) -> tuple[int, int, float]:

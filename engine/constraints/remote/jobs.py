@@ -53,7 +53,7 @@ class Jobs:
         self._taken.pop(number, None)
 
     def culprit(self, exit_code: int | None) -> Job | None:
-        """The job by which the process has ended; None where that is nobody's fault."""
+        """The job that has ended the process; None where no job is at fault."""
         if exit_code == ENDED_BY_OTHERS:
             return None
         if exit_code in OUT_OF_MEMORY:
@@ -61,8 +61,8 @@ class Jobs:
         return self.running
 
     def _largest(self) -> Job | None:
-        """Of the client who has taken most, the matcher that has. The running job has asked for
-        more than was left. None where most has been taken by matchers that are gone.
+        """The largest matcher of the client that has taken most memory. The running job has asked
+        for more than was left. None where most has been taken by matchers that are closed.
         """
         if self._first is None or self.running is None:
             return None

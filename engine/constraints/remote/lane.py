@@ -1,4 +1,4 @@
-"""One grammar process as the engine thread talks to it: nothing here waits."""
+"""One grammar process as the engine thread talks to it, without blocking."""
 
 import select
 import socket
@@ -18,7 +18,7 @@ from engine.constraints.remote.wire import (
 )
 
 READ_BYTES = 1024**2
-"""At a time: who never ends what he says keeps nobody from what comes next."""
+"""At a time, so that a process that writes without end does not block the engine thread."""
 
 
 class LaneLost(Exception):

@@ -101,13 +101,13 @@ class GrammarProcess:
 class GrammarProcesses:
     """Starts grammar processes, which share what they read of the vocabulary. From any thread.
 
-    To read a large vocabulary takes over a second. So one process more has always begun to: who
-    ends a process delays nobody by that.
+    To read a large vocabulary takes over a second. So one process more has always begun to: a
+    client that ends a process delays no other by that.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._file: BinaryIO | None = None  # who never asks for a grammar pays nothing
+        self._file: BinaryIO | None = None  # made with the first grammar
         self._spare: GrammarProcess | None = None
         self._is_closed = False
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ from engine.constraints.remote.wire import (
     read_report,
     request_frame,
 )
-from engine.types import Grammar, GrammarKind
+from engine.types.request import Grammar, GrammarKind
 
 logger = logging.getLogger(__name__)
 

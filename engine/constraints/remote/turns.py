@@ -1,22 +1,22 @@
-"""Work of several clients for a few workers."""
+"""Jobs of several clients for a few worker threads."""
 
 import threading
 from typing import Generic, TypeVar
 
-from engine.constraints.lines import ClientLines
+from engine.constraints.client_queues import ClientQueues
 
 T = TypeVar("T")
 
 
 class Closed(Exception):
-    """There is no more work."""
+    """There are no more jobs."""
 
 
 class ClientTurns(Generic[T]):
-    """Clients take turns, and each has one worker at a time: who sends much waits for itself."""
+    """Thread-safe `ClientQueues` of which each client has one worker at a time."""
 
     def __init__(self) -> None:
-        self._lines = ClientLines[T]()
+        self._queues = ClientQueues[T]()
         self._served: set[str] = set()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -26,11 +26,11 @@ class ClientTurns(Generic[T]):
         with self._changed:
             if self._is_closed:
                 raise Closed
-            self._lines.add(client, job)
+            self._queues.add(client, job)
             self._changed.notify()
 
     def take(self, wait_seconds: float) -> tuple[str, T] | None:
-        """The next job, and whose it is: `done` when it is. None where none comes for so long.
+        """The next job and its client; call `done` when it is done. None where none comes in time.
 
         Raises Closed.
         """
@@ -38,10 +38,10 @@ class ClientTurns(Generic[T]):
             self._changed.wait_for(self._is_ready, wait_seconds)
             if self._is_closed:
                 raise Closed
-            if (client := self._lines.next_client(self._served)) is None:
+            if (client := self._queues.next_client(self._served)) is None:
                 return None
             self._served.add(client)
-            return client, self._lines.take(client)
+            return client, self._queues.take(client)
 
     def done(self, client: str) -> None:
         with self._changed:
@@ -49,16 +49,16 @@ class ClientTurns(Generic[T]):
             self._changed.notify()
 
     def withdraw(self, job: T) -> None:
-        """The job is wanted no more. Changes nothing where somebody has taken it."""
+        """Remove a job. Changes nothing where a worker has taken it."""
         with self._changed:
-            self._lines.drop(lambda one: one is job)
+            self._queues.drop(lambda one: one is job)
 
     def close(self) -> list[T]:
-        """The jobs that nobody will take."""
+        """Let workers take no more. Returns the jobs that are left."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            return self._lines.drop(lambda job: True)
+            return self._queues.drop(lambda job: True)
 
     def _is_ready(self) -> bool:
-        return self._is_closed or self._lines.next_client(self._served) is not None
+        return self._is_closed or self._queues.next_client(self._served) is not None

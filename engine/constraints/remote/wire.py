@@ -54,7 +54,7 @@ class Report:
 
 
 class ProtocolError(Exception):
-    """A peer says what makes no sense."""
+    """A message does not follow the protocol."""
 
 
 class FrameBuffer:

@@ -87,6 +87,6 @@ def _json_source(text: str) -> str:
 
 
 def first_line(message: str) -> str:
-    """As much of an error as a client is told."""
+    """As much of an error as a client gets."""
     lines = message.strip().splitlines() or ["it cannot be compiled"]
     return lines[0][:MAX_MESSAGE_CHARACTERS]

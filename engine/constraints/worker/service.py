@@ -11,7 +11,7 @@ from time import thread_time
 
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.constraints.lines import ClientLines
+from engine.constraints.client_queues import ClientQueues
 from engine.constraints.remote.wire import (
     FrameBuffer,
     Mask,
@@ -26,7 +26,7 @@ from engine.constraints.worker.memory import MemoryMeter
 
 READ_BYTES = 1024**2
 TURN_SECONDS = 0.01
-"""Of the processor: a matcher that is told a long answer again lets others come between."""
+"""Of the processor: a matcher that is given many tokens at once yields to others after so long."""
 
 KEPT_GRAMMARS = 128
 KEPT_CHARACTERS = 1024**2
@@ -35,7 +35,7 @@ KEPT_CHARACTERS = 1024**2
 
 @dataclass(slots=True)
 class Open:
-    """A matcher, and how many tokens it has been told."""
+    """A matcher, and how many tokens it has been given."""
 
     matcher: LLMatcher
     n_tokens: int = 0
@@ -60,7 +60,7 @@ class Service:
         self._memory = MemoryMeter()
         self._mask_bytes = 4 * -(-tokenizer.vocab_size // 32)
         self._frames = FrameBuffer()
-        self._jobs = ClientLines[Message]()
+        self._jobs = ClientQueues[Message]()
         self._open: dict[int, Open] = {}
         self._grammars: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 

@@ -1,1 +1,1 @@
-"""Attention strategies: how a forward's queries meet the blocks. `gather` is the reference."""
+"""How a forward's queries meet the blocks. The strategy `gather` is the reference."""

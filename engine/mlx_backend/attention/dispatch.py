@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
 def install(model: Module) -> None:
     """Let the modules that this model's layers come from call the function above.
 
-    Stateless and idempotent: with caches other than ours nothing changes for anybody.
+    Stateless and idempotent. With caches other than ours a model computes what it did before.
     """
     for name in {type(module).__module__ for _, module in model.named_modules()}:
         namespace = vars(sys.modules[name])

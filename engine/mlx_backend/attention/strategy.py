@@ -1,4 +1,4 @@
-"""What the runner asks of an attention strategy, and the reference."""
+"""The interface of an attention strategy, and the reference, `gather`. `cpu/` has another."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward
-from kvstore.arena import Arena
+from engine.mlx_backend.storage.arena import Arena
 
 KEY_READS = 4
 
@@ -16,7 +16,7 @@ class Attention(Protocol):
 
     @property
     def name(self) -> str:
-        """As the setting has it."""
+        """As the setting `attention` names it."""
         ...
 
     @property
@@ -35,7 +35,7 @@ class Attention(Protocol):
 
 
 class GatherAttention:
-    """The reference: gather every row's blocks, then the model's own attention. Any device.
+    """The reference, for any device: gathers every row's blocks for the model's own attention.
 
     All rows of a forward are padded to the longest.
     """

@@ -1,1 +1,1 @@
-"""The machine: its BLAS, its memory, its limits."""
+"""The machine: its memory, and what MLX's allocator may take of it."""

@@ -43,7 +43,7 @@ CGROUP_V2 = Hierarchy(
 
 
 def host_memory() -> HostMemory:
-    """Now."""
+    """What there is now."""
     memory = psutil.virtual_memory()
     within = within_cgroups(HostMemory(memory.total, memory.available), Path("/"))
     left = min(within.left_bytes, _uncommitted_bytes(Path("/")), _address_space_bytes())

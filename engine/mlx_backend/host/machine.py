@@ -1,4 +1,4 @@
-"""What the machine offers."""
+"""The device that MLX computes on, and its memory."""
 
 import sys
 from collections.abc import Mapping

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import mlx.core as mx
 import psutil
 
-from engine.memory import MemoryPromise, MemoryStats
-from engine.runner import ModelRunner
-from engine.step import StepMasks, StepPlan, StepResult
+from engine.step.plan import StepMasks, StepPlan, StepResult
+from engine.step.runner import ModelRunner
+from engine.types.memory import MemoryPromise, MemoryStats
 
 logger = logging.getLogger(__name__)
 

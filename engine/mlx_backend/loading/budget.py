@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from engine.mlx_backend.errors import ModelError
-from engine.storage_sizes import StateCounts, StorageSizes, WindowSize
-from engine.types import EngineConfig
-from kvstore.block_table import blocks_for
+from engine.types.settings import EngineConfig
+from kvstore.blocks.table import blocks_for
+from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize
 from kvstore.groups.window import lease_slots
 
 GPU_SHARE = 0.8

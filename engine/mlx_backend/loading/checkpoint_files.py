@@ -25,7 +25,7 @@ _LENGTH_BYTES = 8  # of the header, little-endian, before it: safetensors' forma
 _NAMED = 3
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Bytes of a file."""
 
     start: int
@@ -37,7 +37,7 @@ class Header:
     """A safetensors file's, and where in the file each tensor lies, by name."""
 
     text: bytes
-    spans: Mapping[str, Span]
+    spans: Mapping[str, ByteSpan]
 
 
 def check_files(checkpoint: Path) -> None:
@@ -130,14 +130,14 @@ def read_header(file: Path) -> Header:
     return header
 
 
-def _span(tensor: Mapping[str, Any], first: int) -> Span:
+def _span(tensor: Mapping[str, Any], first: int) -> ByteSpan:
     """Where in its file a tensor lies; `first` is where the first one begins. Raises TypeError,
     LookupError or ValueError for what is no description of a tensor.
     """
     start, stop = map(index, tensor["data_offsets"])
     if not 0 <= start <= stop:
         raise ValueError(f"a tensor from {start} to {stop}")
-    return Span(first + start, first + stop)
+    return ByteSpan(first + start, first + stop)
 
 
 def _index(checkpoint: Path) -> dict[str, str]:

@@ -12,9 +12,9 @@ from engine.mlx_backend.loading.budget import (
     least_kv_bytes,
 )
 from engine.mlx_backend.loading.workspace import Workspace
-from engine.storage_sizes import StorageBytes, StorageSizes
-from engine.types import EngineConfig
-from kvstore.block_table import blocks_for
+from engine.types.settings import EngineConfig
+from kvstore.blocks.table import blocks_for
+from kvstore.groups.sizes import StorageBytes, StorageSizes
 
 _PROCESS_BYTES = 256 << 20
 _TOKEN_BYTES = 64 << 10
@@ -37,7 +37,7 @@ class Room:
 
     @property
     def default(self) -> int:
-        """What storage takes if nobody says how much."""
+        """What storage takes where no setting says how much."""
         return int(max(self.left - self.weights - self.working, 0) * self.share)
 
     @property
@@ -105,7 +105,7 @@ def fit(
 
 
 def storage_bytes(footprint: Footprint, sizes: StorageSizes) -> StorageBytes:
-    """What the sizes come to."""
+    """The bytes that storage of these sizes takes."""
     windows = tuple(slot_bytes for _, slot_bytes in footprint.windows)
     windows_bytes = sum(
         size.n_slots * slot_bytes for size, slot_bytes in zip(sizes.windows, windows, strict=True)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import GENERATION_CONFIG
 from engine.mlx_backend.loading.loader import Report
-from engine.types import SamplingDefaults
+from engine.types.model import SamplingDefaults
 
 
 def sampling_defaults(checkpoint: Path, report: Report) -> SamplingDefaults:

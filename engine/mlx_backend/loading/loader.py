@@ -9,19 +9,17 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import ModelError, UnsupportedModel, one_line
-from engine.mlx_backend.loading.selfcheck import find_execution
+from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
 from engine.mlx_backend.loading.source import fingerprint
-from engine.mlx_backend.loading.sparse_attention import sparse_early
-from engine.mlx_backend.loading.weights import weight_bytes
+from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.discovery import discover
-from engine.mlx_backend.model.execution import Execution
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.text.tokenizer import check_vocabulary
 
@@ -78,7 +76,7 @@ def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
         query_heads=query_heads(config, layout),
         max_context_tokens=max_tokens,
         fingerprint=fingerprint(checkpoint),
-        weight_bytes=weight_bytes(model),
+        weight_bytes=_weight_bytes(model),
     )
 
 
@@ -128,6 +126,15 @@ def fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
     return min(
         [max_context_tokens, *(int(rope.max_position_embeddings) for rope in found.values())]
     )
+
+
+def named_weights(model: Module) -> dict[str, mx.array]:
+    """Every parameter of a model, by its dotted path."""
+    return dict(tree_flatten(model.parameters()))
+
+
+def _weight_bytes(model: Module) -> int:
+    return sum(array.nbytes for array in named_weights(model).values())
 
 
 def _build(checkpoint: Path) -> tuple[Module, dict[str, Any]]:
@@ -185,6 +192,6 @@ def _end_tokens(config: Mapping[str, Any], vocab_size: int) -> list[int] | None:
 def _for_cpu(model: Module, checkpoint: Path, memory_bytes: int) -> Module:
     model = dequantize_model(model)
     model.set_dtype(mx.float32)
-    if weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
+    if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
         model, _ = _build(checkpoint)  # as it was: quantized, in its own dtype
     return model

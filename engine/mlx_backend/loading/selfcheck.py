@@ -6,6 +6,7 @@ anywhere. What passes here is what serves.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import mlx.core as mx
@@ -14,23 +15,22 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.model import output_head
 from engine.mlx_backend.model.batching import LADDER
-from engine.mlx_backend.model.cached_model import CachedModel
+from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.discovery import RUN_ERRORS
-from engine.mlx_backend.model.execution import Execution
-from engine.mlx_backend.model.forward_batch import Run
+from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
-from engine.mlx_backend.model.storage import Storage
-from engine.mlx_backend.model.tables import SequenceTables
-from engine.storage_sizes import StateCounts, StorageSizes, WindowSize, build_groups
-from kvstore.block_pool import BlockPool
-from kvstore.block_table import blocks_for
+from engine.mlx_backend.storage.storage import Storage
+from kvstore.blocks.pool import BlockPool
+from kvstore.blocks.table import blocks_for
+from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.groups.window import lease_slots
+from kvstore.index.prefix_index import PrefixIndex
 from kvstore.lease import Lease, Refusal
-from kvstore.prefix_index import NoIndex
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
@@ -45,11 +45,18 @@ _STEPS = (
 """Tokens of each row in each forward. Rows are far apart, and not always as many as KV heads."""
 
 _UNREAD_STEP, _UNREAD_ROW = 1, 0
-"""Nobody reads what this row says in that step, as of the chunks of a prompt but its last."""
+"""The logits of this row are not read in that step, as of all chunks of a prompt but the last."""
 
 _BLOCK_SIZE = 4
 _WINDOW_TOKENS = 128
 """Windows up to this are checked beyond their end; others would take long prompts."""
+
+_EARLY = {"index_block_size": 4, "index_topk_blocks": 1, "index_local_blocks": 1}
+"""Sparse attention that begins within the check's few tokens, not behind thousands.
+
+What mlx-lm's modules call the keys of a block, how many blocks a query sees, and how many of these
+are the last, whatever the scores: with one of each no rounding decides.
+"""
 
 _UNBOUNDED = 1 << 30
 _CPU_TOLERANCE = 1e-3
@@ -94,6 +101,22 @@ def find_execution(model: Module, layout: Layout, attentions: Sequence[Attention
     )
 
 
+@contextmanager
+def sparse_early(model: Module) -> Iterator[None]:
+    """Within the context sparse attention begins so early that the check comes to it."""
+    sparse = [
+        vars(module) for _, module in model.named_modules() if _EARLY.keys() <= vars(module).keys()
+    ]
+    own = [{name: attributes[name] for name in _EARLY} for attributes in sparse]
+    try:
+        for attributes in sparse:
+            attributes.update(_EARLY)
+        yield
+    finally:
+        for attributes, before in zip(sparse, own, strict=True):
+            attributes.update(before)
+
+
 def _candidates(attentions: Sequence[Attention], head: OutputHead) -> Iterator[Execution]:
     for batching in LADDER:
         for attention in attentions:
@@ -123,7 +146,7 @@ def _through_storage(
     sizes = _sizes(layout, rows)
     storage = Storage(layout, sizes, _BLOCK_SIZE)
     groups = build_groups(sizes, _BLOCK_SIZE, len(rows[0]))
-    store = KVStore(BlockPool(sizes.n_blocks), NoIndex(), _BLOCK_SIZE, groups)
+    store = KVStore(BlockPool(sizes.n_blocks), PrefixIndex(), _BLOCK_SIZE, groups)
     cached = CachedModel(model, layout, storage, execution)
     leases = [_admitted(store.admit(Namespace(), Tokens(tokens))) for tokens in rows]
     tables = {lease: SequenceTables(cached.n_groups) for lease in leases}
@@ -146,21 +169,22 @@ def _compute(
     """Compute so many tokens of each lease; logits after the last ones of those that are read."""
     starts = {lease: lease.planned_tokens for lease in chunks}
     for lease, n_tokens in chunks.items():
-        room = store.extend(lease, n_tokens)
-        assert not isinstance(room, Refusal), "the check's storage is too small"
-        cached.storage.carry_out(room.before)
+        step_ops = store.extend(lease, n_tokens)
+        assert not isinstance(step_ops, Refusal), "the check's storage is too small"
+        cached.storage.execute(step_ops.before)
         for patch in lease.take_patches():
             tables[lease].patch(patch)
-    leases, runs, token_ids = list(chunks), list[Run](), list[int]()
+    leases, spans, token_ids = list(chunks), list[TokenSpan](), list[int]()
     for index, (lease, n_tokens) in enumerate(chunks.items()):
-        piece = tables[lease].piece(starts[lease], n_tokens)
-        runs.append(Run(piece, index, len(token_ids), n_read=int(lease in read)))
-        token_ids += lease.tokens.ids(piece.start, piece.stop)
-    forwards = cached.arrange(runs, _UNBOUNDED)
+        first_token, n_read = len(token_ids), int(lease in read)
+        span = tables[lease].span(starts[lease], n_tokens, index, first_token, n_read)
+        spans.append(span)
+        token_ids += lease.tokens.ids(span.start, span.stop)
+    forwards = cached.arrange(spans, _UNBOUNDED)
     found: dict[Lease, mx.array] = {}
     for batch in (*forwards.prompts, *forwards.sampling):
         computed = cached.forward(batch, mx.array(token_ids))
-        answered = [leases[run.index] for run in batch.runs if run.n_read]
+        answered = [leases[span.index] for span in batch.spans if span.n_read]
         mx.eval(computed.logits if answered else [], cached.storage.arrays())
         found.update(zip(answered, computed.logits, strict=False))
     for lease, n_tokens in chunks.items():
@@ -194,7 +218,7 @@ def _steps(rows: Sequence[Sequence[int]]) -> Iterator[dict[int, int]]:
 
 
 def _read_rows(index: int, step: dict[int, int]) -> list[int]:
-    """Of the step of that index."""
+    """The rows whose logits are read in the step of that index."""
     return [row for row in step if (index, row) != (_UNREAD_STEP, _UNREAD_ROW)]
 
 

@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
 )
 
 from engine.mlx_backend.errors import ModelError, one_line
-from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, Span, check_files, read_header
+from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, ByteSpan, check_files, read_header
 
 DEFAULT_NAME = "rootstock-demo"
 DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
@@ -73,7 +73,7 @@ def fingerprint(checkpoint: Path) -> str:
     return digest.hexdigest(length=8)
 
 
-def _samples(tensor: Span) -> list[Span]:
+def _samples(tensor: ByteSpan) -> list[ByteSpan]:
     """Both ends and places evenly between; all of a tensor that is no longer than the samples.
 
     Several, since of a tensor that joins others, as Q, K and V or experts, a part may change alone.
@@ -82,7 +82,7 @@ def _samples(tensor: Span) -> list[Span]:
     if free <= (_SAMPLES - 1) * _SAMPLE_BYTES:
         return [tensor]
     starts = (tensor.start + sample * free // (_SAMPLES - 1) for sample in range(_SAMPLES))
-    return [Span(start, start + _SAMPLE_BYTES) for start in starts]
+    return [ByteSpan(start, start + _SAMPLE_BYTES) for start in starts]
 
 
 def _checked(directory: Path) -> Path:

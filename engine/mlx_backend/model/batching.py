@@ -5,22 +5,23 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.mlx_backend.model.forward import Forward, GroupedMaskForward, LoneForward
-from engine.mlx_backend.model.forward_batch import ForwardBatch, Run, StepForwards
-from engine.mlx_backend.model.grouping import (
+from engine.mlx_backend.model.forward import Forward, GroupedMaskForward, LoneForward, TokenSpan
+from engine.mlx_backend.model.forward_batch import (
+    ForwardBatch,
     ForwardCost,
     Grouping,
+    StepForwards,
     bounded,
     fresh_apart,
     of_equal_length,
     one_by_one,
     padded,
 )
-from kvstore.state_arena import StateArena
+from engine.mlx_backend.storage.state_arena import StateArena
 from kvstore.types import SlotId
 
-Arrangement = Callable[[Sequence[Run], ForwardCost], StepForwards]
-"""Splits a step's runs into forwards. Of each run at most the last token's logits are read."""
+Arrangement = Callable[[Sequence[TokenSpan], ForwardCost], StepForwards]
+"""Splits a step's spans into forwards. Of each span at most the last token's logits are read."""
 
 
 ReadStates = Callable[[StateArena, Sequence[SlotId], bool], Sequence[mx.array | None]]
@@ -51,20 +52,23 @@ class Batching:
     read_states: ReadStates = initial_or_saved
 
 
-def joined(runs: Sequence[Run], cost: ForwardCost) -> StepForwards:
-    """Short runs and the last tokens of long ones in one forward, as far as their keys allow: each
+def joined(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
+    """Short spans and the last tokens of long ones in one forward, as far as their keys allow: each
     token is a row there. What comes before is computed as in `lasts_apart`.
     """
-    short = [run for run in runs if cost.joins(run.piece)]
-    long = [run for run in runs if not cost.joins(run.piece)]
-    prompts, lasts = _parted(long)
-    rows = [run for run in short if run.piece.n_tokens > 1]
-    single = [*lasts, *(run for run in short if run.piece.n_tokens == 1)]
-    parts = [*_parts(rows, of_equal_length, cost), *_parts(_neighbours(single), padded, cost)]
-    batches = list(_filled(parts, cost.most_keys))
+    short = [span for span in spans if cost.joins(span)]
+    long = [span for span in spans if not cost.joins(span)]
+    prompts, lasts = _split_off_lasts(long)
+    rows = [span for span in short if span.n_tokens > 1]
+    single = [*lasts, *(span for span in short if span.n_tokens == 1)]
+    groups = [
+        *_row_groups(rows, of_equal_length, cost),
+        *_row_groups(_neighbours(single), padded, cost),
+    ]
+    batches = list(_filled(groups, cost.most_keys))
     return StepForwards(
         [
-            *(ForwardBatch((part,)) for part in _parts(prompts, padded, cost)),
+            *(ForwardBatch((group,)) for group in _row_groups(prompts, padded, cost)),
             *(batch for batch in batches if not batch.is_read),
         ],
         [batch for batch in batches if batch.is_read],
@@ -72,48 +76,50 @@ def joined(runs: Sequence[Run], cost: ForwardCost) -> StepForwards:
 
 
 def lasts_apart(grouping: Grouping) -> Arrangement:
-    """Runs of like length side by side, and the last tokens of those that are read with the
+    """Spans of like length side by side, and the last tokens of those that are read with the
     decodes: so logits are computed for these alone, and a state may be saved before them.
     """
 
-    def arrange(runs: Sequence[Run], cost: ForwardCost) -> StepForwards:
-        prompts, lasts = _parted(runs)
+    def arrange(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
+        prompts, lasts = _split_off_lasts(spans)
         return StepForwards(
-            [ForwardBatch((part,)) for part in _parts(prompts, grouping, cost)],
-            [ForwardBatch((part,)) for part in _parts(_neighbours(lasts), grouping, cost)],
+            [ForwardBatch((group,)) for group in _row_groups(prompts, grouping, cost)],
+            [ForwardBatch((group,)) for group in _row_groups(_neighbours(lasts), grouping, cost)],
         )
 
     return arrange
 
 
-def _parted(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """What nobody reads the logits of, and the last tokens of those that are read."""
-    ahead = [run.without_last() if run.n_read else run for run in runs]
+def _split_off_lasts(spans: Sequence[TokenSpan]) -> tuple[list[TokenSpan], list[TokenSpan]]:
+    """What no logits are read of, and the last tokens of the spans that are read."""
+    ahead = [span.without_last() if span.n_read else span for span in spans]
     return (
-        [run for run in ahead if run.piece.n_tokens],
-        [run.last() for run in runs if run.n_read],
+        [span for span in ahead if span.n_tokens],
+        [span.last() for span in spans if span.n_read],
     )
 
 
-def _neighbours(runs: Sequence[Run]) -> list[Run]:
+def _neighbours(spans: Sequence[TokenSpan]) -> list[TokenSpan]:
     """Rows that share a prefix side by side."""
-    return sorted(runs, key=lambda run: run.piece.blocks.tobytes())
+    return sorted(spans, key=lambda span: span.blocks.tobytes())
 
 
-def _parts(runs: Sequence[Run], grouping: Grouping, cost: ForwardCost) -> list[tuple[Run, ...]]:
-    groups = bounded(grouping)([run.piece for run in runs], cost)
-    return [tuple(runs[index] for index in group) for group in groups]
+def _row_groups(
+    spans: Sequence[TokenSpan], grouping: Grouping, cost: ForwardCost
+) -> list[tuple[TokenSpan, ...]]:
+    groups = bounded(grouping)(spans, cost)
+    return [tuple(spans[index] for index in group) for group in groups]
 
 
-def _filled(parts: Iterable[tuple[Run, ...]], most_keys: float) -> Iterator[ForwardBatch]:
-    """As few forwards as hold these parts in this order, with at most so many keys each."""
-    batch, keys = list[tuple[Run, ...]](), 0
-    for part in parts:
-        own = len(part) * max(run.piece.stop for run in part)
+def _filled(groups: Iterable[tuple[TokenSpan, ...]], most_keys: float) -> Iterator[ForwardBatch]:
+    """As few forwards as hold these row groups in this order, with at most so many keys each."""
+    batch, keys = list[tuple[TokenSpan, ...]](), 0
+    for group in groups:
+        own = len(group) * max(span.stop for span in group)
         if batch and keys + own > most_keys:
             yield ForwardBatch(tuple(batch))
             batch, keys = [], 0
-        batch.append(part)
+        batch.append(group)
         keys += own
     if batch:
         yield ForwardBatch(tuple(batch))

@@ -1,7 +1,7 @@
 """What an unmodified mlx-lm model sees in place of its own caches: one view per cache, per forward.
 
 A view answers what mlx-lm's own cache answers during a forward and is backed by the arena. It lives
-no longer than the forward, because it refers to the arena's arrays (see `kvstore.arena`).
+no longer than the forward, because it refers to the arena's arrays (see `storage/arena.py`).
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from engine.mlx_backend.model.forward import Forward
-from kvstore.arena import LayerArena
+from engine.mlx_backend.storage.arena import LayerArena
 
 
 class Positions(Protocol):
@@ -29,12 +29,12 @@ class Positions(Protocol):
         """Which keys each token sees."""
         ...
 
-    def places(self, kv_heads: int) -> mx.array:
-        """Where K and V go in a layer of `kv_heads`; see `Arena.places`."""
+    def slot_mapping(self, kv_heads: int) -> mx.array:
+        """The slots that K and V are written to in a layer of `kv_heads`; see `Arena`."""
         ...
 
     def cleared(self, kv_heads: int) -> mx.array | None:
-        """What is to be zeroed there before, as places."""
+        """The slots to zero before that, as a slot mapping; None where there are none."""
         ...
 
 
@@ -74,7 +74,7 @@ class KVView(UnusedView, ABC):
         cleared = self._positions.cleared(kv_heads)
         if cleared is not None:
             self.layer.clear(cleared)
-        self.layer.write(self._positions.places(kv_heads), keys, values)
+        self.layer.write(self._positions.slot_mapping(kv_heads), keys, values)
         self.offset = self._positions.offset_after
         self.fetched = self.keys, self.values = self.fetch(keys, values)
         return self.fetched
@@ -106,7 +106,7 @@ class KVView(UnusedView, ABC):
 
 
 class CacheView(KVView):
-    """A layer in a forward of one part: all keys of its rows, `[rows, kv_heads, keys, dim]`."""
+    """A layer, in a forward of one row group: all its rows' keys, `[rows, kv_heads, keys, dim]`."""
 
     def __init__(self, layer: LayerArena, forward: Forward) -> None:
         super().__init__(layer, forward)
@@ -156,8 +156,8 @@ class WindowView(CacheView):
         return self.forward.mask(window_size or self._window)
 
 
-class ChunkView(CacheView):
-    """A layer that sees its own chunk, of one row; the model makes the mask from positions."""
+class ChunkedView(CacheView):
+    """A layer of chunked attention, of one row; the model makes the mask from positions."""
 
     @property
     def start_position(self) -> int:

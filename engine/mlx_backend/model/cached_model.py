@@ -1,4 +1,4 @@
-"""A model over the storage of all groups: runs pieces of sequences through cache views."""
+"""A model over the storage of all groups: computes spans of sequences through cache views."""
 
 import math
 from collections.abc import Sequence
@@ -7,31 +7,52 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from engine.mlx_backend.model.execution import Execution
-from engine.mlx_backend.model.forward_batch import ForwardBatch, Indices, Run, StepForwards
-from engine.mlx_backend.model.grouping import FORWARD_TOKENS, ForwardCost
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.model.batching import Batching
+from engine.mlx_backend.model.forward import TokenSpan
+from engine.mlx_backend.model.forward_batch import (
+    FORWARD_TOKENS,
+    ForwardBatch,
+    ForwardCost,
+    Indices,
+    StepForwards,
+)
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.model.storage import Storage
+from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.model.view_tree import ViewFactory, ViewTree
+from engine.mlx_backend.storage.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a model runs over shared storage, as the check at load has found out.
+
+    `rejected`: what was tried before, and why not.
+    """
+
+    batching: Batching
+    attention: Attention
+    head: OutputHead
+    rejected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A forward that has been laid out: all lazy.
+    """A forward that has been built: all lazy.
 
-    `logits`: `[tokens, vocabulary]`, of the tokens that are read, run after run. Who evaluates
-    `witnesses` has all written that the forward leaves in the storage; unlike the storage's own
-    arrays they may be evaluated while another forward is in flight. `beginning`: those among
-    them of the first layer that writes K and V; all, without such a layer.
+    `logits`: `[tokens, vocabulary]`, of the tokens that are read, span after span. Evaluating
+    `fences` completes all that the forward writes to the storage; unlike the storage's own arrays
+    they may be evaluated while another forward is in flight. `first_layer`: those fences that
+    belong to the first layer that writes K and V; all, without such a layer.
     """
 
     logits: mx.array
-    witnesses: list[mx.array]
-    beginning: list[mx.array]
+    fences: list[mx.array]
+    first_layer: list[mx.array]
 
 
 class CachedModel:
-    """Lays out forwards over `storage`, one after another.
+    """Builds forwards over `storage`, one after another.
 
     `most_keys`: what one forward of several rows may read. `context_tokens`: positions that the
     model has. Belongs to the thread that made it, as all MLX arrays do.
@@ -55,22 +76,24 @@ class CachedModel:
 
     @property
     def n_groups(self) -> int:
-        """Groups of the store: a table for each comes with a piece."""
+        """Groups of the store: a table for each comes with a span."""
         return len(self._layout.windows) + bool(self._layout.states)
 
-    def arrange(self, runs: Sequence[Run], forward_tokens: int = FORWARD_TOKENS) -> StepForwards:
-        """The forwards of a step, in which these run; `forward_tokens` as in `ForwardCost`."""
+    def arrange(
+        self, spans: Sequence[TokenSpan], forward_tokens: int = FORWARD_TOKENS
+    ) -> StepForwards:
+        """The forwards that compute these spans; `forward_tokens` as in `ForwardCost`."""
         padding_keys = self._execution.attention.padding_keys
         layers = len(self._layout.specs)
         cost = ForwardCost(
             forward_tokens, padding_keys, self._most_keys, layers, self._context_tokens
         )
-        return self._execution.batching.arrange(runs, cost)
+        return self._execution.batching.arrange(spans, cost)
 
     def forward(self, batch: ForwardBatch, token_ids: mx.array) -> Computed:
-        """One forward. `token_ids`: those of the step, in which the batch's runs find theirs.
+        """One forward. `token_ids`: those of the step, in which the batch's spans find theirs.
 
-        Raises whatever the model raises; the pieces' blocks and states are undefined then.
+        Raises whatever the model raises; the spans' blocks and states are undefined then.
         """
         views = ViewFactory(
             self.storage,
@@ -83,9 +106,9 @@ class CachedModel:
         tokens = token_ids[mx.array(batch.token_indices())]
         logits = self._logits(tokens, caches, batch.read_indices())
         views.keep_states()
-        beginning = views.beginning()
-        witnesses = beginning + views.witnesses() + self.storage.states.unevaluated()
-        return Computed(logits, witnesses, beginning or witnesses)
+        first_fences = views.first_fences()
+        fences = first_fences + views.fences() + self.storage.states.unevaluated()
+        return Computed(logits, fences, first_fences or fences)
 
     def _logits(self, tokens: mx.array, caches: Sequence[ViewTree], read: Indices) -> mx.array:
         if read.size in (0, tokens.size):

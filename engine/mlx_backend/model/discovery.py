@@ -25,8 +25,8 @@ from engine.mlx_backend.model.layout import (
     StateSpec,
     UnusedSpec,
 )
-from kvstore.arena import LayerShape
-from kvstore.state_arena import StateShape
+from engine.mlx_backend.storage.arena import LayerShape
+from engine.mlx_backend.storage.state_arena import StateShape
 
 DISCOVERY_TOKENS = 8
 """Enough that states which grow with the first few tokens have their full size."""

@@ -1,41 +1,65 @@
 """One forward of the model: the index arrays that a group's layers share."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.arena import Arena
-from kvstore.block_table import blocks_for
+from engine.mlx_backend.storage.arena import Arena
+from kvstore.blocks.table import blocks_for
 from kvstore.types import BlockId
 
-Table = npt.NDArray[np.uint32]
+BlockTable = npt.NDArray[np.uint32]
 """Block ids of several rows, `[rows, blocks]`, padded with the arena's blank block."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Consecutive tokens of one sequence, positions [start, start + n_tokens).
+class TokenSpan:
+    """Consecutive tokens of one sequence to compute, positions [start, start + n_tokens).
 
     `blocks[i]` holds the positions of the sequence's block `first_block + i`; they cover every
-    position up to the last token's.
+    position up to the last token's. `groups`: the tables of the store's other groups.
+
+    `index`: which of the step's spans it is, or is a part of. `first_token`: where its token ids
+    begin among the step's. `n_read`: of how many of its last tokens the logits are read.
     """
 
     start: int
     n_tokens: int
     blocks: npt.NDArray[np.uint32]
     first_block: int = 0
-    groups: tuple[npt.NDArray[np.uint32], ...] = ()  # the tables of the store's groups
+    groups: tuple[npt.NDArray[np.uint32], ...] = ()
+    index: int = 0
+    first_token: int = 0
+    n_read: int = 0
 
     @property
     def stop(self) -> int:
         return self.start + self.n_tokens
 
+    def split(self, n_tokens: int) -> Iterator[tuple[int, "TokenSpan"]]:
+        """Parts of so many tokens, and how far into the span each begins. All logits are read."""
+        for ahead in range(0, self.n_tokens, n_tokens):
+            n = min(n_tokens, self.n_tokens - ahead)
+            yield ahead, self._part(ahead, n, n)
+
+    def without_last(self) -> "TokenSpan":
+        """What comes before its last token. No logits are read."""
+        return self._part(0, self.n_tokens - 1, 0)
+
+    def last(self) -> "TokenSpan":
+        """Its last token. The logits are read."""
+        return self._part(self.n_tokens - 1, 1, 1)
+
+    def _part(self, ahead: int, n_tokens: int, n_read: int) -> "TokenSpan":
+        start, first_token = self.start + ahead, self.first_token + ahead
+        return replace(self, start=start, n_tokens=n_tokens, first_token=first_token, n_read=n_read)
+
 
 class Forward:
-    """Pieces side by side, padded on the right to one length, over one group's arena.
+    """Spans as the rows of one array, padded on the right to one length, over one group's arena.
 
     Padded tokens write to the arena's scratch block; no real token's mask admits them.
     `offset` and `offset_after` are `[rows]`: the position of each row's first token, and the
@@ -43,43 +67,45 @@ class Forward:
     `stops_host`, the positions of each row's first token and after its last, and `first_positions`,
     that of its first key. `n_keys` is how many keys a row has.
 
-    Raises ValueError when a piece's blocks do not cover its positions.
+    Raises ValueError when a span's blocks do not cover its positions.
     """
 
     offset: mx.array | int
     offset_after: mx.array | int
 
-    def __init__(self, pieces: Sequence[Piece], arena: Arena) -> None:
-        self.pieces = pieces
-        self.rows = len(pieces)
-        self.length = max(piece.n_tokens for piece in pieces)
+    def __init__(self, spans: Sequence[TokenSpan], arena: Arena) -> None:
+        self.spans = spans
+        self.rows = len(spans)
+        self.length = max(span.n_tokens for span in spans)
         self.table = pad_tables(
-            [_needed_blocks(piece, arena.block_size) for piece in pieces], arena.blank
+            [_needed_blocks(span, arena.block_size) for span in spans], arena.blank
         )
         size = arena.block_size
-        bounds = [(piece.start, piece.stop, piece.first_block * size) for piece in pieces]
+        bounds = [(span.start, span.stop, span.first_block * size) for span in spans]
         self.starts_host, self.stops_host, self.first_positions = np.array(bounds, np.int32).T
         self.starts = mx.array(self.starts_host)
         self.offset, self.offset_after = self.starts, self.starts + self.length
         self.n_keys = self.table.shape[1] * size
         if self.rows == 1:
-            self.n_keys = pieces[0].stop - pieces[0].first_block * size
+            self.n_keys = spans[0].stop - spans[0].first_block * size
         self._arena = arena
         self._blocks, self._slots = self._written()
-        self._begun = [place for piece in pieces for place in self._begun_places(piece)]
-        self._places: dict[int, mx.array] = {}
+        self._begun = [slot for span in spans for slot in self._begun_slots(span)]
+        self._slot_mappings: dict[int, mx.array] = {}
         self._cleared: dict[int, mx.array] = {}
         self._heads: dict[int, mx.array] = {}
         self._masks: dict[int | None, mx.array] = {}
 
-    def places(self, kv_heads: int) -> mx.array:
-        """Where this forward's K and V go in a layer of `kv_heads`; see `Arena.places`."""
-        if kv_heads not in self._places:
-            self._places[kv_heads] = self._arena.places(self._blocks, self._slots, kv_heads)
-        return self._places[kv_heads]
+    def slot_mapping(self, kv_heads: int) -> mx.array:
+        """The slots for K and V in a layer of `kv_heads`; see `Arena.slot_mapping`."""
+        if kv_heads not in self._slot_mappings:
+            self._slot_mappings[kv_heads] = self._arena.slot_mapping(
+                self._blocks, self._slots, kv_heads
+            )
+        return self._slot_mappings[kv_heads]
 
     def cleared(self, kv_heads: int) -> mx.array | None:
-        """Slots to zero in a layer of `kv_heads`, as places: those behind each row's last token.
+        """A slot mapping of what to zero in a layer of `kv_heads`: behind each row's last token.
 
         None when this forward begins no block that it does not fill: behind the last token of any
         other there is nothing but zeros since it was begun, or copied.
@@ -90,7 +116,7 @@ class Forward:
             blocks, slots = (
                 mx.array(column, mx.uint32) for column in zip(*self._begun, strict=True)
             )
-            self._cleared[kv_heads] = self._arena.places(blocks, slots, kv_heads)
+            self._cleared[kv_heads] = self._arena.slot_mapping(blocks, slots, kv_heads)
         return self._cleared[kv_heads]
 
     def heads(self, kv_heads: int) -> mx.array:
@@ -109,13 +135,13 @@ class Forward:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
 
-    def _begun_places(self, piece: Piece) -> list[tuple[BlockId, int]]:
-        """Block and slot of what lies behind a piece, if it begins the block that it ends in."""
+    def _begun_slots(self, span: TokenSpan) -> list[tuple[BlockId, int]]:
+        """Block and slot of what lies behind a span, if it begins the block that it ends in."""
         size = self._arena.block_size
-        filled = piece.stop % size
-        if filled == 0 or filled > piece.n_tokens:
+        filled = span.stop % size
+        if filled == 0 or filled > span.n_tokens:
             return []
-        block = BlockId(int(piece.blocks[piece.stop // size - piece.first_block]))
+        block = BlockId(int(span.blocks[span.stop // size - span.first_block]))
         return [(block, slot) for slot in range(filled, size)]
 
     def _make_mask(self, window: int | None) -> mx.array:
@@ -144,10 +170,10 @@ class Forward:
 class LoneForward(Forward):
     """One row, whose position the model wants as a Python number."""
 
-    def __init__(self, pieces: Sequence[Piece], arena: Arena) -> None:
-        super().__init__(pieces, arena)
-        (piece,) = pieces
-        self.offset, self.offset_after = piece.start, piece.stop
+    def __init__(self, spans: Sequence[TokenSpan], arena: Arena) -> None:
+        super().__init__(spans, arena)
+        (span,) = spans
+        self.offset, self.offset_after = span.start, span.stop
 
 
 class GroupedMaskForward(Forward):
@@ -157,14 +183,14 @@ class GroupedMaskForward(Forward):
         return super()._make_mask(window)[:, :, None]
 
 
-def _needed_blocks(piece: Piece, block_size: int) -> npt.NDArray[np.uint32]:
-    needed = blocks_for(piece.stop, block_size) - piece.first_block
-    if len(piece.blocks) < needed or piece.first_block * block_size > piece.start:
+def _needed_blocks(span: TokenSpan, block_size: int) -> npt.NDArray[np.uint32]:
+    needed = blocks_for(span.stop, block_size) - span.first_block
+    if len(span.blocks) < needed or span.first_block * block_size > span.start:
         raise ValueError(
-            f"{len(piece.blocks)} blocks from the {piece.first_block}-th on do not cover the "
-            f"positions {piece.start} to {piece.stop}"
+            f"{len(span.blocks)} blocks from the {span.first_block}-th on do not cover the "
+            f"positions {span.start} to {span.stop}"
         )
-    return piece.blocks[:needed]
+    return span.blocks[:needed]
 
 
 def table_width(n_blocks: int) -> int:
@@ -177,7 +203,7 @@ def table_width(n_blocks: int) -> int:
     return -(-n_blocks // step) * step
 
 
-def pad_tables(tables: Sequence[npt.NDArray[np.uint32]], blank: BlockId) -> Table:
+def pad_tables(tables: Sequence[npt.NDArray[np.uint32]], blank: BlockId) -> BlockTable:
     """Tables of different lengths as one array, of a `table_width`."""
     width = table_width(max(len(table) for table in tables))
     padded = np.full((len(tables), width), blank, dtype=np.uint32)

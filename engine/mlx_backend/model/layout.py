@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from kvstore.arena import LayerShape
-from kvstore.state_arena import StateShape
+from engine.mlx_backend.storage.arena import LayerShape
+from engine.mlx_backend.storage.state_arena import StateShape
 
 
 @dataclass(frozen=True, slots=True)

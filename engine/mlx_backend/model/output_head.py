@@ -1,6 +1,6 @@
 """The model's projection to its vocabulary, computed for those tokens alone whose logits are read.
 
-A model of mlx-lm projects every token that it is given: of a prompt's all but the last in vain.
+A model of mlx-lm projects every token that it is given: for a prompt, all but the last in vain.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 
 class OutputHead:
-    """Tells a model's last projection which tokens to take."""
+    """Says which tokens a model's last projection, that to the logits, takes."""
 
     def __init__(self) -> None:
         self._head: Module | None = None  # the one that makes the logits
@@ -44,7 +44,7 @@ class OutputHead:
         self._head, self._latest = self._latest, None
 
     def taken(self, projection: Module, hidden: mx.array) -> mx.array:
-        """What of `hidden`, `[rows, length, dim]`, a projection is to take."""
+        """The part of `hidden`, `[rows, length, dim]`, that a projection takes."""
         self._latest = projection
         if self._tokens is None or projection is not self._head:
             return hidden
@@ -52,10 +52,10 @@ class OutputHead:
 
 
 def install(model: Module, vocab_size: int) -> OutputHead:
-    """Let the model's projections to the vocabulary ask before they compute.
+    """Let the model's projections to the vocabulary ask an `OutputHead` which tokens they take.
 
-    The model says what it said before, but for `OutputHead.only`. A model that has none of mlx's
-    own projections is left as it is. Raises whatever the model raises.
+    Its logits are those that they were, but within `OutputHead.only`. A model that has none of
+    mlx's own projections is left as it is. Raises whatever the model raises.
     """
     head = OutputHead()
     for _, module in model.named_modules():

@@ -11,13 +11,13 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.cache_views import (
     CacheView,
-    ChunkView,
+    ChunkedView,
     KVView,
     StateView,
     UnusedView,
     WindowView,
 )
-from engine.mlx_backend.model.forward import Forward, Piece
+from engine.mlx_backend.model.forward import Forward, TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardBatch
 from engine.mlx_backend.model.layout import (
     ChunkedCacheSpec,
@@ -27,8 +27,8 @@ from engine.mlx_backend.model.layout import (
     StateSpec,
     UnusedSpec,
 )
-from engine.mlx_backend.model.storage import Storage
-from kvstore.arena import Arena
+from engine.mlx_backend.storage.arena import Arena
+from engine.mlx_backend.storage.storage import Storage
 from kvstore.groups.window import first_needed
 from kvstore.types import SlotId
 
@@ -41,7 +41,7 @@ ViewTree: TypeAlias = "UnusedView | StateView | list[ViewTree]"
 class ViewFactory:
     """Makes one forward's views, asked for in the order of the layout's caches.
 
-    Several parts are joined. Raises ValueError where a cache is not of K and V, and cannot be.
+    Several row groups are joined. Raises ValueError where a cache cannot be: one not of K and V.
     """
 
     def __init__(
@@ -52,20 +52,22 @@ class ViewFactory:
         batching: Batching,
         batch: ForwardBatch,
     ) -> None:
-        parts = batch.pieces
-        full = [batching.forward(pieces, storage.full) for pieces in parts]
-        self._lanes: dict[int | None, _Lane] = {
-            None: _Lane(full, zip(*(attention.views(storage.full, f) for f in full), strict=True))
+        row_groups = batch.row_groups
+        full = [batching.forward(spans, storage.full) for spans in row_groups]
+        self._views: dict[int | None, _ArenaViews] = {
+            None: _ArenaViews(
+                full, zip(*(attention.views(storage.full, f) for f in full), strict=True)
+            )
         }
         for index, (window, arena) in enumerate(zip(layout.windows, storage.windows, strict=True)):
             forwards = [
-                batching.forward(_windowed(pieces, index, window, arena.block_size), arena)
-                for pieces in parts
+                batching.forward(_windowed(spans, index, window, arena.block_size), arena)
+                for spans in row_groups
             ]
-            self._lanes[window] = _Lane(forwards, _window_views(arena, forwards, window))
+            self._views[window] = _ArenaViews(forwards, _window_views(arena, forwards, window))
         self._storage = storage.states
-        self._slots = _state_slots(_only(parts)) if layout.states else []
-        is_fresh = parts[0][0].start == 0
+        self._slots = _state_slots(_only(row_groups)) if layout.states else []
+        is_fresh = row_groups[0][0].start == 0
         self._states = iter(
             batching.read_states(storage.states, self._slots, is_fresh) if self._slots else ()
         )
@@ -84,7 +86,7 @@ class ViewFactory:
             case StateSpec(arrays):
                 return self._state_view(len(arrays))
             case UnusedSpec():
-                return UnusedView(self._lanes[None].positions)
+                return UnusedView(self._views[None].positions)
             case _:
                 self._last = self._kv_view(spec)
                 self._first = self._first or self._last
@@ -96,31 +98,31 @@ class ViewFactory:
             arrays = [array for view in self._state_views for array in view.cache]
             self._storage.write(self._slots, arrays)
 
-    def beginning(self) -> list[mx.array]:
-        """Witnesses of the first layer with K and V."""
-        return self._first.layer.witnesses() if self._first is not None else []
+    def first_fences(self) -> list[mx.array]:
+        """Fences of the first layer with K and V; see `LayerArena.fences`."""
+        return self._first.layer.fences() if self._first is not None else []
 
-    def witnesses(self) -> list[mx.array]:
-        """Of the last layer with K and V: what layers before it have written leads there."""
-        return self._last.layer.witnesses() if self._last is not None else []
+    def fences(self) -> list[mx.array]:
+        """Fences of the last layer with K and V, which depends on all layers before it."""
+        return self._last.layer.fences() if self._last is not None else []
 
     def _kv_view(self, spec: KVCacheSpec | ChunkedCacheSpec) -> KVView:
-        lane = self._lanes[spec.window]
-        views = next(lane.views)
+        of_arena = self._views[spec.window]
+        views = next(of_arena.by_layer)
         self._n_layers_left -= 1
         if isinstance(spec, ChunkedCacheSpec):
             view = _only(views)
-            return ChunkView(view.layer, view.forward)
-        if isinstance(lane.positions, JoinedForward):
-            return JoinedView(views[0].layer, lane.positions, self._attending(views))
+            return ChunkedView(view.layer, view.forward)
+        if isinstance(of_arena.positions, JoinedForward):
+            return JoinedView(views[0].layer, of_arena.positions, self._attending(views))
         return _only(views)
 
     def _attending(self, views: Sequence[CacheView]) -> list[CacheView]:
-        """Behind the last layer's K and V nobody asks what unread tokens have seen."""
+        """In the last layer the output of attention is not needed for tokens that are not read."""
         unread = self._unread if self._n_layers_left == 0 else ()
         return [
-            UnreadView(view.layer, view.forward) if part in unread else view
-            for part, view in enumerate(views)
+            UnreadView(view.layer, view.forward) if index in unread else view
+            for index, view in enumerate(views)
         ]
 
     def _state_view(self, n_arrays: int) -> StateView:
@@ -129,41 +131,46 @@ class ViewFactory:
         return view
 
 
-class _Lane:
-    """The layers of one arena: of each its views, one for each part."""
+class _ArenaViews:
+    """The views of one arena's layers, layer by layer: one view for each row group."""
 
-    def __init__(self, parts: Sequence[Forward], views: Iterator[Sequence[CacheView]]) -> None:
-        self.positions = parts[0] if len(parts) == 1 else JoinedForward(parts)
-        self.views = views
+    def __init__(
+        self, forwards: Sequence[Forward], by_layer: Iterator[Sequence[CacheView]]
+    ) -> None:
+        self.positions = forwards[0] if len(forwards) == 1 else JoinedForward(forwards)
+        self.by_layer = by_layer
 
 
 def _window_views(
-    arena: Arena, parts: Sequence[Forward], window: int
+    arena: Arena, forwards: Sequence[Forward], window: int
 ) -> Iterator[Sequence[CacheView]]:
     for layer in arena.layers:
-        yield [WindowView(layer, forward, window) for forward in parts]
+        yield [WindowView(layer, forward, window) for forward in forwards]
 
 
-def _only(parts: Sequence[T]) -> T:
-    if len(parts) > 1:
-        raise ValueError("its caches take no parts of unlike length in one forward")
-    return parts[0]
+def _only(of_groups: Sequence[T]) -> T:
+    """What there is of the only row group. Raises ValueError where there are several."""
+    if len(of_groups) > 1:
+        raise ValueError("its caches take no rows of unlike length in one forward")
+    return of_groups[0]
 
 
-def _windowed(pieces: Sequence[Piece], group: int, window: int, block_size: int) -> list[Piece]:
-    """The pieces over a window's blocks, from the first with a key that a token sees."""
-    firsts = [first_needed(piece.start, window, block_size) for piece in pieces]
+def _windowed(
+    spans: Sequence[TokenSpan], group: int, window: int, block_size: int
+) -> list[TokenSpan]:
+    """The spans over a window's blocks, from the first with a key that a token sees."""
+    firsts = [first_needed(span.start, window, block_size) for span in spans]
     return [
-        replace(piece, blocks=piece.groups[group][first:], first_block=first)
-        for piece, first in zip(pieces, firsts, strict=True)
+        replace(span, blocks=span.groups[group][first:], first_block=first)
+        for span, first in zip(spans, firsts, strict=True)
     ]
 
 
-def _state_slots(pieces: Sequence[Piece]) -> list[SlotId]:
-    return [SlotId(int(piece.groups[-1][0])) for piece in pieces]  # the recurrent group is the last
+def _state_slots(spans: Sequence[TokenSpan]) -> list[SlotId]:
+    return [SlotId(int(span.groups[-1][0])) for span in spans]  # the recurrent group is the last
 
 
 def _lengths(forward: Forward) -> mx.array | None:
     """Each row's number of tokens, `[rows]`; None when no row is padded."""
-    lengths = [piece.n_tokens for piece in forward.pieces]
+    lengths = [span.n_tokens for span in forward.spans]
     return mx.array(lengths) if min(lengths) < forward.length else None

@@ -1,4 +1,5 @@
-"""One token for each row of logits: the likeliest, or a random one of those that the cuts leave.
+"""One token for each row of logits: the likeliest, or one drawn from those that top_k, top_p and
+min_p leave. `choice_for` says which of the four ways below a request's parameters take.
 
 All functions are lazy and take each row for itself; tokens are uint32 [rows, 1].
 """
@@ -14,7 +15,7 @@ import numpy as np
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.sampling.maxima import BLOCK, COLUMNS, DEPTH, Maxima, strips_of, totals
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.types import SamplingParams
+from engine.types.request import SamplingParams
 
 MISSES = 2.0**-23
 """A row without a draw that counts takes its likeliest token: less often than this."""
@@ -25,15 +26,15 @@ MOST_HALVINGS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Likeliest:
-    """Greedy rows. Of equal logits the token with the lowest id."""
+class Greedy:
+    """The likeliest token; of equal logits the one with the lowest id."""
 
     def choose(self, maxima: Maxima, rows: Sequence[SamplingRow]) -> mx.array:
         return maxima.likeliest()
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class TopK:
     """Rows with a top_k: that many logits are sorted, and no others.
 
     `most` is a power of two and not less than the top_k of any, so that rows which need few do not
@@ -58,7 +59,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Rejection:
     """Rows without top_k and top_p, by rejection: only tokens that are proposed are weighed.
 
     A column of DEPTH tokens is proposed as if each weighed as much as its likeliest, and one of its
@@ -83,7 +84,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Nucleus:
+class TopP:
     """Rows with top_p and without top_k.
 
     The nucleus is not searched for: tokens are drawn from all, and the first that is inside is a
@@ -97,7 +98,7 @@ class Nucleus:
     """A round has so many draws that those inside are told from the rest in as many steps."""
 
     @classmethod
-    def of(cls, top_p: float) -> "Nucleus":
+    def of(cls, top_p: float) -> "TopP":
         """With so many draws that a row is hardly ever without one from its nucleus: see MISSES.
 
         A draw is inside with a chance of at least top_p. Where none of a round's 15 is, a sixteenth
@@ -140,7 +141,7 @@ class Nucleus:
         return n_inside
 
 
-Choice: TypeAlias = Likeliest | Ranked | Accepted | Nucleus
+Choice: TypeAlias = Greedy | TopK | Rejection | TopP
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are 0: the quotients would be beyond float32's precision anyway."""
@@ -149,14 +150,14 @@ GREEDY_BELOW = 1e-5
 def choice_for(params: SamplingParams) -> Choice:
     """How a row with such parameters gets its token; rows with the same choice go together."""
     if params.temperature < GREEDY_BELOW or params.top_p == 0:
-        return Likeliest()
+        return Greedy()
     if params.top_k > 0:
-        return Ranked(1 << (params.top_k - 1).bit_length())
-    return Accepted() if params.top_p >= 1 else Nucleus.of(params.top_p)
+        return TopK(1 << (params.top_k - 1).bit_length())
+    return Rejection() if params.top_p >= 1 else TopP.of(params.top_p)
 
 
 def _propose(weights: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
-    """Tokens drawn by their weights [rows, places], and the weights of these: [rows, n] each.
+    """Tokens drawn by their weights [rows, vocab], and the weights of these: [rows, n] each.
 
     First one of the strips' columns, then one of its tokens, by half of the `uniforms`
     [rows, 2 n] each.
@@ -171,26 +172,26 @@ def _propose(weights: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]
 
 
 def _draw(weights: mx.array, uniforms: mx.array) -> mx.array:
-    """Places [rows, n] drawn by weights [rows, places], by `uniforms` [rows, n] in (0, 1].
+    """Indices [rows, n] drawn by weights [rows, size], by `uniforms` [rows, n] in (0, 1].
 
     As `_reach`, in two short steps: first among every so many of the sums, then between two.
     """
-    rows, places = weights.shape
+    rows, size = weights.shape
     mass = mx.cumsum(weights, axis=1)
     wanted = (uniforms * mass[:, -1:])[:, :, None]
-    length = math.isqrt(places - 1) + 1
-    runs = mx.pad(mass, [(0, 0), (0, -places % length)], constant_values=math.inf)
-    runs = runs.reshape(rows, -1, length)
-    run = (runs[:, None, :-1, -1] < wanted).sum(axis=2)
-    place = (mx.take_along_axis(runs, run[:, :, None], axis=1) < wanted).sum(axis=2)
-    return (run * length + place).astype(mx.uint32)
+    length = math.isqrt(size - 1) + 1
+    segments = mx.pad(mass, [(0, 0), (0, -size % length)], constant_values=math.inf)
+    segments = segments.reshape(rows, -1, length)
+    segment = (segments[:, None, :-1, -1] < wanted).sum(axis=2)
+    within = (mx.take_along_axis(segments, segment[:, :, None], axis=1) < wanted).sum(axis=2)
+    return (segment * length + within).astype(mx.uint32)
 
 
 def _reach(mass: mx.array, uniforms: mx.array, axis: int = -1) -> mx.array:
-    """The first place along `axis` where the running sums `mass` reach a part of the whole.
+    """The first index along `axis` where the running sums `mass` reach a part of the whole.
 
-    The parts, `uniforms` in (0, 1], are at least 2^-24: a place is never drawn that adds nothing to
-    the sum, and none outside.
+    The parts, `uniforms` in (0, 1], are at least 2^-24: an index is never drawn that adds nothing
+    to the sum, and none outside.
     """
     whole = mx.take(mass, mx.array([mass.shape[axis] - 1]), axis=axis)
     return (mass < uniforms * whole).sum(axis=axis, keepdims=True).astype(mx.uint32)

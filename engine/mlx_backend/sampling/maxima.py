@@ -35,7 +35,7 @@ class Maxima:
 
     @classmethod
     def of(cls, logits: mx.array) -> "Maxima":
-        """Of float32 logits [rows, vocab]."""
+        """The maxima of float32 logits [rows, vocab]."""
         rows, vocab_size = logits.shape
         if beyond := -vocab_size % BLOCK:
             logits = mx.pad(logits, [(0, 0), (0, beyond)], constant_values=-mx.inf)
@@ -68,7 +68,7 @@ class Maxima:
 
 
 def strips_of(values: mx.array) -> mx.array:
-    """Whole blocks [rows, places] as [rows, BLOCK, places / BLOCK]. Reductions along the strips
+    """Whole blocks [rows, vocab] as [rows, BLOCK, vocab / BLOCK]. Reductions along the strips
     are the fastest that a CPU has: they add whole strips.
     """
     return values.reshape(len(values), BLOCK, -1)

@@ -1,24 +1,61 @@
-"""Chooses the next tokens of a batch, and reports log-probabilities. Lazy: nothing waits here."""
+"""Chooses the next tokens of a batch, and reports log-probabilities. Lazy: only `read` waits."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
 
+from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.sampling.draws import Choice, choice_for
-from engine.mlx_backend.sampling.edits import edit_tokens, keep_allowed
-from engine.mlx_backend.sampling.maxima import Maxima
-from engine.mlx_backend.sampling.row import SamplingRow
-from engine.mlx_backend.sampling.scores import Scores, as_list, score
-from engine.step import Masks, SampledToken
-from engine.types import TokenLogprob
+from engine.mlx_backend.sampling.maxima import Maxima, totals
+from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens, keep_allowed
+from engine.step.plan import Masks, SampledToken
+from engine.types.output import TokenLogprob
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of tokens [rows] and of the likeliest [rows, width], in no order. Lazy."""
+
+    tokens: mx.array
+    logprobs: mx.array
+    top_tokens: mx.array
+    top_logprobs: mx.array
+
+    def read(self, tops: Sequence[int]) -> list[TokenLogprob]:
+        """Each row with its number of alternatives, best first, of equal ones the lowest id."""
+        rows = zip(*(as_list(array) for array in self), tops, strict=True)
+        return [
+            TokenLogprob(token, logprob, tuple(_best(zip(ids, logprobs, strict=True), top)))
+            for token, logprob, ids, logprobs, top in rows
+        ]
+
+
+def score(maxima: Maxima, tokens: mx.array, width: int) -> Scores:
+    """Scores of one token [rows] for each row of logits, and `width` alternatives."""
+    weights = softmax_exp(maxima.logits - maxima.peaks)
+    normalizer = maxima.peaks + mx.log(totals(weights))
+    logprobs = maxima.at(tokens[:, None]) - normalizer
+    if width == 0:
+        nothing = mx.zeros((len(tokens), 0))
+        return Scores(tokens, logprobs[:, 0], nothing.astype(mx.uint32), nothing)
+    top_tokens = maxima.largest(width)
+    return Scores(tokens, logprobs[:, 0], top_tokens, maxima.at(top_tokens) - normalizer)
+
+
+def as_list(array: mx.array) -> list[Any]:
+    return cast(list[Any], array.tolist())
+
+
+def _best(candidates: Iterable[tuple[int, float]], top: int) -> list[tuple[int, float]]:
+    return sorted(candidates, key=lambda candidate: (-candidate[1], candidate[0]))[:top]
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The tokens of some rows, before anybody has computed them."""
+    """The tokens chosen for some rows, perhaps not yet computed."""
 
     tokens: mx.array
     """uint32 [rows], always in the vocabulary: what a next forward can read on the device."""
@@ -46,7 +83,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Log-probabilities of given tokens, before anybody has computed them."""
+    """Log-probabilities of given tokens, perhaps not yet computed."""
 
     _peaks: mx.array
     _scores: Scores

@@ -25,7 +25,7 @@ class ControlTokens:
 
     Safe in several threads: nothing changes after the constructor.
 
-    `run` is a stand-in as well: for tokens that are known already.
+    `replay` is a stand-in as well: for an answer whose tokens are known already.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -42,10 +42,10 @@ class ControlTokens:
             for token_id, token in control.items()
         }
         self._finder = _finder(backend, added.values())
-        run = AddedToken(f"{_EDGE}{nonce}.run{_EDGE}", special=True, normalized=False)
-        self._encoder = _encoder(backend, [*{**added, **replaced}.values(), run], nonce)
-        self.run = run.content
-        self._run_id = self._encoder.token_to_id(self.run)
+        replay = AddedToken(f"{_EDGE}{nonce}.replay{_EDGE}", special=True, normalized=False)
+        self._encoder = _encoder(backend, [*{**added, **replaced}.values(), replay], nonce)
+        self.replay = replay.content
+        self._replay_id = self._encoder.token_to_id(self.replay)
         self._stand_ins: dict[int | None, AddedToken] = {
             self._finder.token_to_id(token.content): replaced[token_id]
             for token_id, token in control.items()
@@ -73,10 +73,10 @@ class ControlTokens:
             end = stop
         return "".join([*parts, text[end:]])
 
-    def encode(self, rendered: str, mark: str, runs: Iterable[Sequence[int]] = ()) -> list[int]:
+    def encode(self, rendered: str, mark: str, replays: Iterable[Sequence[int]] = ()) -> list[int]:
         """Token ids of a rendered conversation; control tokens with marks in them are text.
 
-        `runs` are the tokens that take the places of `run`, in order.
+        `replays`: the tokens for each occurrence of `replay`, in order.
         """
         parts, end = [], 0
         for start, stop, stand_in in self._find(rendered):
@@ -85,11 +85,11 @@ class ControlTokens:
                 end = stop
         text = "".join([*parts, rendered[end:]]).replace(mark, "")
         encoding = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0]
-        known = iter(runs)
+        known = iter(replays)
         return [
             token_id
             for own in encoding.ids
-            for token_id in (next(known) if own == self._run_id else self._ids.get(own, (own,)))
+            for token_id in (next(known) if own == self._replay_id else self._ids.get(own, (own,)))
         ]
 
     def _find(self, text: str) -> Iterator[tuple[int, int, AddedToken]]:

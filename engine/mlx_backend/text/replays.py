@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise, takewhile
 from typing import Any, TypeAlias
 
-from engine.types import Replay
+from engine.types.model import Replay
 
 Message: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an outline has an answer's words, and which: `r` for reasoning, `c` for content."""
+class _Placeholder:
+    """Where a rendered outline has the words that stand for an answer.
+
+    `index`: of the message. `fields`: which words are there, `r` for reasoning, `c` for content.
+    """
 
     index: int
     fields: str
@@ -23,10 +26,10 @@ class _Place:
 
 
 class Outline:
-    """A conversation in which answers to be replayed are one random word each.
+    """A conversation in which each answer to be replayed is replaced by a random word.
 
-    A template renders a call as JSON of its own, and a model wrote another. Where a rendered
-    conversation and its rendered outline differ, there is such an answer, and nothing else is.
+    A template renders a call as JSON of its own, and the model may have written it otherwise. So
+    the conversation and its outline are both rendered: where they differ is an answer to replay.
     """
 
     def __init__(self, messages: Sequence[Message], replays: Mapping[int, Replay]) -> None:
@@ -48,33 +51,33 @@ class Outline:
         template wrote it where the outline does not tell its place, the template leaves its
         reasoning out, or what is there does not say what the message says.
         """
-        places = list(self._places(outline))
-        if [place.index for place in places] != list(self._replays):
+        placeholders = list(self._placeholders(outline))
+        if [one.index for one in placeholders] != list(self._replays):
             return conversation, []
-        edges = [0, *(edge for place in places for edge in (place.start, place.end)), len(outline)]
+        edges = [0, *(edge for one in placeholders for edge in (one.start, one.end)), len(outline)]
         pieces = [outline[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
         gaps = _gaps(conversation, _trimmed(pieces))
         if gaps is None:
             return conversation, []
-        parts, runs, end = [], [], 0
-        for place, (before, after), gap in zip(places, pairwise(pieces), gaps, strict=True):
-            answer, replay = conversation[slice(*gap)], self._replays[place.index]
-            if not (_says(answer, messages[place.index]) and _has_reasoning(answer, place, replay)):
+        parts, replayed, end = [], [], 0
+        for one, (before, after), gap in zip(placeholders, pairwise(pieces), gaps, strict=True):
+            answer, replay = conversation[slice(*gap)], self._replays[one.index]
+            if not (_says(answer, messages[one.index]) and _has_reasoning(answer, one, replay)):
                 continue
             lead = _common(before[len(before.rstrip()) :], answer)
             trail = _common(after[: len(after) - len(after.lstrip())][::-1], answer[::-1])
             opening = _without(conversation[end : gap[0]] + lead, replay) + replay.opened
             parts += [opening, stand_in]
-            runs.append(replay.tokens)
+            replayed.append(replay.tokens)
             end = gap[1] - len(trail)
-        return "".join([*parts, conversation[end:]]), runs
+        return "".join([*parts, conversation[end:]]), replayed
 
-    def _places(self, outline: str) -> Iterator[_Place]:
+    def _placeholders(self, outline: str) -> Iterator[_Placeholder]:
         words = self._words.finditer(outline)
         for index, group in groupby(words, key=lambda word: int(word[1])):
             own = list(group)
             fields = "".join(word[2] for word in own)
-            yield _Place(index, fields, own[0].start(), own[-1].end())
+            yield _Placeholder(index, fields, own[0].start(), own[-1].end())
 
 
 def _outlined(message: Message, replay: Replay, word: str) -> Message:
@@ -127,7 +130,7 @@ def _gaps(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | None:
 
 
 def _common(one: str, other: str) -> str:
-    """What both begin with."""
+    """The longest common prefix."""
     pairs = zip(one, other, strict=False)
     return "".join(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -144,12 +147,12 @@ def _says(answer: str, message: Message) -> bool:
     return _squeezed(message.get("content") or "") in _squeezed(answer)
 
 
-def _has_reasoning(answer: str, place: _Place, replay: Replay) -> bool:
+def _has_reasoning(answer: str, placeholder: _Placeholder, replay: Replay) -> bool:
     """Whether all that the model thought, if anything, is still there."""
     reasoning = replay.reasoning.strip()
     if not reasoning:
-        return place.fields == "c"
-    return place.fields == "rc" and _squeezed(reasoning) in _squeezed(answer)
+        return placeholder.fields == "c"
+    return placeholder.fields == "rc" and _squeezed(reasoning) in _squeezed(answer)
 
 
 def _without(text: str, replay: Replay) -> str:

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.text.chat_template import ChatTemplate
 from engine.mlx_backend.text.prompt_limit import PromptLimit
-from engine.types import NO_REPLAYS, Replay
+from engine.types.model import NO_REPLAYS, Replay
 
 _SPACE = "▁"  # SentencePiece's space
 

@@ -141,7 +141,7 @@ class Index:
                 ADD,
                 (
                     (
-                        *(it.key, it.name, it.parent, it.root, it.segment, it.offset),
+                        *(it.key, it.block_hash, it.parent, it.root, it.segment, it.offset),
                         *(it.checksum, it.n_tokens, pack_sizes(it.part_bytes), it.last_used),
                     )
                     for it in records

@@ -1,1 +1,1 @@
-"""Anthropic's Messages: requests read into a ChatRequest, answers as content blocks."""
+"""Anthropic's Messages API: requests become ChatRequests, and answers content blocks."""

@@ -1,13 +1,13 @@
-"""An answer's parts as content blocks."""
+"""An answer's parts as content blocks, whole and streamed."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import jiter
 
-from engine.types import OutputEvent
+from engine.types.output import OutputEvent
 from server.generation.answer import ChatAnswer
-from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.schemas.messages.answer import (
     Block,
     BlockDelta,
@@ -24,13 +24,13 @@ from server.schemas.messages.answer import (
 )
 
 SIGNATURE = "cm9vdHN0b2Nr"
-"""Of all reasoning. Clients want one and send it back; the server can do without."""
+"""The signature of all thinking blocks. Clients send it back, and it is never checked."""
 
 BlockEvent: TypeAlias = ContentBlockStart | ContentBlockDelta | ContentBlockStop
 
 
-def _continues(part: Part, last: Part | None) -> bool:
-    """Whether a part belongs to the block that the last one belongs to."""
+def _continues(part: AnswerPart, last: AnswerPart | None) -> bool:
+    """Whether a part belongs to the same block as the last one."""
     match part:
         case CallBegun():
             return False
@@ -45,9 +45,9 @@ class BlockStream:
 
     def __init__(self) -> None:
         self._index = -1
-        self._last: Part | None = None
+        self._last: AnswerPart | None = None
 
-    def events(self, parts: Iterable[Part]) -> Iterator[BlockEvent]:
+    def events(self, parts: Iterable[AnswerPart]) -> Iterator[BlockEvent]:
         for part in parts:
             if not _continues(part, self._last):
                 yield from self.close()
@@ -60,7 +60,7 @@ class BlockStream:
                 yield self._delta(delta)
 
     def close(self) -> Iterator[BlockEvent]:
-        """The end of the block that has begun, if any has."""
+        """The end of the open block, if there is one."""
         if isinstance(self._last, Reasoning):
             yield self._delta(SignatureDelta(type="signature_delta", signature=SIGNATURE))
         if self._last is not None:
@@ -71,7 +71,7 @@ class BlockStream:
         return ContentBlockDelta(type="content_block_delta", index=self._index, delta=delta)
 
 
-def _begun(part: Part) -> Block:
+def _begun(part: AnswerPart) -> Block:
     match part:
         case CallBegun(_, id, name):
             return ToolUseBlock(type="tool_use", id=id, name=name, input={})
@@ -81,7 +81,7 @@ def _begun(part: Part) -> Block:
             return TextBlock(type="text", text="")
 
 
-def _delta(part: Part) -> BlockDelta | None:
+def _delta(part: AnswerPart) -> BlockDelta | None:
     match part:
         case Content(text):
             return TextDelta(type="text_delta", text=text)
@@ -94,12 +94,12 @@ def _delta(part: Part) -> BlockDelta | None:
 
 
 class WholeMessage:
-    """The blocks of an answer that is sent in one piece."""
+    """The blocks of an answer that is not streamed."""
 
     def __init__(self, answer: ChatAnswer) -> None:
         self.answer = answer
-        self._last: Part | None = None
-        self._blocks: list[tuple[Part, list[str]]] = []  # how each began, and its texts
+        self._last: AnswerPart | None = None
+        self._blocks: list[tuple[AnswerPart, list[str]]] = []  # a first part and texts
 
     def add(self, event: OutputEvent) -> None:
         for part in self.answer.add(event):
@@ -113,7 +113,7 @@ class WholeMessage:
         return [_block(first, "".join(texts)) for first, texts in self._blocks]
 
 
-def _block(first: Part, text: str) -> Block:
+def _block(first: AnswerPart, text: str) -> Block:
     match first:
         case CallBegun(_, id, name):
             return ToolUseBlock(type="tool_use", id=id, name=name, input=_input(text))
@@ -124,7 +124,7 @@ def _block(first: Part, text: str) -> Block:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Of a call that was cut off, what is there of it."""
+    """The input of a tool call; of one that was cut off, as much as there is."""
     try:
         value = jiter.from_json(arguments.encode(), partial_mode=True)
     except ValueError:

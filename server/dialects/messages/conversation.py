@@ -1,4 +1,4 @@
-"""Anthropic's messages as a chat's."""
+"""Anthropic's messages as chat messages."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,18 +34,16 @@ BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
 
 @dataclass(slots=True)
 class _Turn:
-    """Neighbouring messages of one role, which Anthropic takes for one and many templates want to
-    be one.
-    """
+    """Consecutive messages of one role: one message to Anthropic and to many templates."""
 
     role: Literal["system", "user", "assistant", "tool"]
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    answers: str | None = None  # a call's id
+    answers: str | None = None  # the id of the tool call that it answers
 
     def takes(self, other: "_Turn", roles: Roles) -> bool:
-        """Whether the next turn is part of this one."""
+        """Whether the next turn is joined to this one."""
         if self.role == "tool":
             return other.role == "user" and roles.behind_results == "tool"
         return self.role == other.role
@@ -56,12 +54,12 @@ class _Turn:
         self.calls += other.calls
 
     def message(self) -> Message:
-        """What an assistant said is put together as it came, other texts line by line."""
+        """As one message. An assistant's texts are concatenated, others joined by line breaks."""
         text = ("" if self.role == "assistant" else "\n").join(self.texts)
-        said_nothing = self.role == "assistant" and not self.texts
+        is_empty = self.role == "assistant" and not self.texts
         return Message(
             role=self.role,
-            content=None if said_nothing else [TextPart(type="text", text=text)],
+            content=None if is_empty else [TextPart(type="text", text=text)],
             reasoning_content="".join(self.thoughts) or None,
             tool_calls=self.calls or None,
             tool_call_id=self.answers,
@@ -110,7 +108,7 @@ def _turns(
 
 
 def _users(message: MessageParam) -> Iterator[_Turn]:
-    """The results of tools, and what the user says between them and behind them."""
+    """The tool results of a user message, and its texts between and after them."""
     if not message.content:
         yield _Turn("user")
     for block in message.content:

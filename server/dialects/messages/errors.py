@@ -26,7 +26,7 @@ FIELDS = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "continue_final_message": "messages",
 }
-"""What a ChatRequest calls otherwise."""
+"""Fields of a ChatRequest with another name in a Messages request."""
 
 
 def messages_error(error: ApiError, request_id: str) -> MessagesError:

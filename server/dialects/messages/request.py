@@ -1,4 +1,4 @@
-"""A Messages body as a ChatRequest."""
+"""A Messages request as a ChatRequest."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from server.dialects.messages.conversation import chat_messages
 from server.errors import invalid_field
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.messages.content import TextBlockParam
@@ -18,13 +18,13 @@ from server.schemas.messages.tools import ToolChoiceParam, ToolParam
 BILLING_LINE = "x-anthropic-billing-header:"
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"xhigh": "high", "max": "high"}
-"""Of Anthropic's, those that templates do not know, as the most that they do."""
+"""Anthropic's efforts that templates do not know, as the highest that they do."""
 
 SAME = {"model", "max_tokens", "stream", "temperature", "top_p", "top_k"}
 SAME |= {"cache_salt", "seed", "priority"}
-"""What a ChatRequest calls by the same names."""
+"""Fields with the same name in a ChatRequest."""
 
-MAX_LOGGED = 8  # types of tools, which are a client's words
+MAX_LOGGED = 8  # types of tools, which are client input
 
 log = logging.getLogger("rootstock.messages")
 
@@ -38,7 +38,7 @@ async def as_chat(
     *,
     strip_billing_header: bool,
 ) -> ChatRequest:
-    """What the model is asked, or as much of it as makes the prompt. Raises ApiError (400)."""
+    """The request, or as much of it as makes the prompt. Raises ApiError (400)."""
 
     def read() -> ChatRequest:
         system = _system(body.system, strip_billing_header=strip_billing_header)
@@ -94,7 +94,9 @@ def _choice(choice: ToolChoiceParam | None) -> Fields:
 
 
 def _thinking(body: CountTokensRequest, *, reasons: bool) -> Fields:
-    """A model without reasoning is asked for none, whatever a client asks of all models."""
+    """The fields of reasoning. `thinking` is ignored for a model without reasoning: clients send it
+    to all models.
+    """
     effort = body.output_config.effort
     fields: Fields = {"reasoning_effort": EFFORTS.get(effort, effort) if effort else None}
     template: Fields = {}

@@ -1,1 +1,1 @@
-"""OpenAI's Responses: a request becomes a chat request, its answer a list of items."""
+"""OpenAI's Responses API: a request becomes a ChatRequest, and its answer a list of items."""

@@ -1,6 +1,6 @@
-"""OpenAI's error object, with the names that the fields have in a response's body.
+"""OpenAI's error object, with the field names of a Responses request.
 
-Behind the dialects a conversation is a chat request, and errors speak of that.
+Errors of the engine and of a ChatRequest name the fields of a ChatRequest.
 """
 
 import re

@@ -1,24 +1,24 @@
-"""Reasoning that a client carries for a server that stores nothing: `encrypted_content`.
+"""`encrypted_content`: reasoning that clients send back where the server stores nothing.
 
-It is the text itself, encoded: the one who asks may read it anyway. A mark tells it from what
-another server made.
+It is the text in base64, not encrypted: the client may read it anyway. A prefix tells it from the
+content of other servers.
 """
 
 import base64
 import binascii
 
-_MARK = "rootstock1:"
+_PREFIX = "rootstock1:"
 
 
 def seal(reasoning: str) -> str:
-    return _MARK + base64.urlsafe_b64encode(reasoning.encode()).decode()
+    return _PREFIX + base64.urlsafe_b64encode(reasoning.encode()).decode()
 
 
 def unseal(content: str) -> str:
-    """The reasoning; none of what was not sealed here."""
-    if not content.startswith(_MARK):
+    """The reasoning; empty for content of other servers."""
+    if not content.startswith(_PREFIX):
         return ""
     try:
-        return base64.urlsafe_b64decode(content.removeprefix(_MARK)).decode()
+        return base64.urlsafe_b64decode(content.removeprefix(_PREFIX)).decode()
     except (binascii.Error, ValueError):
         return ""

@@ -3,50 +3,50 @@
 from dataclasses import dataclass
 from functools import partial
 
-from server.dialects.responses.envelope import Envelope, response_head
 from server.dialects.responses.input.chat_body import chat_body
-from server.dialects.responses.input.recalled import named_bytes, recalled
+from server.dialects.responses.input.references import referenced_bytes, resolved_input
 from server.dialects.responses.input.wire_items import stored_items
-from server.dialects.responses.kept.store import ResponseStore
-from server.dialects.responses.kept.stored import Conversation, StoredItem, StoredResponse
 from server.dialects.responses.output.items import OutputShape
-from server.dialects.responses.output.spliced import spliced_json
-from server.dialects.responses.toolbox import Toolbox, log_dropped
+from server.dialects.responses.output.rendered_json import rendered_json
+from server.dialects.responses.response_object import ResponseTemplate, response_head
+from server.dialects.responses.storage.store import ResponseStore
+from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
+from server.dialects.responses.tools import RequestTools, log_dropped
 from server.generation.chat_task import ChatTask, chat_task
-from server.models import ServedModel
+from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.responses.output import OutputItem
 from server.schemas.responses.request import ResponsesRequest
-from server.schemas.responses.response import ResponseNews
+from server.schemas.responses.response import ResponseState
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesTask:
-    """What the engine is asked, what its answer is made into, and where it is kept."""
+    """A request as a chat task, with the form of its output and the store that it goes to."""
 
     body: ResponsesRequest
     chat: ChatTask
-    envelope: Envelope
+    template: ResponseTemplate
     shape: OutputShape
-    context: Conversation  # all that it is made from
+    context: Conversation  # the input, with all that it continues
     record: RequestRecord
     store: ResponseStore
 
     @property
     def id(self) -> str:
-        return self.envelope.head.id
+        return self.template.head.id
 
     @property
     def owner(self) -> str:
-        """Who alone may ask for it again."""
+        """The name of the API key that alone may retrieve it."""
         return self.record.key
 
-    def keep(self, news: ResponseNews) -> bytes:
-        """The response as JSON, which is stored unless the client does not want that."""
-        json = self.envelope.json(news)
+    def store_response(self, state: ResponseState) -> bytes:
+        """The response as JSON. It is stored unless the request has `store: false`."""
+        json = self.template.json(state)
         if self.body.store:
-            whole = Conversation([*map(_stored, news.output)], self.context)
+            whole = Conversation([*map(_stored, state.output)], self.context)
             stored = StoredResponse(json, self.context, whole, self.body.background)
             self.store.put(self.record.client, self.owner, self.id, stored)
         return json
@@ -59,22 +59,23 @@ async def responses_task(
     store: ResponseStore,
     max_bytes: int,
 ) -> ResponsesTask:
-    """`max_bytes` is the most that the body can name of what is stored.
+    """`max_bytes` limits the stored items that the body may refer to.
 
-    Raises ApiError (400) for what the model cannot serve, what is not stored, and what is too much.
+    Raises ApiError (400) for what the model cannot serve, for references to what is not stored, and
+    for too many bytes.
     """
     log_dropped(body.tools, record.id)
-    record.n_bytes += named_bytes(body, store, record.key)
+    record.n_bytes += referenced_bytes(body, store, record.key)
     run = partial(model.workers.prepare, record)
     prepared = await run(partial(_prepare, body, model, record, store, max_bytes))
     chat = await chat_task(prepared.chat, model, record)
-    head = response_head(body, prepared.toolbox, chat, f"resp_{record.id}")
+    head = response_head(body, prepared.tools, chat, f"resp_{record.id}")
     return ResponsesTask(
         body=body,
         chat=chat,
-        envelope=await run(partial(Envelope, head)),
+        template=await run(partial(ResponseTemplate, head)),
         shape=OutputShape(
-            prepared.toolbox, body.reasoning.asks_for_summary, body.wants_encrypted_reasoning
+            prepared.tools, body.reasoning.asks_for_summary, body.wants_encrypted_reasoning
         ),
         context=prepared.context,
         record=record,
@@ -85,7 +86,7 @@ async def responses_task(
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     chat: ChatRequest
-    toolbox: Toolbox
+    tools: RequestTools
     context: Conversation
 
 
@@ -96,12 +97,12 @@ def _prepare(
     store: ResponseStore,
     max_bytes: int,
 ) -> _Prepared:
-    said = recalled(body, store, record.key, max_bytes)
-    toolbox = Toolbox(body.tools)
-    chat = chat_body(body, [*said.earlier, *said.items], toolbox, model.prompts.roles)
-    new = [*stored_items(said.items, record.id)] if body.store else []
-    return _Prepared(chat, toolbox, Conversation(new, said.before))
+    resolved = resolved_input(body, store, record.key, max_bytes)
+    tools = RequestTools(body.tools)
+    chat = chat_body(body, [*resolved.earlier, *resolved.items], tools, model.prompts.roles)
+    new = [*stored_items(resolved.items, record.id)] if body.store else []
+    return _Prepared(chat, tools, Conversation(new, resolved.before))
 
 
 def _stored(item: OutputItem) -> StoredItem:
-    return StoredItem(item.id, spliced_json(item))
+    return StoredItem(item.id, rendered_json(item))

@@ -13,7 +13,7 @@ from server.parsing.answer import ReasoningFormat, ToolFormat
 from server.parsing.calls import Calls
 from server.parsing.json_objects import read_arguments
 from server.parsing.lark import CallSyntax, headed_call
-from server.parsing.parts import Content, Part, Reasoning
+from server.parsing.parts import AnswerPart, Content, Reasoning
 from server.parsing.reader import Reader, Reading
 
 _MESSAGE = "<|message|>"
@@ -62,7 +62,7 @@ class Harmony:
 class _Messages:
     """Makes parts of the text of messages, with a line break between them."""
 
-    def __init__(self, part: Callable[[str], Part]) -> None:
+    def __init__(self, part: Callable[[str], AnswerPart]) -> None:
         self._part = part
         self._before, self._between = "", ""
 
@@ -70,7 +70,7 @@ class _Messages:
         """Another message."""
         self._before = self._between
 
-    def part(self, text: str) -> Part:
+    def part(self, text: str) -> AnswerPart:
         """A slice of its text."""
         text, self._before, self._between = self._before + text, "", "\n"
         return self._part(text)

@@ -1,4 +1,4 @@
-"""What `/v1/messages` answers: a message, or the events of one, or an error."""
+"""Responses of `/v1/messages`: a message, its events, or an error."""
 
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 

@@ -1,4 +1,4 @@
-"""What a conversation consists of: `messages` and `system` of a request."""
+"""The conversation of a request: `messages` and `system`."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -25,12 +25,12 @@ BY_TYPE = Discriminator(
 class RequestPart(RequestModel):
     @property
     def marks(self) -> int:
-        """How often the client says in it that something is to be cached."""
+        """The number of `cache_control` fields in it."""
         return 0
 
 
 class Markable(RequestPart):
-    """What a client may mark to be cached. Everything is, so a mark is a hint and no more."""
+    """What may have `cache_control`. Everything is cached, so it is counted and has no effect."""
 
     cache_control: dict[str, Any] | None = None
 
@@ -45,7 +45,7 @@ class TextBlockParam(Markable):
 
 
 class ThinkingBlockParam(RequestPart):
-    """Reasoning that comes back. Its signature proves nothing here, so any will do."""
+    """Reasoning of an earlier answer. Its signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -53,7 +53,7 @@ class ThinkingBlockParam(RequestPart):
 
 
 class RedactedThinkingBlockParam(RequestPart):
-    """Reasoning that only whoever wrote it can read."""
+    """Encrypted reasoning of another server. It is left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str = ""

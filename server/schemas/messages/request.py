@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types import Temperature, TopK, TopP
+from engine.types.model import Temperature, TopK, TopP
 from server.schemas.base import RequestModel
 from server.schemas.chat import TemplateArguments
 from server.schemas.common import MODELS_OWN, StopTexts

@@ -5,11 +5,11 @@ from typing import Literal, TypeAlias, get_args
 from pydantic import BaseModel
 
 from server.schemas.responses.output import (
+    HasLogprobs,
     OutputItem,
     OutputText,
     ReasoningText,
     SummaryText,
-    Told,
 )
 from server.schemas.responses.response import ResponseBody
 
@@ -33,84 +33,84 @@ class ItemEvent(BaseModel):
     item: OutputItem
 
 
-class NewsOfItem(BaseModel):
-    """What events within an item have in common."""
+class ItemEventFields(BaseModel):
+    """Fields of all events within an item."""
 
     sequence_number: int
     item_id: str
     output_index: int
 
 
-class PartEvent(NewsOfItem):
+class PartEvent(ItemEventFields):
     type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: int
     part: OutputText | ReasoningText
 
 
-class OutputTextDelta(NewsOfItem, Told):
+class OutputTextDelta(ItemEventFields, HasLogprobs):
     type: Literal["response.output_text.delta"]
     content_index: int
     delta: str
 
 
-class OutputTextDone(NewsOfItem, Told):
+class OutputTextDone(ItemEventFields, HasLogprobs):
     type: Literal["response.output_text.done"]
     content_index: int
     text: str
 
 
-class ReasoningTextDelta(NewsOfItem):
+class ReasoningTextDelta(ItemEventFields):
     type: Literal["response.reasoning_text.delta"]
     content_index: int
     delta: str
 
 
-class ReasoningTextDone(NewsOfItem):
+class ReasoningTextDone(ItemEventFields):
     type: Literal["response.reasoning_text.done"]
     content_index: int
     text: str
 
 
-class SummaryPartEvent(NewsOfItem):
+class SummaryPartEvent(ItemEventFields):
     type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
     summary_index: int
     part: SummaryText
 
 
-class SummaryTextDelta(NewsOfItem):
+class SummaryTextDelta(ItemEventFields):
     type: Literal["response.reasoning_summary_text.delta"]
     summary_index: int
     delta: str
 
 
-class SummaryTextDone(NewsOfItem):
+class SummaryTextDone(ItemEventFields):
     type: Literal["response.reasoning_summary_text.done"]
     summary_index: int
     text: str
 
 
-class ArgumentsDelta(NewsOfItem):
+class ArgumentsDelta(ItemEventFields):
     type: Literal["response.function_call_arguments.delta"]
     delta: str
 
 
-class ArgumentsDone(NewsOfItem):
+class ArgumentsDone(ItemEventFields):
     type: Literal["response.function_call_arguments.done"]
     name: str
     arguments: str
 
 
-class CustomInputDelta(NewsOfItem):
+class CustomInputDelta(ItemEventFields):
     type: Literal["response.custom_tool_call_input.delta"]
     delta: str
 
 
-class CustomInputDone(NewsOfItem):
+class CustomInputDone(ItemEventFields):
     type: Literal["response.custom_tool_call_input.done"]
     input: str
 
 
-ItemNews: TypeAlias = (
+OutputItemEvent: TypeAlias = (
     ItemEvent
     | PartEvent
     | OutputTextDelta
@@ -125,6 +125,6 @@ ItemNews: TypeAlias = (
     | CustomInputDelta
     | CustomInputDone
 )
-"""News of a response's output."""
+"""An event of a response's output."""
 
-RESPONSE_EVENTS = (StatusEvent, *get_args(ItemNews))
+RESPONSE_EVENTS = (StatusEvent, *get_args(OutputItemEvent))

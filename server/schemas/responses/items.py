@@ -29,7 +29,7 @@ class SpokenRefusal(RequestModel):
 
 
 class UnseenPart(RequestModel):
-    """Of a tool's output: an image or a file, which the model is told that it cannot see."""
+    """An image or a file in a tool's output. The prompt says that it cannot be seen."""
 
     type: Literal["input_image", "input_file"]
 
@@ -78,7 +78,7 @@ OutputContent = Annotated[
 
 
 class MessageItem(RequestModel):
-    """What somebody said."""
+    """A message of any role."""
 
     type: Literal["message"] = "message"
     id: ItemId | None = None
@@ -109,7 +109,7 @@ class CustomToolCallItem(RequestModel):
 
 
 class ToolOutputItem(RequestModel):
-    """What came of a call."""
+    """The output of a tool call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: ItemId | None = None
@@ -118,7 +118,7 @@ class ToolOutputItem(RequestModel):
 
 
 class ReasoningItem(RequestModel):
-    """What the model thought before what follows. One of three says it, and others repeat it."""
+    """Reasoning: `content`, `encrypted_content` or `summary`, the first of these that is there."""
 
     type: Literal["reasoning"]
     id: ItemId | None = None

@@ -1,4 +1,4 @@
-"""Items that an answer consists of."""
+"""Output items of a response."""
 
 from typing import Any, Literal, Self, TypeAlias
 
@@ -9,23 +9,23 @@ from server.schemas.chat import TokenLogprobBody
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class Told(BaseModel):
-    """Text with its logprobs. The list is left empty where they have been rendered."""
+class HasLogprobs(BaseModel):
+    """A model with logprobs. The list stays empty where they are rendered beforehand."""
 
     logprobs: list[TokenLogprobBody]
-    _rendered: bytes = PrivateAttr(b"")
+    _rendered_logprobs: bytes = PrivateAttr(b"")
 
     @property
-    def rendered(self) -> bytes:
+    def rendered_logprobs(self) -> bytes:
         """The list's members as JSON, with commas between."""
-        return self._rendered
+        return self._rendered_logprobs
 
-    def with_rendered(self, logprobs: bytes) -> Self:
-        self._rendered = logprobs
+    def with_rendered_logprobs(self, logprobs: bytes) -> Self:
+        self._rendered_logprobs = logprobs
         return self
 
 
-class OutputText(Told):
+class OutputText(HasLogprobs):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]

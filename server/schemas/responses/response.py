@@ -11,7 +11,7 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 
 class InputTokensDetails(BaseModel):
     cached_tokens: int
-    cache_write_tokens: int  # 0: what is computed stays in the cache, and nobody pays for that
+    cache_write_tokens: int  # always 0: writing to the cache costs nothing
 
 
 class OutputTokensDetails(BaseModel):
@@ -36,7 +36,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseHead(BaseModel):
-    """What is known when a response begins: mostly what was asked for."""
+    """The fields of a response that never change: mostly those of the request."""
 
     id: str
     object: Literal["response"]
@@ -63,8 +63,8 @@ class ResponseHead(BaseModel):
     user: str | None
 
 
-class ResponseNews(BaseModel):
-    """What a response comes to."""
+class ResponseState(BaseModel):
+    """The fields of a response that change while it is made."""
 
     status: ResponseStatus
     completed_at: int | None
@@ -74,7 +74,7 @@ class ResponseNews(BaseModel):
     usage: ResponseUsage | None
 
 
-class ResponseBody(ResponseNews, ResponseHead):
+class ResponseBody(ResponseState, ResponseHead):
     """One response, whole."""
 
 

@@ -19,7 +19,7 @@ class FunctionTool(RequestModel):
 
 
 class InputFormat(RequestModel):
-    """What a custom tool's input looks like. The model is told of it and not held to it."""
+    """The format of a custom tool's input. It is in the prompt, and not enforced."""
 
     type: Literal["text", "grammar"]
     syntax: str | None = Field(None, max_length=64)
@@ -90,7 +90,7 @@ class ChosenTool(RequestModel):
 
 
 class ChosenTools(RequestModel):
-    """Some of the tools may be called; the model is told of all of them."""
+    """Only these may be called; all tools are in the prompt."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"

@@ -1,4 +1,4 @@
-"""What has been said. Immutable: a turn that fails never becomes part of it."""
+"""The conversation of a chat. Immutable: a turn that fails never becomes part of it."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""A daemon of the chat's own, in the background, for as long as the chat lasts."""
+"""A daemon as a subprocess, for as long as a chat lasts."""
 
 import os
 import re
@@ -26,7 +26,7 @@ LOGGER = " rootstock: "  # in the log, before what a line has to say
 
 
 def serve_command(model: str | None) -> list[str]:
-    """Serve the model, or the one of the settings, on a free port of the loopback."""
+    """The command that serves the model, or that of the settings, on a free loopback port."""
     command = [sys.executable, "-P", "-m", "server", "serve"]  # -P: not the user's own `server`
     command += ["--host", "127.0.0.1", "--port", "0"]
     command += ["--log-level", "info"]  # says where it listens
@@ -37,10 +37,10 @@ def serve_command(model: str | None) -> list[str]:
 def daemon(
     command: Sequence[str], progress: Callable[[str], None], stop_seconds: float = STOP_SECONDS
 ) -> Iterator[Endpoint]:
-    """Run a daemon until the context ends. It has a random API key: nobody else may ask it.
+    """Run a daemon until the context ends. Its API key is random, so nobody else may use it.
 
-    `progress` is told the log's last line while the daemon starts. Raises TerminalError with the
-    log's end when it does not start, when it has died meanwhile, and when it had to be killed
+    `progress` is called with the log's last line while the daemon starts. Raises TerminalError with
+    the log's end when it does not start, when it has died meanwhile, and when it had to be killed
     because it had not ended after `stop_seconds`.
     """
     api_key = secrets.token_urlsafe()

@@ -1,4 +1,4 @@
-"""What the user has typed, kept from one chat to the next."""
+"""The history of the user's input, saved between chats."""
 
 import os
 from contextlib import suppress
@@ -10,7 +10,7 @@ MOST_BYTES = 2**20
 
 
 def history_file() -> Path:
-    """Where it lies. https://specifications.freedesktop.org/basedir-spec/latest/"""
+    """The file of the history. https://specifications.freedesktop.org/basedir-spec/latest/"""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():
         state = Path.home() / ".local" / "state"
@@ -18,8 +18,8 @@ def history_file() -> Path:
 
 
 def history_in(file: Path) -> History:
-    """The history in a file that its owner alone can read, or of this chat alone where no file
-    can be written. A file that has become large is put aside, as `.old`.
+    """The history in a file that its owner alone can read, or in memory where none can be written.
+    A large file is renamed to `.old`.
     """
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Puts a chat together: a server, a screen, and an orderly end whatever the signal."""
+"""Runs a chat: finds or starts a server, opens the screen, and ends both in order."""
 
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""The terminal, or what stands in for it in a pipe. The only place that prints.
+"""The screen of a chat: a terminal or a pipe. The only module that prints.
 
-What is printed comes from outside (a model, a server, a log) and is untrusted: control characters
-are taken out, and nothing is read as rich's markup.
+The text (of a model, a server, a log) is untrusted: control characters are removed, and nothing is
+read as rich's markup.
 """
 
 import signal
@@ -23,7 +23,7 @@ PLAIN, DIM, RED = Style.null(), Style(dim=True), Style(color="red")
 
 
 class Screen:
-    """Answers go to one console, all that is said about them to the other; both may be one."""
+    """Prints answers to one console, and notes and errors to another, which may be the same."""
 
     def __init__(self, read: Callable[[], str], answers: Console, notes: Console) -> None:
         self._read = read
@@ -88,7 +88,7 @@ class Screen:
 
 
 def terminal_screen(read: Callable[[], str]) -> Screen:
-    """Colours, and whatever `read` offers to somebody who types."""
+    """A screen with colours, whose input is `read`."""
     console = Console()
     return Screen(read, console, console)
 
@@ -104,7 +104,7 @@ def is_terminal() -> bool:
 
 
 def replace_bad_text() -> None:
-    """What is no text in the locale's encoding becomes `?` or U+FFFD instead of an exception."""
+    """Replace what the locale's encoding lacks by `?` or U+FFFD, instead of raising."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""The loop of a chat: read a line, obey it or have it answered, until the user leaves."""
+"""The loop of a chat: reads a line, runs it as a command or sends it to the model."""
 
 import time
 from contextlib import closing
@@ -79,7 +79,7 @@ class Session:
     def _listen(self, text: str, answer: Answer) -> None:
         with closing(self._client.answer(self.conversation.asking(text))) as events:
             for event in events:
-                answer.hear(event, time.perf_counter())
+                answer.add(event, time.perf_counter())
                 self._show(event)
 
     def _show(self, event: Event) -> None:

@@ -1,5 +1,5 @@
-"""A client of servers that are compatible with OpenAI, and of this daemon's own routes.
+"""A client of OpenAI-compatible servers, and of this daemon's admin routes.
 
-http.py is the connection, models.py and chat.py ask through it and yield typed events; answer.py
-gathers them, sse.py and wire.py read bytes, all three without any I/O.
+http.py is the connection; models.py, chat.py and admin.py send requests through it. answer.py
+collects typed events, sse.py and wire.py parse bytes, all three without I/O.
 """

@@ -1,4 +1,4 @@
-"""A daemon's own routes, under `/admin`."""
+"""A client of a daemon's `/admin` routes."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from server.schemas.cache_tree import CacheTree
 from server.terminal.client.http import PATIENT, Endpoint, answer, ask, connection
 from server.terminal.client.sse import EventStream
 from server.terminal.client.wire import one_line
-from server.terminal.errors import NotThere, TerminalError
+from server.terminal.errors import NotFound, TerminalError
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -24,7 +24,7 @@ TIMEOUT = httpx.Timeout(30.0, connect=2.0)  # some answers wait for the end of t
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """One daemon. Every method raises TerminalError."""
+    """A client of one daemon. Every method raises TerminalError."""
 
     http: httpx.Client
 
@@ -47,7 +47,7 @@ class Admin:
             return self._asked(CacheTree, "GET", "cache/tree")
 
     def pictures(self) -> Generator[CacheTree]:
-        """The same again and again, for as long as the daemon runs and only when it has changed."""
+        """The cache, each time it has changed, for as long as the daemon runs."""
         stream = EventStream()
         with (
             _pictures_needed(),
@@ -72,7 +72,7 @@ def _read(model: type[Answer], content: bytes) -> Answer:
 def _pictures_needed() -> Iterator[None]:
     try:
         yield
-    except NotThere:
+    except NotFound:
         raise TerminalError(
             "this server shows no picture of its cache: it is no Rootstock daemon, an older one, "
             "or runs with --no-dashboard"

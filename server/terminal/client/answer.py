@@ -1,4 +1,4 @@
-"""One answer as it comes: its text, its times, and the line that sums it up. No I/O, no clock."""
+"""One streamed answer: its text, its times, and its summary line. No I/O, no clock."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from server.terminal.client.events import Event, Finish, Reasoning, Text, Usage
 
 @dataclass(slots=True)
 class Answer:
-    """Gathers events. All times are seconds on one clock of the caller's."""
+    """Collects events. All times are seconds on one clock of the caller's."""
 
     asked_at: float
     text: str = ""
@@ -18,7 +18,7 @@ class Answer:
     first_at: float = 0.0  # the first piece of text or reasoning
     last_at: float = 0.0  # the last one, or the finish: its token may have no text
 
-    def hear(self, event: Event, now: float) -> None:
+    def add(self, event: Event, now: float) -> None:
         match event:
             case Text(text):
                 self.text += text
@@ -38,8 +38,8 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """While it was decoded. The first token ends the prompt's time, so one piece with all the
-        text tells no speed.
+        """The decoding speed, after the first token. None where it is unknown: all text came in one
+        piece, or the server reported no usage.
         """
         decode_seconds = self.last_at - self.first_at
         if self.usage is None or self.pieces < 2 or decode_seconds <= 0:

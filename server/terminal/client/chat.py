@@ -1,4 +1,4 @@
-"""Asks a server for answers: HTTP in, typed events out."""
+"""Chat completions of a server, as typed events."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ Parameters = Mapping[str, float]  # of sampling, by their names in the API
 
 @dataclass(frozen=True, slots=True)
 class ChatClient:
-    """One model of one server."""
+    """A client of one model of one server."""
 
     http: httpx.Client
     model: str

@@ -1,4 +1,4 @@
-"""What a client hears from a server while an answer comes."""
+"""The events of a streamed answer."""
 
 from dataclasses import dataclass
 

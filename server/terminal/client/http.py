@@ -1,4 +1,4 @@
-"""The connection to a server: where it is, with which key, and what its failures say."""
+"""HTTP requests to a server, with its API key, and its errors as TerminalErrors."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ import httpx
 
 from server.addresses import is_loopback
 from server.terminal.client.wire import error_message
-from server.terminal.errors import KeyRefused, NotThere, TerminalError, Unreachable
+from server.terminal.errors import KeyRefused, NotFound, TerminalError, Unreachable
 
 PATIENT = httpx.Timeout(None, connect=10.0)  # an answer may take its time: a long prompt, a queue
 BRIEF = httpx.Timeout(2.0)
@@ -19,14 +19,14 @@ KINDS: Mapping[int, type[TerminalError]] = MappingProxyType(
     {
         httpx.codes.UNAUTHORIZED: KeyRefused,
         httpx.codes.FORBIDDEN: KeyRefused,
-        httpx.codes.NOT_FOUND: NotThere,
+        httpx.codes.NOT_FOUND: NotFound,
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is. `base_url` is what OpenAI's clients call so; it ends in /v1 mostly."""
+    """A server's base URL, as OpenAI's clients have it (it mostly ends in /v1), and API key."""
 
     base_url: str
     api_key: str = ""
@@ -62,7 +62,7 @@ def parsed(text: str) -> httpx.URL:
 
 
 def ask(http: httpx.Client, method: str, path: str, body: object = None) -> bytes:
-    """What the server answers. Raises TerminalError."""
+    """The body of the server's response. Raises TerminalError."""
     with answer(http, method, path, body) as response:
         return _body(response)
 
@@ -75,8 +75,8 @@ def answer(
     body: object = None,
     timeout: httpx.Timeout | None = None,
 ) -> Iterator[httpx.Response]:
-    """An answer with status 200, whose body is still to be read. `timeout`: else the client's.
-    What is no text in `body`, as arguments may have it, is sent as `?`.
+    """A response with status 200, its body still to be read. `timeout` defaults to the client's.
+    Characters of `body` that UTF-8 lacks are sent as `?`.
 
     Raises TerminalError, also from within the context, when the connection is lost.
     """
@@ -86,7 +86,7 @@ def answer(
         content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
         headers = {"Content-Type": "application/json"}
     with (
-        _failures_told(http),
+        _as_terminal_errors(http),
         http.stream(method, path, content=content, headers=headers, timeout=timeout) as response,
     ):
         if response.status_code != httpx.codes.OK:
@@ -108,7 +108,7 @@ def _body(response: httpx.Response) -> bytes:
 
 
 @contextmanager
-def _failures_told(http: httpx.Client) -> Iterator[None]:
+def _as_terminal_errors(http: httpx.Client) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectError as error:

@@ -59,7 +59,7 @@ class _ModelList(BaseModel):
 
 
 def chunk_events(data: bytes) -> Iterator[Event]:
-    """The news in one chunk of a stream. Raises TerminalError where it is an error, or no chunk."""
+    """The events in a chunk of a stream. Raises TerminalError for an error or a broken chunk."""
     try:
         chunk = _Chunk.model_validate_json(data)
     except ValidationError:

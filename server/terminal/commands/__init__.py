@@ -1,1 +1,1 @@
-"""The commands of `rootstock`, a module each, by its name. Each has its Typer in `app`."""
+"""The commands of `rootstock`, a module for each. Its Typer is `app`."""

@@ -13,7 +13,7 @@ from server.terminal.client.chat import connected
 from server.terminal.client.models import models_of
 from server.terminal.client.wire import ServedModel
 from server.terminal.commands.on_demand import command_app
-from server.terminal.errors import errors_told
+from server.terminal.errors import errors_printed
 from server.terminal.flags import settings_or_exit
 from server.terminal.options import URL, ApiKey
 from server.terminal.running import endpoint_of
@@ -59,7 +59,7 @@ def bench(
     draw = random.Random(secrets.randbits(32) if seed is None else seed)
     parameters = {"max_tokens": max_tokens, "temperature": 0}
     notes, rows = Console(stderr=True), []
-    with errors_told():
+    with errors_printed():
         endpoint = endpoint_of(url, api_key, settings_or_exit({}))
         with connected(endpoint, model, parameters) as client:
             words = prompt_words or _fitting_words(models_of(client.http), client.model)

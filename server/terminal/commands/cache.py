@@ -13,7 +13,7 @@ from server.terminal import disk_folder
 from server.terminal.chat.screen import replace_bad_text
 from server.terminal.client.admin import Admin, administered
 from server.terminal.commands.on_demand import command_app
-from server.terminal.errors import errors_told
+from server.terminal.errors import errors_printed
 from server.terminal.flags import settings_or_exit
 from server.terminal.options import ApiKey, DaemonUrl
 from server.terminal.running import endpoint_of
@@ -82,7 +82,7 @@ def clear(
 @app.command()
 def du(directory: Directory) -> None:
     """Say how much of the disk a disk cache takes, model by model. A daemon may run."""
-    with errors_told():
+    with errors_printed():
         uses = disk_folder.used(directory)
     if uses:
         show(disk_folder.use_table(uses))
@@ -96,7 +96,7 @@ def verify(directory: Directory) -> None:
     Nothing is changed: a daemon drops what is damaged when it comes upon it, and computes it.
     """
     is_sound = True
-    with errors_told():
+    with errors_printed():
         for check in disk_folder.checked(directory):
             typer.echo(disk_folder.verdict(check))
             is_sound = is_sound and check.is_sound
@@ -128,14 +128,14 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     """`others` are for a daemon alone."""
     if given := [flag for flag, value in others.items() if value is not None]:
         raise typer.BadParameter("a directory has no daemon", param_hint=", ".join(given))
-    with errors_told():
+    with errors_printed():
         n_bytes = disk_folder.emptied(directory)
     typer.echo(f"{bytes_text(n_bytes)} freed")
 
 
 @contextmanager
 def _daemon(url: str | None, api_key: str) -> Iterator[Admin]:
-    with errors_told(), administered(endpoint_of(url, api_key, settings_or_exit({}))) as daemon:
+    with errors_printed(), administered(endpoint_of(url, api_key, settings_or_exit({}))) as daemon:
         yield daemon
 
 

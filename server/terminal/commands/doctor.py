@@ -6,7 +6,8 @@ import typer
 from rich.table import Table
 
 from engine.launch import describe_machine
-from engine.types import EngineConfig, MachineReport
+from engine.types.settings import EngineConfig
+from engine.types.statistics import MachineReport
 from server.settings import Settings
 from server.terminal.commands.on_demand import command_app
 from server.terminal.flags import with_settings

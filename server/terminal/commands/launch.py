@@ -7,7 +7,7 @@ import typer
 from server.terminal.client.http import Endpoint, parsed
 from server.terminal.client.models import served_models
 from server.terminal.commands.on_demand import command_app
-from server.terminal.errors import TerminalError, errors_told
+from server.terminal.errors import TerminalError, errors_printed
 from server.terminal.flags import settings_or_exit
 from server.terminal.launch.agents import AGENTS, Agent, Target
 from server.terminal.launch.process import become, script
@@ -52,7 +52,7 @@ def launch(
 
     It gets its variables and arguments for this one time; its own files are left alone.
     """
-    with errors_told():
+    with errors_printed():
         setup = agent.setup(_target(endpoint_of(url, api_key, settings_or_exit({})), model))
         if not print_only:
             become(agent, setup, arguments or [])

@@ -1,5 +1,5 @@
-"""Commands whose modules are imported when they are asked for: `ls` need not wait for a server's
-imports, nor `--version` for any.
+"""Commands whose modules are imported when they are called: `ls` does not wait for the server's
+imports, and `--version` for none.
 """
 
 from collections import UserDict
@@ -27,12 +27,12 @@ class CommandsOnDemand(TyperGroup):
 
 
 class _Imported(UserDict[str, Any]):
-    """Made of the modules' names; looked up, a name becomes the command."""
+    """Commands by name, imported at look-up."""
 
     def __getitem__(self, name: str) -> Any:
         return typer.main.get_command(import_module(super().__getitem__(name)).app)
 
 
 def command_app() -> typer.Typer:
-    """What a command's module declares its commands on."""
+    """The Typer that a command's module adds its commands to."""
     return typer.Typer(add_completion=False, no_args_is_help=False, rich_markup_mode=None)

@@ -5,7 +5,7 @@ from server.schemas.cache import CacheStatsResponse
 from server.terminal.client.admin import administered
 from server.terminal.client.models import served_models
 from server.terminal.commands.on_demand import command_app
-from server.terminal.errors import errors_told
+from server.terminal.errors import errors_printed
 from server.terminal.flags import settings_or_exit
 from server.terminal.options import ApiKey, DaemonUrl
 from server.terminal.running import endpoint_of
@@ -20,7 +20,7 @@ app = command_app()
 @app.command()
 def ps(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
     """Show what runs: the daemon, its model, its cache, and every live request."""
-    with errors_told():
+    with errors_printed():
         endpoint = endpoint_of(url, api_key, settings_or_exit({}))
         models = [model.name for model in served_models(endpoint)]
         with administered(endpoint) as daemon:

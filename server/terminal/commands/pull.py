@@ -6,7 +6,7 @@ import typer
 
 from engine.launch import ModelError, find_checkpoint
 from server.terminal.commands.on_demand import command_app
-from server.terminal.errors import TerminalError, errors_told
+from server.terminal.errors import TerminalError, errors_printed
 
 app = command_app()
 
@@ -19,7 +19,7 @@ def pull(
 
     Only what serve reads is fetched: weights, configuration and tokenizer, never code.
     """
-    with errors_told():
+    with errors_printed():
         try:
             typer.echo(find_checkpoint(model, download=True))
         except ModelError as error:

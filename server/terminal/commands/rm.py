@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from server.terminal.commands.on_demand import command_app
-from server.terminal.errors import errors_told
+from server.terminal.errors import errors_printed
 from server.terminal.model_cache import cached_models, deletions
 from server.terminal.text import bytes_text
 
@@ -24,7 +24,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
 ) -> None:
     """Delete models from the Hugging Face cache, every revision of them."""
-    with errors_told():
+    with errors_printed():
         strategies = deletions(models)
     size = bytes_text(sum(strategy.expected_freed_size for strategy in strategies))
     if not yes:

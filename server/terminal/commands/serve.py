@@ -10,7 +10,7 @@ from engine.launch import launch
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind, spare_full_collections
 from server.log import configure_logging
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from server.terminal.commands.on_demand import command_app
 from server.terminal.flags import with_settings

@@ -2,7 +2,7 @@
 
 from server.terminal.client.admin import administered
 from server.terminal.commands.on_demand import command_app
-from server.terminal.errors import errors_told
+from server.terminal.errors import errors_printed
 from server.terminal.flags import settings_or_exit
 from server.terminal.options import ApiKey, DaemonUrl
 from server.terminal.running import endpoint_of
@@ -17,7 +17,7 @@ def top(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
 
     Without a terminal it is shown once.
     """
-    with errors_told():
+    with errors_printed():
         endpoint = endpoint_of(url, api_key, settings_or_exit({}))
         with administered(endpoint) as daemon:
             show_top(daemon, endpoint.base_url)

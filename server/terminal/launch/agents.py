@@ -1,8 +1,8 @@
-"""The agents that `rootstock launch` can start, and what each needs to use a server.
+"""The agents that `rootstock launch` can start, and their setup for a server.
 
-All of it is environment and arguments of one process: no agent's own files are read or written.
-What the user has set for another provider is taken out, so that no key of theirs is sent here and
-no agent goes there.
+A setup is environment and arguments of one process: no agent's own files are read or written.
+Variables for other providers are unset, so that none of the user's keys is sent to this server, and
+no agent uses another.
 """
 
 import json
@@ -44,7 +44,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a process gets: variables, of which None is unset, and first arguments."""
+    """The environment of a process (None unsets a variable), and its first arguments."""
 
     variables: Mapping[str, str | None]
     arguments: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A program that somebody else makes."""
+    """A coding agent: its command, how to install it, and its setup."""
 
     command: str
     install: str

@@ -1,4 +1,4 @@
-"""Starting an agent, and writing down how it would be started."""
+"""Starts an agent, or prints the shell commands that would."""
 
 import os
 import shlex

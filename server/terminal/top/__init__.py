@@ -1,1 +1,1 @@
-"""A daemon's cache and what runs on it, drawn in the terminal for as long as one looks."""
+"""`rootstock top`: a daemon's cache and its requests, drawn live in the terminal."""

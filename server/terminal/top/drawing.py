@@ -1,4 +1,4 @@
-"""A daemon's picture as rich draws it. All text of it comes from outside: never read as markup."""
+"""A daemon's picture as rich tables. All its text is untrusted, and never read as markup."""
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
@@ -41,14 +41,14 @@ class ArenaBar:
 def drawn(seen: Seen, url: str, n_lines: int) -> RenderableType:
     """Everything, in about as many lines."""
     picture = seen.picture
-    room = max(n_lines, LEAST_LINES) - FIXED_LINES
-    n_requests = min(len(picture.requests), room // 2)
+    n_rows = max(n_lines, LEAST_LINES) - FIXED_LINES
+    n_requests = min(len(picture.requests), n_rows // 2)
     parts = [
         facts(_facts(seen, url)),
         ArenaBar(picture.arena),
         _legend(picture.arena),
         Text(),
-        *_prefixes(seen, room - n_requests),
+        *_prefixes(seen, n_rows - n_requests),
     ]
     return Group(*parts, *_requests(picture, n_requests))
 

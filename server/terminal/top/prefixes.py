@@ -10,7 +10,7 @@ from server.schemas.cache_tree import CacheTree, TreeNode
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A row. `guide` is the lines that lead to it, `weight` the tokens of it and all below."""
+    """A row. `guide` draws the branches before it, `weight` counts its tokens and all below."""
 
     guide: str
     node: TreeNode

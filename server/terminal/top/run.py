@@ -1,4 +1,4 @@
-"""Draws what a daemon shows until the user leaves, or once where there is no terminal."""
+"""Draws a daemon's picture until the user leaves, or once where there is no terminal."""
 
 import sys
 from contextlib import closing
@@ -28,7 +28,7 @@ def top(daemon: Admin, url: str) -> None:
 
 
 def _follow(daemon: Admin, url: str) -> None:
-    """Ctrl-C is how one leaves."""
+    """Draw until Ctrl-C."""
     console = Console()
     try:
         with closing(daemon.pictures()) as pictures:

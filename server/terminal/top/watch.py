@@ -1,4 +1,4 @@
-"""What has been seen of a daemon so far: the last picture, and what moved in the last seconds."""
+"""The last picture of a daemon, and its rates over the last seconds."""
 
 import time
 from collections.abc import Callable
@@ -33,9 +33,9 @@ _Count = tuple[float, TreeCounters]
 
 
 class Watch:
-    """Is told by one thread and asked by another: what it knows is replaced as a whole.
+    """Written by one thread and read by another: its state is replaced as a whole.
 
-    No picture comes while nothing moves, so rates fall in a silence.
+    No picture comes while nothing changes, so rates then fall with time.
     """
 
     def __init__(self, first: CacheTree, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,13 +56,13 @@ class Watch:
 
 
 def _since(seconds: float, counts: tuple[_Count, ...]) -> tuple[_Count, ...]:
-    """From the last count at that time or before: it still stood then."""
+    """The counts since that time, beginning with the last one before."""
     n_older = sum(at <= seconds for at, _ in counts)
     return counts[max(0, n_older - 1) :]
 
 
 def _rates(first: TreeCounters, last: TreeCounters, seconds: float) -> Rates:
-    """A daemon that was started anew has counted from 0: there are no rates below that."""
+    """The rates between two counts, at least 0: a restarted daemon counts from 0 again."""
     prompt = max(0, last.prompt_tokens - first.prompt_tokens)
     cached = min(prompt, max(0, last.cached_tokens - first.cached_tokens))
     generated = max(0, last.generated_tokens - first.generated_tokens)

@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Message
 
 from server.app import create_app
-from server.metrics import EngineTelemetry
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from server.transport.connections import InProcess
 from tests.contract.access.helpers import CHAT, bearer, refusals

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from engine.launch import launch
-from engine.types import DiskCacheConfig, DiskWrites, EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import CLIENT_SECONDS

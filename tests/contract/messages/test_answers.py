@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.types import FinishReason, OutputEvent, Request
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import Request
 from tests.contract.fake_engine import FakeEngine
 from tests.contract.messages.scripted import CALL, INPUT, TOOLS, Daemon, daemon
 

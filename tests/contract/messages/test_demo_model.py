@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from engine.launch import launch
-from engine.types import EngineConfig
-from server.metrics import EngineTelemetry
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import AnthropicClient, anthropic_client
 from tests.contract.daemon import running

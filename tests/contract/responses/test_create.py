@@ -7,7 +7,8 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from engine.types import NO_REPLAYS, GrammarKind, Replay
+from engine.types.model import NO_REPLAYS, Replay
+from engine.types.request import GrammarKind
 from tests.contract.responses.conftest import Created
 from tests.contract.test_tools import Daemon, RecordingTokenizer, daemon
 

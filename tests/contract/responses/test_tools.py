@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import GrammarKind
+from engine.types.request import GrammarKind
 from tests.contract.responses.conftest import Created
 from tests.contract.test_tools import CALL, RECORDED, WEATHER, Daemon
 

@@ -14,7 +14,7 @@ from openai import OpenAI
 from typer.testing import CliRunner, Result
 
 from engine.api import QueueFull
-from engine.types import CacheTier
+from engine.types.cache import CacheTier
 from server.cli import app
 from server.settings import Settings
 from server.terminal.bench import Load, loads, play

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from operator import gt
 
-from engine.disk_cache.archive import Archive
-from engine.disk_cache.names import BlockNames
-from engine.disk_cache.recalls import _Load
-from engine.types import DiskWrites
+from engine.disk_cache.block_hashes import BlockHashes
+from engine.disk_cache.loader import _Load
+from engine.disk_cache.writer import DiskWriter
+from engine.types.settings import DiskWrites
 from kvstore.digest import Digest
 from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.radix_node import Node
+from kvstore.index.radix_node import Node
 from kvstore.tokens import TOKEN_BYTES
 from tests.simulation.census import Happening
 from tests.simulation.daemon import Daemon
@@ -18,7 +18,7 @@ from tests.simulation.troubled_tier import TroubledTier
 
 
 class DiskCheck:
-    """See `problems`. `archive` is the engine's, None where it has no disk."""
+    """See `problems`. `writer` is the engine's, None where it has no disk."""
 
     def __init__(self, daemon: Daemon, tier: TroubledTier) -> None:
         self._daemon = daemon
@@ -28,18 +28,18 @@ class DiskCheck:
     def check(self) -> None:
         """Raises AssertionError with all that was found after a turn."""
         problems = [*self._tier.problems(), *self._leases(), *map(self._load, self._daemon.loads)]
-        if (archive := self._daemon.archive) is not None:
-            problems += self._archive(archive)
-            problems += self._names(archive._names)
-            problems += () if archive._is_ending else self._unwritten(archive)
+        if (writer := self._daemon.writer) is not None:
+            problems += self._writer(writer)
+            problems += self._hashes(writer._hashes)
+            problems += () if writer._is_ending else self._not_dirty(writer)
         found = [problem for problem in problems if problem]
         assert not found, found
 
     def excuse(self) -> None:
         """What is in memory now need not be on disk any more: it has been cleared there."""
-        if (archive := self._daemon.archive) is not None:
+        if (writer := self._daemon.writer) is not None:
             for node in self._daemon.store.index.nodes():
-                entries = self._entries(archive._names, node)
+                entries = self._entries(writer._hashes, node)
                 self._tier.lost.update(name for _, name, _ in entries)
 
     def _leases(self) -> Iterator[str]:
@@ -54,8 +54,8 @@ class DiskCheck:
     def _load(self, load: _Load) -> str | None:
         if load.deadline <= self._daemon.clock():
             return "a load beyond its time"
-        assert self._daemon.recalls is not None
-        steps = self._daemon.recalls._fills.values()
+        assert self._daemon.loader is not None
+        steps = self._daemon.loader._fills.values()
         filling = [fill for fills in steps for fill in fills if fill[0] is load]
         held = sum(each.n_bytes for each in load.arrived) + sum(fill[2] for fill in filling)
         assert isinstance(load.ticket, FakeTicket)
@@ -66,66 +66,66 @@ class DiskCheck:
             return "entries were filled by no step"
         return None
 
-    def _archive(self, archive: Archive) -> Iterator[str]:
-        reads = [read for reads in archive._reads.values() for read in reads]
-        wanted = {each.name for read in reads if read.is_wanted for each in read.candidates}
-        if archive._unwritten._reading.keys() != wanted:
-            yield "the names that are being read are not those of the reads"
+    def _writer(self, writer: DiskWriter) -> Iterator[str]:
+        reads = [read for reads in writer._reads.values() for read in reads]
+        wanted = {each.block_hash for read in reads if read.is_wanted for each in read.candidates}
+        if writer._dirty_set._reading.keys() != wanted:
+            yield "the hashes that are being read are not those of the reads"
         in_flight = self._daemon.in_flight
-        assert self._daemon.recalls is not None
-        if not (archive._reads.keys() | self._daemon.recalls._fills.keys()) <= {in_flight}:
+        assert self._daemon.loader is not None
+        if not (writer._reads.keys() | self._daemon.loader._fills.keys()) <= {in_flight}:
             yield "something awaits a step that is over"
         nodes = set(self._daemon.store.index.nodes())
-        seen = archive._unwritten._seen.keys()
-        if not (archive._due.keys() | archive._later.keys() | seen) <= nodes:
+        seen = writer._dirty_set._seen.keys()
+        if not (writer._due.keys() | writer._later.keys() | seen) <= nodes:
             yield "something is to be written that has left the tree"
-        dirty = {*archive._due, *archive._later}
-        if not archive._rules.salted and any(node.namespace.cache_salt for node in dirty):
+        dirty = {*writer._due, *writer._later}
+        if not writer._rules.salted and any(node.namespace.cache_salt for node in dirty):
             yield "something salted is to be written"
-        if archive._due.keys() & archive._later.keys():
+        if writer._due.keys() & writer._later.keys():
             yield "a node is due now and later"
-        if (times := list(archive._later.values())) != sorted(times):
+        if (times := list(writer._later.values())) != sorted(times):
             yield "what is due first does not stand first"
 
-    def _names(self, names: BlockNames) -> Iterator[str]:
-        """Those in the tree have the names of their tokens, and those that are free have none."""
+    def _hashes(self, hashes: BlockHashes) -> Iterator[str]:
+        """Those in the tree have the hashes of their tokens, and those that are free have none."""
         free = set(self._daemon.pool.free_blocks())
-        if not free.isdisjoint(names._names):
-            yield "free blocks have names"
+        if not free.isdisjoint(hashes._hashes):
+            yield "free blocks have hashes"
         for node in self._daemon.store.index.nodes():
             for index, block in enumerate(node.blocks):
-                if names.of(block) != names.tail(node, index, self._daemon.store.block_size):
-                    yield f"block {block} has another's name"
+                if hashes.of(block) != hashes.tail(node, index, self._daemon.store.block_size):
+                    yield f"block {block} has another's hash"
 
-    def _unwritten(self, archive: Archive) -> Iterator[str]:
+    def _not_dirty(self, writer: DiskWriter) -> Iterator[str]:
         """Of nodes that are not dirty any more, nor above one that is, what is neither on disk nor
         on its way, nor was ever lost, nor stands behind the longest path.
         """
-        dirty = {above for node in (*archive._due, *archive._later) for above in _lineage(node)}
-        for node in self._worth(archive):
+        dirty = {above for node in (*writer._due, *writer._later) for above in _lineage(node)}
+        for node in self._worth(writer):
             if node in dirty:
                 continue
-            entries = list(self._entries(archive._names, node))
+            entries = list(self._entries(writer._hashes, node))
             for parent, name, has in entries:
-                reading = archive._unwritten._reading.get(name)
+                reading = writer._dirty_set._reading.get(name)
                 wanted = tuple(map(gt, has, reading.has)) if reading else has
                 if name not in self._tier.lost and self._tier.misses(name, wanted):
-                    if self._is_long(archive, parent):
+                    if self._is_long(writer, parent):
                         self._tier.census[Happening.PATH_LONG] += 1
                         # It is not asked for again when what stands above has become smaller.
                         self._tier.lost.update(name for _, name, _ in entries)
                         break
                     yield f"{name.hex()} of node {node.serial} was never written whole"
 
-    def _is_long(self, archive: Archive, parent: Digest) -> bool:
+    def _is_long(self, writer: DiskWriter, parent: Digest) -> bool:
         """Whether an entry behind this one could make a path that is too long."""
-        reading = archive._unwritten._reading.get(parent)
+        reading = writer._dirty_set._reading.get(parent)
         above = self._tier.path_bytes(parent)
         room = reading.path_room if reading else self._tier.temper.longest_path - above
         return room < sum(self._daemon.part_bytes) or not (reading or self._tier.holds(parent))
 
-    def _worth(self, archive: Archive) -> Iterator[Node]:
-        rules = archive._rules
+    def _worth(self, writer: DiskWriter) -> Iterator[Node]:
+        rules = writer._rules
         for namespace, path, node in self._daemon.store.index.walk():
             is_long = len(path) // TOKEN_BYTES >= rules.least_tokens
             if namespace.cache_salt and not rules.salted:
@@ -134,20 +134,20 @@ class DiskCheck:
                 yield node
 
     def _entries(
-        self, names: BlockNames, node: Node
+        self, hashes: BlockHashes, node: Node
     ) -> Iterator[tuple[Digest, Digest, tuple[bool, ...]]]:
         """All that its blocks are worth, with their parents, and what memory has of them."""
         block_size, store = self._daemon.store.block_size, self._daemon.store
         n_tokens = len(node.packed) // TOKEN_BYTES
         for index, block in enumerate(node.blocks):
             here = min(n_tokens - index * block_size, block_size)
-            stops = {stop for group in self._states for stop in group.slots.carried_by(block)}
+            stops = {stop for group in self._states for stop in group.slots.attached_to(block)}
             if here == block_size or not self._states:
                 stops.add(here)
             for stop in sorted(stops):
-                has = (True, *(group.carried(block, stop) is not None for group in store.groups))
+                has = (True, *(group.attached(block, stop) is not None for group in store.groups))
                 padded = has + (False,) * (len(self._daemon.part_bytes) - len(has))
-                yield names.above(node, index), names.tail(node, index, stop), padded
+                yield hashes.parent(node, index), hashes.tail(node, index, stop), padded
 
 
 def _lineage(node: Node) -> Iterator[Node]:

@@ -1,13 +1,13 @@
-"""Turns and an admission that watch who starts and who gives way."""
+"""Turns and an admission that check which sequence starts and which is preempted."""
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 
-from engine.admission import Admission
-from engine.policy import admission_key
-from engine.scheduler import Scheduler
-from engine.sequence import LiveSequence
-from engine.turns import Turns
+from engine.scheduling.admission import Admission
+from engine.scheduling.policy import admission_key
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import LiveSequence
+from engine.scheduling.waiting import Turns
 from tests.simulation.census import Census, Happening
 
 
@@ -75,26 +75,26 @@ class FairAdmission(Admission):
     A sequence may not start yet when it was last said to wait for what another computes, or for
     its first sibling's first token.
 
-    Nobody gives way to its own client's, or to one that then has more. Slots that are given up are
-    no more than admissions to them, but for those whom something else held up after all; no row
-    gives way twice for the same want of blocks.
+    No sequence is preempted for its own client's, or for one that then has more. Slots that are
+    freed so are no more than admissions to them, but for those whom something else held up after
+    all; no row is preempted twice for the same want of blocks.
     """
 
     def __init__(
         self, admission: Admission, scheduler: Scheduler, turns: Turns, census: Census
     ) -> None:
-        super().__init__(admission._store, scheduler._limits, turns, admission._recall)
+        super().__init__(admission._store, scheduler._limits, turns, admission._start_load)
         self._scheduler = scheduler
         self._census = census
         self._held_back: set[LiveSequence] = set()
         self._starts_of_others: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._open_slots = 0
-        self._gave: defaultdict[str, set[LiveSequence]] = defaultdict(set)
+        self._preempted_for: defaultdict[str, set[LiveSequence]] = defaultdict(set)
 
     def ready(self, client: str) -> list[LiveSequence]:
         """The client's that may start."""
-        line = self.waiting._lines.get(client, ())
-        return [s for s in line if not _waits_for_first(s) and s not in self._held_back]
+        queue = self.waiting._queues.get(client, ())
+        return [s for s in queue if not _waits_for_first(s) and s not in self._held_back]
 
     def had_turn(self, client: str) -> None:
         self._starts_of_others.pop(client, None)
@@ -105,35 +105,35 @@ class FairAdmission(Admission):
         sequence = super().admit(client, running)
         self._open_slots -= is_reserved
         if client not in self._refused:
-            self._gave.pop(client, None)
+            self._preempted_for.pop(client, None)
         if sequence is not None:
             self._check_start(sequence, has_more)
         return sequence
 
-    def giver(
+    def victim(
         self, running: Sequence[LiveSequence], prompts: Container[str]
     ) -> LiveSequence | None:
         reserved_before = self._reserved_for
-        giver = super().giver(running, prompts)
-        if giver is None:
+        victim = super().victim(running, prompts)
+        if victim is None:
             return None
         if self._reserved_for not in {None, reserved_before}:
-            assert reserved_before is None, "another slot is given up before the first is taken"
+            assert reserved_before is None, "another slot is freed before the first is taken"
             self._open_slots += 1
-            assert self._open_slots == 1, "slots are given up to nobody"
-            self._check_fair(giver, self._reserved_for, rows(running), 1, 1)
-            self._census[Happening.GAVE_SLOT] += 1
+            assert self._open_slots == 1, "slots are freed for nobody"
+            self._check_fair(victim, self._reserved_for, rows(running), 1, 1)
+            self._census[Happening.CLIENT_SLOT] += 1
         else:
             held = held_tokens(running)
             client = min((c for c in self._turns if c in self._refused), key=lambda c: held[c])
             wanted = next(
                 s for s in self.ready(client) if s.id == self._refused[client].sequence_id
             )
-            assert giver not in self._gave[client], "gives way twice for the same want"
-            self._gave[client].add(giver)
-            self._check_fair(giver, client, held, len(giver.tokens), len(wanted.tokens))
-            self._census[Happening.GAVE_BLOCKS] += 1
-        return giver
+            assert victim not in self._preempted_for[client], "is preempted twice for the same want"
+            self._preempted_for[client].add(victim)
+            self._check_fair(victim, client, held, len(victim.tokens), len(wanted.tokens))
+            self._census[Happening.CLIENT_BLOCKS] += 1
+        return victim
 
     def withdraw(self, sequence: LiveSequence) -> None:
         reserved = self._reserved_for
@@ -144,7 +144,7 @@ class FairAdmission(Admission):
         if client not in self.waiting:
             self._starts_of_others.pop(client, None)
         if client not in self._refused:
-            self._gave.pop(client, None)
+            self._preempted_for.pop(client, None)
 
     def _may_start(self, sequence: LiveSequence) -> bool:
         answer = super()._may_start(sequence)
@@ -152,14 +152,14 @@ class FairAdmission(Admission):
         return answer
 
     def _check_fair(
-        self, giver: LiveSequence, client: str, held: Counter[str], given: int, wanted: int
+        self, victim: LiveSequence, client: str, held: Counter[str], given: int, wanted: int
     ) -> None:
-        own = giver.request.client
-        assert own != client, "gives way to its own client's"
-        assert held[own] - given >= held[client] + wanted, "gives way to whoever then has more"
+        own = victim.request.client
+        assert own != client, "is preempted for its own client's"
+        assert held[own] - given >= held[client] + wanted, "is preempted for whoever then has more"
         others = [s for s in self._scheduler.running if s.request.client == own]
         youngest = max((s for s in others if not s.is_aborted), key=admission_key)
-        assert giver is youngest, "another than the youngest gives way"
+        assert victim is youngest, "another than the youngest is preempted"
 
     def _with_more(self, client: str) -> set[str]:
         """Who has more than the client now."""

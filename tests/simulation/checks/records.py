@@ -26,7 +26,7 @@ class RecordCheck:
             assert previous == kv, "an entry that does not follow its parent"
             tokens.append(token_between(kv, value, self._vocab_size))
             own.append(kv := value)
-        assert digest_behind(parent, Tokens(tokens).packed(0, len(tokens))) == entry.name, (
+        assert digest_behind(parent, Tokens(tokens).packed(0, len(tokens))) == entry.block_hash, (
             "an entry under another's name"
         )
         for window in windows:
@@ -35,7 +35,7 @@ class RecordCheck:
                 assert values[: len(own)] == own, "another's window"
                 assert not any(values[len(own) :]), "a window with something behind its tokens"
         assert state is None or unpacked(bytes(state)) == [kv], "another's state"
-        self._ends[entry.name] = kv
+        self._ends[entry.block_hash] = kv
 
     def _slots(self, block: Buffer, n_tokens: int) -> list[tuple[int, int]]:
         values = unpacked(bytes(block))

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from random import Random
 
-from kvstore.mirror.journal import TreeJournal
-from kvstore.mirror.mirror import MirrorNode, TreeMirror, Weight
-from kvstore.prefix_index import PrefixIndex
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.replica.journal import TreeJournal
+from kvstore.index.replica.replica import ReplicaNode, TreeReplica, Weight
 from kvstore.tokens import TOKEN_BYTES
 
 
@@ -19,7 +19,7 @@ class Replay:
         copied_nodes = random.choice([1, 2, 1000])
         most_changes = random.choice([3, 30, 1000])
         self._journal = TreeJournal(index, copied_nodes, most_changes)
-        self.mirror = TreeMirror()
+        self.replica = TreeReplica()
 
     def step(self) -> None:
         """Perhaps take what there is by now; where that is all, it is the tree."""
@@ -27,7 +27,7 @@ class Replay:
             self._journal.close()
         if self._random.random() < 0.5:
             changes, is_whole = self._journal.take()
-            self.mirror.apply(changes)
+            self.replica.apply(changes)
             if is_whole:
                 self.check()
 
@@ -36,20 +36,20 @@ class Replay:
         is_whole = False
         while not is_whole:
             changes, is_whole = self._journal.take()
-            self.mirror.apply(changes)
+            self.replica.apply(changes)
         self.check()
 
     def check(self) -> None:
-        told = sorted(map(_told, self.mirror.nodes.values()))
+        told = sorted(map(_told, self.replica.nodes.values()))
         assert told == sorted(_there(self._index)), "another tree than the one that was told"
-        for root in self.mirror.roots.values():
+        for root in self.replica.roots.values():
             _check_weights(root)
 
 
 Row = tuple[int, int | None, str, int, int, tuple[int, ...]]
 
 
-def _told(node: MirrorNode) -> Row:
+def _told(node: ReplicaNode) -> Row:
     parent = node.parent
     above = None if parent is None or parent.parent is None else parent.serial
     salt = node.namespace.cache_salt
@@ -65,7 +65,7 @@ def _there(index: PrefixIndex) -> Iterator[Row]:
         yield node.serial, above, namespace.cache_salt, start, n_tokens, tuple(node.blocks)
 
 
-def _check_weights(node: MirrorNode) -> Weight:
+def _check_weights(node: ReplicaNode) -> Weight:
     """Recounts all that is below."""
     weight = Weight(int(node.parent is not None), node.tokens, len(node.blocks))
     for child in node.children.values():

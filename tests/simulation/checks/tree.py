@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from engine.sequence import LiveSequence
+from engine.scheduling.sequence import LiveSequence
 from kvstore.actions import RollBackState
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.window import WindowGroup
-from kvstore.radix_node import Node
+from kvstore.index.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, unpacked
 from kvstore.types import BlockId, Namespace, SlotId
@@ -43,9 +43,9 @@ class ContentCheck:
     def cleared(self, namespace: Namespace) -> None:
         """What is gone is wrong for nobody."""
 
-    def check_carried(self) -> None:
-        """A block in the tree carries, for so many tokens, what its own KV says of them."""
-        unfinished = {o.slot for o in self._store._groups.orders() if isinstance(o, RollBackState)}
+    def check_attached(self) -> None:
+        """What is attached to a block in the tree is what its own KV says of so many tokens."""
+        unfinished = {o.slot for o in self._store._groups.ops() if isinstance(o, RollBackState)}
         for block, n_tokens in self._blocks():
             for index, group in enumerate(self._store.groups):
                 if isinstance(group, WindowGroup):
@@ -78,17 +78,17 @@ class ContentCheck:
                 n_tokens -= self._block_size
 
     def _check_window(self, index: int, group: WindowGroup, block: BlockId, n_tokens: int) -> None:
-        slot = group.carried(block, n_tokens)
+        slot = group.attached(block, n_tokens)
         if slot is not None:
             for place in range(n_tokens):
                 kv = self._runner.kv(block, place)
-                assert self._runner.window(index, slot, place) == kv, "carries another's window"
+                assert self._runner.window(index, slot, place) == kv, "another's window is attached"
 
     def _check_states(
         self, group: RecurrentGroup, block: BlockId, n_tokens: int, unfinished: set[SlotId]
     ) -> None:
-        for stop, slot in group.slots.carried_by(block).items():
-            assert stop <= n_tokens, "carries a state behind its own tokens"
+        for stop, slot in group.slots.attached_to(block).items():
+            assert stop <= n_tokens, "a state behind its own tokens is attached"
             if slot not in unfinished:
                 kv = self._runner.kv(block, stop - 1)
-                assert self._runner.state(slot) == kv, "carries another's state"
+                assert self._runner.state(slot) == kv, "another's state is attached"

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from server.access.keys import ApiKey, digest_of
-from server.access.limits import Limit, Spent, hold, limits_of
+from server.access.limits import Limit, LimitReached, hold, limits_of
 from server.access.refusals import Reason
 from server.record import RequestRecord
 
@@ -29,8 +29,8 @@ async def ask(limits: tuple[Limit, ...], tokens: int = 0) -> None:
         record.tokens = tokens
 
 
-async def refusal(limits: tuple[Limit, ...]) -> Spent:
-    with pytest.raises(Spent) as caught:
+async def refusal(limits: tuple[Limit, ...]) -> LimitReached:
+    with pytest.raises(LimitReached) as caught:
         await ask(limits)
     return caught.value
 

@@ -7,10 +7,10 @@ from engine.constraints.remote.answers import (
     ALLOWED_SECONDS,
     QUICK_LIMIT_SECONDS,
     QUICK_SECONDS,
+    SLOW_SECONDS,
     STEP_SECONDS,
     TOO_COSTLY,
 )
-from engine.constraints.remote.slow_clients import SLOW_SECONDS
 from engine.constraints.remote.wire import Message, Said
 from tests.unit.constraints.told import BITS, Told, matcher
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import Prompt, Recalled, RecallRules, Wish
+from engine.disk_cache.loader import LoadAttempt, LoadOutcome, LoadRules, Prompt
+from engine.disk_cache.writer import WriteRules
 from kvstore import invariants
-from kvstore.actions import FillBlock, Order, Parts, ReadBlock
-from kvstore.block_pool import BlockPool
+from kvstore.actions import FillBlock, Parts, ReadBlock, StorageOp
+from kvstore.blocks.pool import BlockPool
 from kvstore.digest import Digest
 from kvstore.groups.group import Group
-from kvstore.radix_tree import RadixTree
+from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from kvstore.tier.types import Entry, Extent, Fault, ReadFailure
 from kvstore.tokens import Tokens
@@ -24,8 +24,8 @@ from tests.unit.kv_helpers import BLOCK, NS
 
 BLOCK_BYTES, WINDOW_BYTES, STATE_BYTES = 16, 8, 4
 IDLE = 1.0
-ARCHIVE = ArchiveRules(least_tokens=2 * BLOCK, idle_seconds=IDLE)
-RECALLS = RecallRules(least_tokens=2 * BLOCK, worth=1e9)
+WRITE_RULES = WriteRules(least_tokens=2 * BLOCK, idle_seconds=IDLE)
+LOAD_RULES = LoadRules(least_tokens=2 * BLOCK, worth=1e9)
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class Desk:
     def __init__(
         self,
         shelf: Shelf | None = None,
-        archive: ArchiveRules = ARCHIVE,
-        recalls: RecallRules = RECALLS,
+        write_rules: WriteRules = WRITE_RULES,
+        load_rules: LoadRules = LOAD_RULES,
         groups: Sequence[Group] = (),
         n_blocks: int = 64,
         n_windows: int = 0,
@@ -83,21 +83,21 @@ class Desk:
             (BLOCK_BYTES, *[WINDOW_BYTES] * n_windows, STATE_BYTES),
             0,
             self.posted.append,
-            archive,
-            recalls,
+            write_rules,
+            load_rules,
             shutdown_seconds,
             clock=lambda: self.now,
         )
         self._numbers = count(1)
 
-    def step(self) -> tuple[list[Order], list[ReadBlock]]:
+    def step(self) -> tuple[list[StorageOp], list[ReadBlock]]:
         """What one step fills in and reads; it is carried out."""
         number, fills, reads = self.plan()
         self.disk.commit(number, [contents(read) for read in reads])
         invariants.check(self.store)
         return fills, reads
 
-    def plan(self) -> tuple[int, list[Order], list[ReadBlock]]:
+    def plan(self) -> tuple[int, list[StorageOp], list[ReadBlock]]:
         """A step in flight: its number and what it fills in and reads."""
         self.handle()
         number = next(self._numbers)
@@ -119,31 +119,31 @@ class Desk:
     def wait(self, seconds: float = IDLE) -> None:
         self.now += seconds
 
-    def recall(
+    def load(
         self,
         tokens: Sequence[int],
         namespace: Namespace = NS,
         spare_blocks: int = 0,
         compute_seconds: float = 1.0,
     ) -> bool:
-        found = self.ask(tokens, Wish(), namespace, spare_blocks, compute_seconds)
-        return found is Recalled.COMING
+        found = self.ask(tokens, LoadAttempt(), namespace, spare_blocks, compute_seconds)
+        return found is LoadOutcome.COMING
 
     def ask(
         self,
         tokens: Sequence[int],
-        wish: Wish,
+        attempt: LoadAttempt,
         namespace: Namespace = NS,
         spare_blocks: int = 0,
         compute_seconds: float = 1.0,
-    ) -> Recalled:
-        prompt = Prompt(namespace, Tokens(tokens), self.disk.names(namespace, tokens))
-        return self.disk.recall(prompt, wish, spare_blocks, lambda start, n: compute_seconds)
+    ) -> LoadOutcome:
+        prompt = Prompt(namespace, Tokens(tokens), self.disk.block_hashes(namespace, tokens))
+        return self.disk.load(prompt, attempt, spare_blocks, lambda start, n: compute_seconds)
 
     def has(self, tokens: Sequence[int], namespace: Namespace = NS) -> int:
         """How many of the tokens are on the shelf, as whole blocks."""
-        names = self.disk.names(namespace, [*tokens, 0])
-        return self.shelf.known(names) * BLOCK
+        hashes = self.disk.block_hashes(namespace, [*tokens, 0])
+        return self.shelf.known(hashes) * BLOCK
 
     def cached(self, tokens: Sequence[int]) -> int:
         """How many of a prompt's tokens could be adopted in memory."""
@@ -157,6 +157,6 @@ def contents(read: ReadBlock) -> Parts:
     return (bytes([read.block % 256]) * BLOCK_BYTES, *windows, state)
 
 
-def filled(orders: Sequence[Order]) -> list[bytes]:
+def filled(ops: Sequence[StorageOp]) -> list[bytes]:
     """What goes into blocks, in order."""
-    return [order.data for order in orders if isinstance(order, FillBlock)]
+    return [op.data for op in ops if isinstance(op, FillBlock)]

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import RecallRules
-from engine.inbox import Inbox
-from engine.loop import EngineLoop
-from engine.namespaces import namespace_id
-from engine.timing import Timing
-from engine.types import ALL_TIERS, CacheTier, Cleared, DiskWrites
+from engine.disk_cache.loader import LoadRules
+from engine.disk_cache.writer import WriteRules
+from engine.loop.inbox import Inbox
+from engine.loop.loop import EngineLoop
+from engine.types.cache import ALL_TIERS, CacheTier, Cleared
+from engine.types.settings import DiskWrites
+from engine.watching.latency import LatencyTracker
+from engine.watching.namespaces import namespace_id
 from kvstore.digest import root_digest
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
@@ -35,10 +36,10 @@ class Engine:
         self.tier = DiskTier.open(folder, "model", LIMITS)
         self.inbox = Inbox()
         self.harness = Harness(disk=self._disk)
-        scheduler, timing = self.harness.scheduler, Timing(lambda: 0.0, SilentTelemetry())
+        scheduler, latency = self.harness.scheduler, LatencyTracker(lambda: 0.0, SilentTelemetry())
         masks = NoAnswers(VOCAB_SIZE)
         self.loop = EngineLoop(
-            scheduler, self.harness.runner, self.inbox, print, timing, NO_BYTES, masks
+            scheduler, self.harness.runner, self.inbox, print, latency, NO_BYTES, masks
         )
 
     def _disk(self, store: KVStore) -> TieredCache:
@@ -48,8 +49,8 @@ class Engine:
             (16 * store.block_size, 8),
             LIMITS.max_bytes,
             self.inbox.post,
-            ArchiveRules(writes=DiskWrites.ALL, salted=True),
-            RecallRules(least_tokens=1, worth=float("inf"), salted=True),
+            WriteRules(writes=DiskWrites.ALL, salted=True),
+            LoadRules(least_tokens=1, worth=float("inf"), salted=True),
         )
 
     def ask(self, namespace: Namespace) -> int:

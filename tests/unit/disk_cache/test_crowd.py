@@ -10,11 +10,11 @@ import pytest
 
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.load_budget import LoadBudget, LoadLimits
-from engine.disk_cache.recalls import Recalled, Wish
-from engine.step import StepPlan
+from engine.disk_cache.loader import LoadAttempt, LoadOutcome
+from engine.step.plan import StepPlan
 from kvstore.tier.types import MIB
 from tests.simulation.daemon import Layout
-from tests.unit.disk_cache.desk import ARCHIVE, BLOCK_BYTES, RECALLS, Desk, Shelf
+from tests.unit.disk_cache.desk import BLOCK_BYTES, LOAD_RULES, WRITE_RULES, Desk, Shelf
 from tests.unit.engine_harness import VOCAB_SIZE, Harness
 from tests.unit.kv_helpers import BLOCK, admit, run_of, serve
 
@@ -22,7 +22,7 @@ CROWD = 24
 PROMPT_BLOCKS = 10
 PROMPT_BYTES = PROMPT_BLOCKS * BLOCK_BYTES
 PROMPTS = [run_of(1000 * number, PROMPT_BLOCKS * BLOCK) for number in range(CROWD)]
-TWO_AT_A_TIME = replace(RECALLS, limits=LoadLimits(2 * PROMPT_BYTES, MIB))
+TWO_AT_A_TIME = replace(LOAD_RULES, limits=LoadLimits(2 * PROMPT_BYTES, MIB))
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +41,23 @@ def shelf(before: Shelf) -> Shelf:
     return Shelf(records=dict(before.records))
 
 
-def ask(desk: Desk, wishes: Sequence[Wish]) -> list[Recalled]:
+def ask(desk: Desk, attempts: Sequence[LoadAttempt]) -> list[LoadOutcome]:
     """All of them, in one round."""
     desk.plan()
-    return [desk.ask([*prompt, 0], wish) for prompt, wish in zip(PROMPTS, wishes, strict=False)]
+    return [
+        desk.ask([*prompt, 0], attempt) for prompt, attempt in zip(PROMPTS, attempts, strict=False)
+    ]
 
 
 def test_a_crowd_pins_no_more_of_the_arena_than_the_budget(shelf: Shelf) -> None:
-    desk = Desk(shelf, recalls=TWO_AT_A_TIME, n_blocks=CROWD * PROMPT_BLOCKS)
-    wishes = [Wish() for _ in PROMPTS]
+    desk = Desk(shelf, load_rules=TWO_AT_A_TIME, n_blocks=CROWD * PROMPT_BLOCKS)
+    attempts = [LoadAttempt() for _ in PROMPTS]
     for round_number in range(CROWD // 2):
-        found = ask(desk, wishes)
-        assert desk.store.pool.n_held == 2 * PROMPT_BLOCKS
+        found = ask(desk, attempts)
+        assert desk.store.pool.n_referenced == 2 * PROMPT_BLOCKS
         begun = 2 * round_number
-        assert found[begun : begun + 2] == [Recalled.COMING] * 2
-        assert set(found[begun + 2 :]) <= {Recalled.PUT_OFF}
+        assert found[begun : begun + 2] == [LoadOutcome.COMING] * 2
+        assert set(found[begun + 2 :]) <= {LoadOutcome.PUT_OFF}
         for _ in range(2):
             shelf.hand_over(PROMPT_BLOCKS)
         desk.step()
@@ -64,16 +66,16 @@ def test_a_crowd_pins_no_more_of_the_arena_than_the_budget(shelf: Shelf) -> None
 
 def test_who_is_put_off_is_looked_up_once(shelf: Shelf) -> None:
     """A look asks for every entry: with a queue of long prompts it is not made in every step."""
-    desk = Desk(shelf, recalls=TWO_AT_A_TIME, n_blocks=CROWD * PROMPT_BLOCKS)
-    wishes = [Wish() for _ in PROMPTS]
-    ask(desk, wishes)
+    desk = Desk(shelf, load_rules=TWO_AT_A_TIME, n_blocks=CROWD * PROMPT_BLOCKS)
+    attempts = [LoadAttempt() for _ in PROMPTS]
+    ask(desk, attempts)
     shelf.records.clear()
-    assert ask(desk, wishes)[2:] == [Recalled.PUT_OFF] * (CROWD - 2)
+    assert ask(desk, attempts)[2:] == [LoadOutcome.PUT_OFF] * (CROWD - 2)
 
 
 def test_a_load_that_is_alone_always_fits(shelf: Shelf) -> None:
-    desk = Desk(shelf, recalls=replace(RECALLS, limits=LoadLimits(1, MIB)), n_blocks=64)
-    assert ask(desk, [Wish(), Wish()]) == [Recalled.COMING, Recalled.PUT_OFF]
+    desk = Desk(shelf, load_rules=replace(LOAD_RULES, limits=LoadLimits(1, MIB)), n_blocks=64)
+    assert ask(desk, [LoadAttempt(), LoadAttempt()]) == [LoadOutcome.COMING, LoadOutcome.PUT_OFF]
 
 
 def test_nobody_overtakes_who_does_not_fit_until_all_are_asked_again() -> None:
@@ -87,19 +89,21 @@ def test_nobody_overtakes_who_does_not_fit_until_all_are_asked_again() -> None:
 
 
 def test_who_found_no_blocks_asks_again_when_some_were_let_go(shelf: Shelf) -> None:
-    desk, wish = Desk(shelf, n_blocks=16), Wish()
+    desk, attempt = Desk(shelf, n_blocks=16), LoadAttempt()
     other = admit(desk.store, run_of(50_000, 12 * BLOCK))
-    assert desk.ask([*PROMPTS[0], 0], wish) is Recalled.NO_BLOCKS
-    assert desk.ask([*PROMPTS[0], 0], wish) is Recalled.NO_BLOCKS
+    assert desk.ask([*PROMPTS[0], 0], attempt) is LoadOutcome.NO_BLOCKS
+    assert desk.ask([*PROMPTS[0], 0], attempt) is LoadOutcome.NO_BLOCKS
     desk.store.release(other)
-    assert desk.ask([*PROMPTS[0], 0], wish) is Recalled.COMING
+    assert desk.ask([*PROMPTS[0], 0], attempt) is LoadOutcome.COMING
 
 
 def test_what_is_read_ahead_of_all_loads_together_is_bounded(shelf: Shelf) -> None:
     ahead = 6 * BLOCK_BYTES
     limits = LoadLimits(1 << 30, ahead)
-    desk = Desk(shelf, recalls=replace(RECALLS, limits=limits), n_blocks=CROWD * PROMPT_BLOCKS)
-    ask(desk, [Wish() for _ in PROMPTS])
+    desk = Desk(
+        shelf, load_rules=replace(LOAD_RULES, limits=limits), n_blocks=CROWD * PROMPT_BLOCKS
+    )
+    ask(desk, [LoadAttempt() for _ in PROMPTS])
     assert [t.most_ahead_bytes for t in shelf.tickets] == [ahead // 2] * 2 + [0] * (CROWD - 2)
 
 
@@ -115,10 +119,10 @@ def test_what_loads_hold_counts_though_they_would_get_less_now() -> None:
 def test_what_loads_hold_never_exceeds_what_may_be_read_ahead(shelf: Shelf) -> None:
     """Whatever time steps have, from one to the next."""
     ahead = 8 * BLOCK_BYTES
-    recalls = replace(RECALLS, limits=LoadLimits(1 << 30, ahead))
+    load_rules = replace(LOAD_RULES, limits=LoadLimits(1 << 30, ahead))
     n_blocks = CROWD * PROMPT_BLOCKS
-    desk = Desk(shelf, recalls=recalls, n_blocks=n_blocks, step_bytes=BLOCK_BYTES)
-    ask(desk, [Wish() for _ in PROMPTS])
+    desk = Desk(shelf, load_rules=load_rules, n_blocks=n_blocks, step_bytes=BLOCK_BYTES)
+    ask(desk, [LoadAttempt() for _ in PROMPTS])
     random = Random(0)
     while desk.disk.is_loading:
         desk.step_seconds = random.choice([0, BLOCK_BYTES, math.inf])
@@ -133,13 +137,15 @@ def test_what_loads_hold_never_exceeds_what_may_be_read_ahead(shelf: Shelf) -> N
 
 def test_who_may_not_be_read_yet_is_not_given_up(shelf: Shelf) -> None:
     limits = LoadLimits(1 << 30, 2 * BLOCK_BYTES)
-    desk = Desk(shelf, recalls=replace(RECALLS, limits=limits), n_blocks=CROWD * PROMPT_BLOCKS)
-    ask(desk, [Wish() for _ in range(3)])
+    desk = Desk(
+        shelf, load_rules=replace(LOAD_RULES, limits=limits), n_blocks=CROWD * PROMPT_BLOCKS
+    )
+    ask(desk, [LoadAttempt() for _ in range(3)])
     desk.step()
     for _ in range(PROMPT_BLOCKS):
         for ticket in shelf.tickets[:2]:
             shelf.hand_over_to(ticket, 1)
-        desk.wait(RECALLS.timeout_seconds - 0.1)
+        desk.wait(LOAD_RULES.timeout_seconds - 0.1)
         desk.step()
     assert [desk.cached(prompt) > 0 for prompt in PROMPTS[:3]] == [True, True, False]
     assert desk.disk.is_loading
@@ -151,14 +157,14 @@ class Daemon(Harness):
     def __init__(self, shelf: Shelf, limits: LoadLimits, max_running: int = 16) -> None:
         self.shelf = shelf
         self.posted = deque[Callable[[], None]]()
-        recalls = replace(RECALLS, limits=limits)
+        load_rules = replace(LOAD_RULES, limits=limits)
         layout = Layout(VOCAB_SIZE, block_size=BLOCK, windows=(), has_states=False)
         super().__init__(
             n_blocks=CROWD * PROMPT_BLOCKS + 64,
             block_size=BLOCK,
             max_running=max_running,
             disk=lambda store: TieredCache(
-                shelf, store, layout.part_bytes, 0, self.posted.append, ARCHIVE, recalls
+                shelf, store, layout.part_bytes, 0, self.posted.append, WRITE_RULES, load_rules
             ),
         )
         self.block_bytes = layout.part_bytes[0]
@@ -202,7 +208,7 @@ def test_a_crowd_is_loaded_in_the_order_of_admission_and_says_what_it_said(
     requests = [again.add(prompt) for prompt in SAID]
     again.step()
     assert len(shelf.tickets) == 1
-    assert again.pool.n_held == PROMPT_BLOCKS - 1  # one token is always computed
+    assert again.pool.n_referenced == PROMPT_BLOCKS - 1  # one token is always computed
     while again.scheduler.has_work:
         again.read()
         again.step()

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.parsing.answer import AnswerFormat
 from server.parsing.calls import Calls
-from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.parsing.reader import Reader
 from server.parsing.stream import AnswerStream
 
@@ -27,7 +27,7 @@ class Answer:
         """Names, and arguments as values."""
         return list(zip(self.names, map(json.loads, self.arguments), strict=True))
 
-    def add(self, part: Part) -> None:
+    def add(self, part: AnswerPart) -> None:
         match part:
             case Content(text):
                 self.content += text

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from engine.types import OutputEvent
+from engine.types.output import OutputEvent
 from server.generation.answer import ChatAnswer
 from server.generation.events import UsageMeter
 from server.generation.plan import AnswerPlan
@@ -17,7 +17,7 @@ from server.parsing.formats.gemma_calls import GEMMA4
 from server.parsing.formats.json_calls import HERMES, MISTRAL_ARGS
 from server.parsing.formats.pythonic_calls import LFM2
 from server.parsing.formats.xml_calls import GLM45, QWEN3_CODER
-from server.parsing.parts import Content, Part
+from server.parsing.parts import AnswerPart, Content
 from server.parsing.reader import Reader
 from server.parsing.registry import TOOL_FORMATS
 from server.parsing.stream import AnswerStream
@@ -148,21 +148,21 @@ class Counted(str):
         return Counted(str.__add__(other, self))
 
 
-class Told:
-    """A plan, and a stream that gives what comes as it is."""
+class PlainPlan:
+    """A plan without formats, and its stream: all text is content."""
 
     reasoning_end = "</think>"
 
-    def stream(self) -> "Told":
+    def stream(self) -> "PlainPlan":
         return self
 
-    def add(self, text: str) -> list[Part]:
+    def add(self, text: str) -> list[AnswerPart]:
         return [Content(text)]
 
 
 def test_an_answer_is_put_together_once() -> None:
     Counted.copied = 0
-    answer = ChatAnswer(cast(AnswerPlan, Told()), UsageMeter(1), lambda said, replay: None)
+    answer = ChatAnswer(cast(AnswerPlan, PlainPlan()), UsageMeter(1), lambda turn, replay: None)
     for _ in range(2000):
         answer.add(OutputEvent(request_id="r", index=0, text=Counted("word ")))
     assert answer.content == "word " * 2000

@@ -7,7 +7,7 @@ import pytest
 from server.parsing.answer import MarkedFormat, ToolFormat
 from server.parsing.calls import Calls
 from server.parsing.formats import xml_calls
-from server.parsing.parts import CallArguments, CallBegun, Content, Part
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content
 from server.parsing.reader import Reader
 from server.parsing.stream import AnswerStream
 from tests.unit.parsing.answers import Answer, parsed
@@ -261,6 +261,6 @@ def started(name: str) -> AnswerStream:
     return AnswerStream(reader, MarkedFormat(None, FORMATS[name]).read(reader, calls))
 
 
-def arguments(parts: list[Part]) -> list[str]:
+def arguments(parts: list[AnswerPart]) -> list[str]:
     assert not any(isinstance(part, Content) for part in parts)
     return [part.text for part in parts if isinstance(part, CallArguments)]

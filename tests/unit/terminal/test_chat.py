@@ -134,7 +134,7 @@ def heard(*events: tuple[Event, float]) -> Answer:
     """An answer to a question asked at ten seconds past."""
     answer = Answer(asked_at=10.0)
     for event, now in events:
-        answer.hear(event, now)
+        answer.add(event, now)
     return answer
 
 

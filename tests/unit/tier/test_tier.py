@@ -584,7 +584,7 @@ def test_names_are_digests_of_any_kind(tier: DiskTier) -> None:
     chain = Chain("one", 2)
     tail = Entry(Digest(b"t" * 32), 5, (b"block", None))
     stored(tier, chain.extent(), Extent(chain.root, chain.names[1], (tail,)))
-    assert read(tier, [*chain.names, tail.name])[0][-1] == tail
+    assert read(tier, [*chain.names, tail.block_hash])[0][-1] == tail
 
 
 def test_upkeep_waits_for_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

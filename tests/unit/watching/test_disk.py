@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.disk_cache.archive import ArchiveRules
 from engine.disk_cache.cache import TieredCache
-from engine.disk_cache.recalls import RecallRules
-from engine.types import DiskWrites
-from engine.watching.picture import DiskUse, PictureNode
+from engine.disk_cache.loader import LoadRules
+from engine.disk_cache.writer import WriteRules
+from engine.types.picture import DiskUse, PictureNode
+from engine.types.settings import DiskWrites
 from kvstore.store import KVStore
 from tests.simulation.fake_tier import FakeTier
 from tests.unit.engine_harness import Harness, prompt
-from tests.unit.watching.test_painter import BLOCK, Watcher
+from tests.unit.watching.test_renderer import BLOCK, Watcher
 
 LIMIT_BYTES = 1000
 PART_BYTES = (16 * BLOCK, 8)
@@ -33,8 +33,8 @@ class Tiered:
             PART_BYTES,
             LIMIT_BYTES,
             lambda told: told(),
-            ArchiveRules(writes=DiskWrites.ALL),
-            RecallRules(least_tokens=1, worth=float("inf")),
+            WriteRules(writes=DiskWrites.ALL),
+            LoadRules(least_tokens=1, worth=float("inf")),
         )
 
     def nodes(self) -> list[PictureNode]:

@@ -1,8 +1,8 @@
 """What the tree says of its changes to those who listen, and to nobody else."""
 
-from kvstore.block_pool import BlockPool
-from kvstore.prefix_index import NoIndex
-from kvstore.radix_node import Node
+from kvstore.blocks.pool import BlockPool
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.radix_node import Node
 from kvstore.store import KVStore
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import BLOCK, NS, admit, make_store, run_of, serve
@@ -96,7 +96,7 @@ def test_nobody_is_told_who_has_left() -> None:
 
 
 def test_without_an_index_nothing_is_told() -> None:
-    store = KVStore(BlockPool(8), NoIndex(), BLOCK)
+    store = KVStore(BlockPool(8), PrefixIndex(), BLOCK)
     notes = Notes(store)
     store.donate(admit(store, A[:8]))
     store.clear()

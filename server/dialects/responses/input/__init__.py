@@ -1,1 +1,1 @@
-"""What a request says: its items and fields as a chat request's."""
+"""Requests read: input items as messages, and fields as those of a ChatRequest."""

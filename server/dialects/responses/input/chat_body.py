@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.dialects.responses.input.history import chat_messages
-from server.dialects.responses.toolbox import Toolbox, chat_choice
+from server.dialects.responses.tools import RequestTools, chat_choice
 from server.errors import invalid_field
 from server.generation.roles import Roles
 from server.schemas.chat import ChatRequest
@@ -18,7 +18,7 @@ from server.schemas.responses.request import ResponsesRequest, TextFormat
 def chat_body(
     body: ResponsesRequest,
     items: Sequence[ConversationItem],
-    toolbox: Toolbox,
+    tools: RequestTools,
     roles: Roles,
 ) -> ChatRequest:
     """`items` are the whole conversation. Raises ApiError (400)."""
@@ -27,7 +27,7 @@ def chat_body(
     fields |= {
         "messages": chat_messages(body.instructions, items, roles),
         "max_completion_tokens": body.max_output_tokens,
-        "tools": toolbox.functions,
+        "tools": tools.functions,
         "tool_choice": chat_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning.effort,

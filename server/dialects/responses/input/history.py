@@ -1,11 +1,11 @@
-"""Items of a conversation as the messages of a chat."""
+"""The items of a conversation as chat messages."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.dialects.responses.sealed import unseal
-from server.dialects.responses.toolbox import custom_arguments, function_name
+from server.dialects.responses.tools import custom_arguments, function_name
 from server.generation.roles import Roles
 from server.schemas.responses.items import (
     ConversationItem,
@@ -30,9 +30,9 @@ def chat_messages(
 ) -> list[ChatMessage]:
     """The conversation, with one system message at its head, if any.
 
-    Instructions and what the developer says before anybody else are that message. What the
-    developer says later stays in its place, in the role that the template takes there: at the head
-    it would change the whole prompt.
+    It has the instructions and the leading developer messages. Later developer messages stay where
+    they are, in the role that the template renders there: at the head they would change the whole
+    prompt, and nothing of it would be cached.
     """
     n_leading = next((n for n, item in enumerate(items) if not _is_system(item)), len(items))
     system = [instructions] if instructions else []
@@ -47,7 +47,7 @@ def chat_messages(
 
 @dataclass(slots=True)
 class _Answer:
-    """What the model said between two messages of others, put together from its items."""
+    """An assistant message, put together from the items between two messages of other roles."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -66,10 +66,10 @@ class _Answer:
 
 
 class _Messages:
-    """Messages as items come in: neighbours of the model's own are one message.
+    """Builds messages from items: consecutive items of the model are one assistant message.
 
-    An answer's items are its reasoning, its text and its calls, in any order and number, but never
-    two messages in a row: those are two answers.
+    These are reasoning, text and calls in any order and number, but never two texts in a row: those
+    are two messages.
     """
 
     def __init__(self, roles: Roles) -> None:
@@ -106,7 +106,7 @@ class _Messages:
         self._answer.ends_with_message = isinstance(item, MessageItem)
 
     def _hear(self, role: str, parts: list[dict[str, str]]) -> None:
-        """Right behind a tool's result some templates have no place for anybody."""
+        """Add a message. Right after a tool result some templates can only render more of it."""
         self._close()
         last = self._messages[-1]["role"] if self._messages else ""
         if (role, last, self._roles.behind_results) == ("user", "tool", "tool"):
@@ -122,7 +122,7 @@ class _Messages:
         )  # fmt: skip
 
     def _close(self) -> None:
-        """Reasoning alone, of an answer that was cut off, is nothing that was said."""
+        """End the assistant message. One of reasoning alone, which was cut off, is left out."""
         if self._answer.content or self._answer.calls:
             self._messages.append(self._answer.message())
         self._answer = _Answer()
@@ -154,7 +154,7 @@ def _parts(texts: Iterable[str]) -> list[dict[str, str]]:
 
 
 def _reasoning(item: ReasoningItem) -> str:
-    """The text itself if it is there, else what carries it; a summary last."""
+    """The reasoning's text, or else that in `encrypted_content`, or else the summary."""
     if item.content:
         return "".join(part.text for part in item.content)
     sealed = unseal(item.encrypted_content or "")

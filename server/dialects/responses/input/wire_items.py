@@ -1,10 +1,10 @@
-"""Items that clients sent, as they are kept and shown: with an id each, in OpenAI's full form."""
+"""Items from clients as they are stored and listed: in OpenAI's full form, each with an id."""
 
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from server.dialects.responses.kept.stored import StoredItem
+from server.dialects.responses.storage.stored import StoredItem
 from server.schemas.responses.items import (
     ConversationItem,
     CustomToolCallItem,

@@ -1,1 +1,1 @@
-"""What a model says: an answer's parts as items, and as events."""
+"""Responses written: an answer's parts as output items, and as events."""

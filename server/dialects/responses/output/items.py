@@ -1,37 +1,37 @@
-"""An answer as the output of a response: items, and events as they come about."""
+"""An answer's parts as the output of a response: its items, and their events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.dialects.responses.output.open_items import (
+    ItemEvents,
+    ItemPosition,
     Logprobs,
-    News,
     OpenCall,
     OpenCustomCall,
     OpenItem,
     OpenMessage,
     OpenReasoning,
     OpenSummary,
-    Place,
 )
-from server.dialects.responses.toolbox import Toolbox
-from server.parsing.parts import CallBegun, Content, Part, Reasoning
+from server.dialects.responses.tools import RequestTools
+from server.parsing.parts import AnswerPart, CallBegun, Content, Reasoning
 from server.schemas.responses.output import ItemStatus, OutputItem
 
 
 @dataclass(frozen=True, slots=True)
 class OutputShape:
-    """What a request wants to see of its answer."""
+    """The form of a response's output, as the request asks for it."""
 
-    toolbox: Toolbox
-    with_summary: bool = False  # of reasoning, in place of its text
+    tools: RequestTools
+    with_summary: bool = False  # reasoning is sent as its summary
     with_sealed_reasoning: bool = False
 
 
 class Output:
-    """The items of one response, one after the other.
+    """Builds the items of one response, one after the other.
 
-    `suffix` makes their ids its own, and `number` numbers the events.
+    Their ids end in `suffix`; `number` returns each event's sequence number.
     """
 
     def __init__(self, shape: OutputShape, suffix: str, number: Callable[[], int]) -> None:
@@ -40,10 +40,10 @@ class Output:
         self._number = number
         self._open: OpenItem | None = None
         self.items: list[OutputItem] = []
-        """Those that are complete."""
+        """The complete ones."""
 
-    def add(self, part: Part, logprobs: Logprobs = b"") -> News:
-        """News of a part. Logprobs are those of the tokens that it is made of."""
+    def add(self, part: AnswerPart, logprobs: Logprobs = b"") -> ItemEvents:
+        """The events of a part. Logprobs are those of its tokens."""
         if self._open is None or not self._open.takes(part):
             yield from self.close("completed")
             self._open = self._new(part)
@@ -51,24 +51,24 @@ class Output:
         if not isinstance(part, CallBegun):
             yield from self._open.add(part.text, logprobs)
 
-    def close(self, status: ItemStatus) -> News:
-        """End the item that is open, if any."""
+    def close(self, status: ItemStatus) -> ItemEvents:
+        """End the open item, if there is one."""
         if self._open is not None:
             yield from self._open.end(status)
             self.items.append(self._open.complete)
             self._open = None
 
-    def _new(self, part: Part) -> OpenItem:
-        place = Place(self._suffix, len(self.items), self._number)
+    def _new(self, part: AnswerPart) -> OpenItem:
+        position = ItemPosition(self._suffix, len(self.items), self._number)
         match part:
             case Content():
-                return OpenMessage(place)
+                return OpenMessage(position)
             case Reasoning():
                 thought = OpenSummary if self._shape.with_summary else OpenReasoning
-                return thought(place, self._shape.with_sealed_reasoning)
+                return thought(position, self._shape.with_sealed_reasoning)
             case CallBegun():
-                tool = self._shape.toolbox.find(part.name)
+                tool = self._shape.tools.find(part.name)
                 call = OpenCustomCall if tool.is_custom else OpenCall
-                return call(place, part, tool)
+                return call(position, part, tool)
             case _:
                 raise ValueError(f"arguments of call {part.index}, which has not begun")

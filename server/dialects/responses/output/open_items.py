@@ -1,4 +1,4 @@
-"""Items of a response while a model writes them, and the events that tell of them."""
+"""Output items while a model writes them, and their events."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from server.dialects.responses.sealed import seal
-from server.dialects.responses.toolbox import ToolName, custom_input
-from server.parsing.parts import CallArguments, CallBegun, Content, Part, Reasoning
+from server.dialects.responses.tools import ToolName, custom_input
+from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.schemas.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
     CustomInputDelta,
     CustomInputDone,
     ItemEvent,
-    ItemNews,
+    OutputItemEvent,
     OutputTextDelta,
     OutputTextDone,
     PartEvent,
@@ -36,14 +36,14 @@ from server.schemas.responses.output import (
     SummaryText,
 )
 
-News = Iterator[ItemNews]
+ItemEvents = Iterator[OutputItemEvent]
 Logprobs: TypeAlias = bytes
-"""Of some tokens: members of a JSON list."""
+"""Logprobs of some tokens as JSON: members of a list, without its brackets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an item stands among those of its response. `number` gives the next event's."""
+class ItemPosition:
+    """An item's index in its response. `number` returns the next event's sequence number."""
 
     suffix: str
     index: int
@@ -54,32 +54,32 @@ class Place:
 
 
 class OpenItem(ABC):
-    """An item that grows, until its end says how it ended."""
+    """An item that is being written, until `end` completes it."""
 
     kind: str
 
-    def __init__(self, place: Place) -> None:
-        self.id = place.id(self.kind)
-        self._place = place
+    def __init__(self, position: ItemPosition) -> None:
+        self.id = position.id(self.kind)
+        self._position = position
         self._texts: list[str] = []
 
-    def begin(self) -> News:
+    def begin(self) -> ItemEvents:
         yield self._event("response.output_item.added", self.empty())
         yield from self.opened()
 
-    def add(self, text: str, logprobs: Logprobs) -> News:
+    def add(self, text: str, logprobs: Logprobs) -> ItemEvents:
         self._texts.append(text)
         yield from self.grown(text, logprobs)
 
-    def end(self, status: ItemStatus) -> News:
+    def end(self, status: ItemStatus) -> ItemEvents:
         text = "".join(self._texts)
         yield from self.closed(text)
         self.complete = self.whole(text, status)
         yield self._event("response.output_item.done", self.complete)
 
     @abstractmethod
-    def takes(self, part: Part) -> bool:
-        """Whether the part is more of it."""
+    def takes(self, part: AnswerPart) -> bool:
+        """Whether the part continues this item."""
 
     @abstractmethod
     def empty(self) -> OutputItem: ...
@@ -87,23 +87,23 @@ class OpenItem(ABC):
     @abstractmethod
     def whole(self, text: str, status: ItemStatus) -> OutputItem: ...
 
-    def opened(self) -> News:
-        """What follows the news that there is such an item."""
+    def opened(self) -> ItemEvents:
+        """The events that follow `response.output_item.added`."""
         return iter(())
 
     @abstractmethod
-    def grown(self, text: str, logprobs: Logprobs) -> News: ...
+    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents: ...
 
     @abstractmethod
-    def closed(self, text: str) -> News:
-        """What goes before the news that the item is complete."""
+    def closed(self, text: str) -> ItemEvents:
+        """The events that precede `response.output_item.done`."""
 
     def at(self) -> dict[str, Any]:
-        """What the next event says of the place."""
+        """The position's fields in the next event."""
         return {
-            "sequence_number": self._place.number(),
+            "sequence_number": self._position.number(),
             "item_id": self.id,
-            "output_index": self._place.index,
+            "output_index": self._position.index,
         }
 
     def _event(
@@ -111,20 +111,20 @@ class OpenItem(ABC):
         type: Literal["response.output_item.added", "response.output_item.done"],
         item: OutputItem,
     ) -> ItemEvent:
-        number, index = self._place.number(), self._place.index
+        number, index = self._position.number(), self._position.index
         return ItemEvent(type=type, sequence_number=number, output_index=index, item=item)
 
 
 class OpenMessage(OpenItem):
-    """Text for the user."""
+    """Text for the user: a `message`."""
 
     kind = "msg"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, position: ItemPosition) -> None:
+        super().__init__(position)
         self._logprobs: list[Logprobs] = []
 
-    def takes(self, part: Part) -> bool:
+    def takes(self, part: AnswerPart) -> bool:
         return isinstance(part, Content)
 
     def empty(self) -> OutputMessage:
@@ -133,11 +133,11 @@ class OpenMessage(OpenItem):
     def whole(self, text: str, status: ItemStatus) -> OutputMessage:
         return self._message(status, [self._part(text)])
 
-    def opened(self) -> News:
+    def opened(self) -> ItemEvents:
         part = _text_part("", b"")
         yield PartEvent(**self.at(), type="response.content_part.added", content_index=0, part=part)
 
-    def grown(self, text: str, logprobs: Logprobs) -> News:
+    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
         if logprobs:
             self._logprobs.append(logprobs)
         yield OutputTextDelta(
@@ -146,9 +146,9 @@ class OpenMessage(OpenItem):
             content_index=0,
             delta=text,
             logprobs=[],
-        ).with_rendered(logprobs)
+        ).with_rendered_logprobs(logprobs)
 
-    def closed(self, text: str) -> News:
+    def closed(self, text: str) -> ItemEvents:
         self._logprobs = [b",".join(self._logprobs)]
         yield OutputTextDone(
             **self.at(),
@@ -156,7 +156,7 @@ class OpenMessage(OpenItem):
             content_index=0,
             text=text,
             logprobs=[],
-        ).with_rendered(self._logprobs[0])
+        ).with_rendered_logprobs(self._logprobs[0])
         yield PartEvent(
             **self.at(),
             type="response.content_part.done",
@@ -175,19 +175,21 @@ class OpenMessage(OpenItem):
 
 def _text_part(text: str, logprobs: Logprobs) -> OutputText:
     part = OutputText(type="output_text", text=text, annotations=[], logprobs=[])
-    return part.with_rendered(logprobs)
+    return part.with_rendered_logprobs(logprobs)
 
 
 class OpenThought(OpenItem):
-    """Reasoning. Sealed, it can be carried by a client for a server that stores nothing."""
+    """Reasoning. With `is_sealed` it has `encrypted_content`, which clients send back where
+    nothing is stored.
+    """
 
     kind = "rs"
 
-    def __init__(self, place: Place, is_sealed: bool) -> None:
-        super().__init__(place)
+    def __init__(self, position: ItemPosition, is_sealed: bool) -> None:
+        super().__init__(position)
         self._is_sealed = is_sealed
 
-    def takes(self, part: Part) -> bool:
+    def takes(self, part: AnswerPart) -> bool:
         return isinstance(part, Reasoning)
 
     def sealed(self, text: str) -> dict[str, str]:
@@ -198,17 +200,17 @@ class OpenThought(OpenItem):
 
 
 class OpenReasoning(OpenThought):
-    """Reasoning as it is."""
+    """Reasoning as its full text."""
 
-    def opened(self) -> News:
+    def opened(self) -> ItemEvents:
         yield self._part("response.content_part.added", "")
 
-    def grown(self, text: str, logprobs: Logprobs) -> News:
+    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
         yield ReasoningTextDelta(
             **self.at(), type="response.reasoning_text.delta", content_index=0, delta=text
         )
 
-    def closed(self, text: str) -> News:
+    def closed(self, text: str) -> ItemEvents:
         yield ReasoningTextDone(
             **self.at(), type="response.reasoning_text.done", content_index=0, text=text
         )
@@ -232,17 +234,17 @@ class OpenReasoning(OpenThought):
 
 
 class OpenSummary(OpenThought):
-    """Reasoning for who asked for a summary of it: the model's own words are shown as that."""
+    """Reasoning where a summary was asked for: its full text, sent as the summary."""
 
-    def opened(self) -> News:
+    def opened(self) -> ItemEvents:
         yield self._part("response.reasoning_summary_part.added", "")
 
-    def grown(self, text: str, logprobs: Logprobs) -> News:
+    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
         yield SummaryTextDelta(
             **self.at(), type="response.reasoning_summary_text.delta", summary_index=0, delta=text
         )
 
-    def closed(self, text: str) -> News:
+    def closed(self, text: str) -> ItemEvents:
         yield SummaryTextDone(
             **self.at(), type="response.reasoning_summary_text.done", summary_index=0, text=text
         )
@@ -269,14 +271,14 @@ class OpenSummary(OpenThought):
 
 
 class OpenToolCall(OpenItem):
-    """A call of the tool with that name."""
+    """A tool call."""
 
-    def __init__(self, place: Place, call: CallBegun, tool: ToolName) -> None:
-        super().__init__(place)
+    def __init__(self, position: ItemPosition, call: CallBegun, tool: ToolName) -> None:
+        super().__init__(position)
         self._call = call
         self._tool = tool
 
-    def takes(self, part: Part) -> bool:
+    def takes(self, part: AnswerPart) -> bool:
         return isinstance(part, CallArguments) and part.index == self._call.index
 
     def named(self) -> dict[str, Any]:
@@ -285,14 +287,14 @@ class OpenToolCall(OpenItem):
 
 
 class OpenCall(OpenToolCall):
-    """Of a function."""
+    """A call of a function."""
 
     kind = "fc"
 
-    def grown(self, text: str, logprobs: Logprobs) -> News:
+    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
         yield ArgumentsDelta(**self.at(), type="response.function_call_arguments.delta", delta=text)
 
-    def closed(self, text: str) -> News:
+    def closed(self, text: str) -> ItemEvents:
         yield ArgumentsDone(
             **self.at(),
             type="response.function_call_arguments.done",
@@ -310,14 +312,14 @@ class OpenCall(OpenToolCall):
 
 
 class OpenCustomCall(OpenToolCall):
-    """Of a custom tool. Its input is read out of the arguments when they are whole."""
+    """A call of a custom tool. Its input is read from the arguments when they are complete."""
 
     kind = "ctc"
 
-    def grown(self, text: str, logprobs: Logprobs) -> News:
+    def grown(self, text: str, logprobs: Logprobs) -> ItemEvents:
         return iter(())
 
-    def closed(self, text: str) -> News:
+    def closed(self, text: str) -> ItemEvents:
         given = custom_input(text)
         yield CustomInputDelta(
             **self.at(), type="response.custom_tool_call_input.delta", delta=given

@@ -1,0 +1,79 @@
+"""Counts of what became of every sequence that a caller has asked for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from types import MappingProxyType
+
+from engine.api import EngineError, InvalidRequest, QueueFull
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import RefusalReason
+from engine.types.statistics import SequenceCounts
+
+
+class TrackedRequest:
+    """One request. `live` has the indices of its sequences whose end is not known yet."""
+
+    def __init__(self, counters: "RequestCounters", n: int) -> None:
+        self._counters = counters
+        self.live = set(range(n))
+
+    def note(self, event: OutputEvent) -> None:
+        """Note an event that the caller is about to get."""
+        if event.finish_reason is not None:
+            self.live.remove(event.index)
+            self._counters.finished(event.finish_reason, 1)
+
+
+class RequestCounters:
+    """Counts what callers get to see, before and after the engine thread: so the sum is right
+    however a request ends, also when that thread never hears of it or dies.
+
+    Thread-safe, because callers may live on several event loops.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._received = 0
+        self._refused = dict.fromkeys(RefusalReason, 0)
+        self._finished = dict.fromkeys(FinishReason, 0)
+
+    @contextmanager
+    def track(self, n: int) -> Iterator[TrackedRequest]:
+        """Count a request of n sequences while the block runs. An EngineError out of the block is a
+        refusal of those that live; with any other exception they were aborted.
+        """
+        tracked = TrackedRequest(self, n)
+        with self._lock:
+            self._received += len(tracked.live)
+        try:
+            yield tracked
+        except EngineError as error:
+            with self._lock:
+                self._refused[_reason(error)] += len(tracked.live)
+            raise
+        except BaseException:
+            self.finished(FinishReason.ABORT, len(tracked.live))
+            raise
+
+    def finished(self, reason: FinishReason, n_sequences: int) -> None:
+        with self._lock:
+            self._finished[reason] += n_sequences
+
+    def counts(self) -> SequenceCounts:
+        with self._lock:
+            return SequenceCounts(
+                self._received,
+                MappingProxyType(self._refused.copy()),
+                MappingProxyType(self._finished.copy()),
+            )
+
+
+def _reason(error: EngineError) -> RefusalReason:
+    match error:
+        case InvalidRequest():
+            return RefusalReason.INVALID
+        case QueueFull():
+            return RefusalReason.QUEUE_FULL
+        case _:
+            return RefusalReason.STOPPED

@@ -1,0 +1,326 @@
+"""The Engine that the server talks to. Runs the loop on a thread, takes requests in, events out."""
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import TypeAlias, TypeVar
+
+from engine.api import CacheWatch, EngineStopped, InvalidRequest
+from engine.constraints.factory import GuideMaker, Verdicts, check_verdicts, grammars
+from engine.constraints.remote.trials import Trials
+from engine.loop.inbox import Inbox
+from engine.loop.loop import Deliver, EngineLoop
+from engine.loop.request_counters import RequestCounters
+from engine.loop.stats import request_infos
+from engine.scheduling.submission import Submission, prepare
+from engine.scheduling.validation import Limits, validate
+from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
+from engine.types.memory import MemoryStats
+from engine.types.model import ModelCard, Tokenizer
+from engine.types.output import FinishReason, OutputEvent, Usage
+from engine.types.request import Request
+from engine.types.statistics import EngineStats, RequestInfo
+from engine.watching.namespaces import find_namespace
+from engine.watching.renderer import Renderer
+from engine.watching.snapshot import SnapshotTaker
+from engine.watching.watch import LiveWatch, watching
+from kvstore.digest import block_digests
+from kvstore.tokens import Tokens
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+QUICK_TOKENS = 4096
+"""So many tokens are checked and packed in about the time in which a thread begins to run."""
+
+STALL_SECONDS = 600.0
+"""A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What is made on the engine thread, because MLX arrays belong to the thread that made them."""
+
+    loop: EngineLoop
+    card: ModelCard
+    tokenizer: Tokenizer
+    limits: Limits
+    guides: GuideMaker
+    trials: Trials
+    memory: Callable[[], MemoryStats]  # on any thread
+    release_thread: Callable[[], None]  # called last of all on that thread
+
+
+Build = Callable[[Inbox, Deliver], EngineParts]
+
+
+EventQueue: TypeAlias = "asyncio.Queue[OutputEvent | None]"
+"""The events of one request; None when the engine has stopped."""
+
+Batch: TypeAlias = list[tuple[EventQueue, OutputEvent | None]]
+
+
+class _Subscribers:
+    """Delivers events to the event loops that wait for them, with one wake-up a step for each."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, tuple[asyncio.AbstractEventLoop, EventQueue]] = {}
+
+    def add(self, request_id: str) -> EventQueue:
+        """Raises InvalidRequest when the id has been taken."""
+        if request_id in self._queues:
+            raise InvalidRequest(f"a request with id {request_id} is being served", "id")
+        queue: EventQueue = asyncio.Queue()
+        self._queues[request_id] = asyncio.get_running_loop(), queue
+        return queue
+
+    def remove(self, request_id: str) -> None:
+        self._queues.pop(request_id, None)
+
+    def deliver(self, events: list[OutputEvent]) -> None:
+        batches: defaultdict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
+        for event in events:
+            loop, queue = self._queues.get(event.request_id, (None, None))
+            if loop is not None and queue is not None:
+                batches[loop].append((queue, event))
+        for loop, batch in batches.items():
+            _hand_over(loop, batch)
+
+    def end(self) -> None:
+        """No more events will come: wake all that wait for some."""
+        for loop, queue in tuple(self._queues.values()):
+            _hand_over(loop, [(queue, None)])
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
+    try:
+        loop.call_soon_threadsafe(_put_all, batch)
+    except RuntimeError:  # the event loop has been closed: nobody waits any more
+        logger.debug("dropped %d events of a closed event loop", len(batch))
+
+
+def _put_all(batch: Batch) -> None:
+    for queue, event in batch:
+        queue.put_nowait(event)
+
+
+class ThreadedEngine:
+    """Implements `engine.api.Engine`. Make it with `start`."""
+
+    def __init__(self) -> None:
+        self._inbox = Inbox()
+        self._subscribers = _Subscribers()
+        self._counters = RequestCounters()
+        self._draining = False
+        self._ended = Future[None]()
+        self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
+        self._versions = count(1)  # of pictures
+        self._parts: EngineParts
+        self._thread: threading.Thread
+
+    @classmethod
+    def start(cls, build: Build) -> "ThreadedEngine":
+        """Start the thread; returns when `build` has run on it, and raises what that raises."""
+        engine = cls()
+        built: Future[EngineParts] = Future()
+        engine._thread = threading.Thread(
+            target=engine._main, args=(build, built), name="engine", daemon=True
+        )
+        engine._thread.start()
+        engine._parts = built.result()
+        return engine
+
+    @property
+    def card(self) -> ModelCard:
+        return self._parts.card
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._parts.tokenizer
+
+    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+        with self._counters.track(request.n) as tracked:
+            queue = self._subscribe(request)
+            try:
+                arrived_seconds = self._loop.latency.now()
+                submission = await self._prepared(request)
+                taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
+                try:
+                    await asyncio.wrap_future(taken)
+                    while tracked.live:
+                        event = await queue.get()
+                        for one in (event,) if event else _last_events(request, tracked.live):
+                            tracked.note(one)
+                            yield one
+                finally:
+                    if tracked.live and not taken.cancel() and not _is_refused(taken):
+                        self._tell(partial(self._loop.abort, request.id))
+            finally:
+                self._subscribers.remove(request.id)
+
+    async def check(self, request: Request) -> None:
+        validate(request, self._parts.limits)
+        await self._tried(request)
+
+    async def _prepared(self, request: Request) -> Submission:
+        """Raises InvalidRequest."""
+        new_guide = self._parts.guides.guides(request, await self._tried(request))
+        block_hashes = self._loop.scheduler.block_hashes
+        ready = partial(prepare, request, self._parts.limits, new_guide, block_hashes)
+        if request.n * len(request.prompt) <= QUICK_TOKENS:
+            return ready()
+        return await asyncio.to_thread(ready)
+
+    async def _tried(self, request: Request) -> Verdicts:
+        """Raises InvalidRequest for a grammar that cannot be served."""
+        verdicts = await self._parts.trials.of(request.client, grammars(request))
+        check_verdicts(request, verdicts)
+        return verdicts
+
+    def stats(self) -> EngineStats:
+        """Disk usage and recent hits are as of now: both change without a step."""
+        loop = self._loop.stats
+        disk = self._loop.scheduler.disk.stats()
+        recent_hits = tuple(loop.hits.recent(self._loop.latency.now()))
+        cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
+        return EngineStats(
+            self._counters.counts(), replace(loop, cache=cache), self._parts.memory()
+        )
+
+    async def clear_cache(
+        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+    ) -> Cleared:
+        loop = self._loop
+        if namespace_id is None:
+            return await self._ask(partial(loop.clear, None, tiers))
+        known = await self._ask(lambda: loop.namespaces)
+        namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
+        if namespace is not None:
+            return await self._ask(partial(loop.clear, namespace, tiers))
+        return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
+
+    def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
+        card = self._parts.card
+        snapshots = SnapshotTaker(
+            self._loop.scheduler, self._loop.latency, lambda: self._loop.stats
+        )
+        renderer = Renderer(
+            card.block_size, card.block_size * card.kv_bytes_per_token, self._loop.scheduler.disk
+        )
+        watch = LiveWatch(self._ask, snapshots, renderer, self._versions, self._n_received)
+        return watching(self._ask, snapshots, watch)
+
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+        scheduler = self._loop.scheduler
+        namespace, store = scheduler.namespace(cache_salt), scheduler.store
+        tokens = await asyncio.to_thread(Tokens, prompt)  # which may be many
+        cached_tokens = await self._ask(partial(store.probe, namespace, tokens))
+        cached = prompt[:cached_tokens]
+        digests = await asyncio.to_thread(block_digests, namespace, cached, store.block_size)
+        return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
+
+    async def requests(self) -> tuple[RequestInfo, ...]:
+        return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.latency))
+
+    def _n_received(self) -> int:
+        return self._counters.counts().received
+
+    def is_alive(self) -> bool:
+        started = self._loop.step_started_seconds
+        stalled = started is not None and self._loop.latency.now() - started > STALL_SECONDS
+        return self._thread.is_alive() and not self._inbox.is_closed and not stalled
+
+    async def drain(self, timeout_seconds: float) -> None:
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle()
+        except TimeoutError:
+            logger.warning("aborting what is left after %g seconds", timeout_seconds)
+        except EngineStopped:
+            logger.warning("the engine had stopped before")
+        self._tell(self._loop.abort_all)
+        self._tell(self._loop.stop)
+        await asyncio.wrap_future(self._ended)
+        self._thread.join()
+
+    async def _idle(self) -> None:
+        """Raises EngineStopped."""
+        idle = Future[None]()
+        await self._ask(partial(self._loop.when_idle, partial(_resolve, idle)))
+        await asyncio.wrap_future(idle)
+
+    def _subscribe(self, request: Request) -> EventQueue:
+        """Raises EngineStopped or InvalidRequest."""
+        if self._draining:
+            raise EngineStopped("the daemon is shutting down and takes no new requests")
+        return self._subscribers.add(request.id)
+
+    @property
+    def _loop(self) -> EngineLoop:
+        return self._parts.loop
+
+    async def _ask(self, function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._inbox.post(function))
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        """Post a call that ends something, without waiting. Does nothing on a stopped engine."""
+        with suppress(EngineStopped):
+            self._inbox.post_end(function).add_done_callback(_log_failure)
+
+    def _main(self, build: Build, built: "Future[EngineParts]") -> None:
+        """The engine thread, from loading the model to the last turn."""
+        try:
+            parts = build(self._inbox, self._subscribers.deliver)
+        except BaseException as error:
+            self._inbox.close()
+            built.set_exception(error)
+            return
+        built.set_result(parts)
+        try:
+            parts.loop.run()
+        except Exception:
+            logger.critical("the engine loop has died", exc_info=True)
+        finally:
+            self._inbox.close()
+            parts.trials.close()
+            self._subscribers.end()
+            parts.release_thread()
+            self._ended.set_result(None)
+
+
+def _is_refused(taken: "Future[None]") -> bool:
+    """Whether the loop has refused the request, so that there is nothing to end."""
+    return taken.done() and taken.exception() is not None
+
+
+def _resolve(future: "Future[None]") -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(None)
+
+
+def _last_events(request: Request, live: Iterable[int]) -> list[OutputEvent]:
+    """One terminal event for each sequence that a stopped loop leaves behind."""
+    return [
+        OutputEvent(
+            request_id=request.id,
+            index=index,
+            finish_reason=FinishReason.ERROR,
+            usage=Usage(len(request.prompt), 0, 0),
+            error="the engine has stopped",
+        )
+        for index in live
+    ]
+
+
+def _log_failure(future: "Future[None]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.error("a call that nobody waits for has failed", exc_info=error)

@@ -1,0 +1,109 @@
+"""What a step's decodes read in `cascade`, as a list of work items: plain numbers from the block
+tables. The plain path, `gather`, needs none: each row reads all its blocks.
+
+An item is neighbouring blocks of a table that neighbouring rows attend to together: a prefix that
+they share, or one row's own blocks. A row's attention is the softmax over all items that it is in,
+merged. The list names no layer, head or array, so that any executor can take it: `cascade.py` in
+MLX, the tests' reference in numpy.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.mlx_backend.model.forward import BlockTable
+
+Counts = npt.NDArray[np.int32]
+
+ITEM = np.dtype([(name, np.int32) for name in ("row", "rows", "block", "blocks", "keys")])
+"""One work item, five int32 side by side.
+
+Rows [row, row + rows) attend to the first `keys` keys of entries [block, block + blocks) of the
+table of any of them. All have `blocks` > 0 and `keys` > 0.
+"""
+
+WorkList = npt.NDArray[np.void]
+"""`[items]` of `ITEM`: shared prefixes first, a prefix before those that go on from it; then each
+row's own blocks, row by row."""
+
+
+class SharedPrefix(NamedTuple):
+    """Rows [first_row, last_row) share their blocks [first_block, last_block)."""
+
+    first_row: int
+    last_row: int
+    first_block: int
+    last_block: int
+
+
+def work_list(table: BlockTable, stops: Counts, block_size: int, min_saved_blocks: int) -> WorkList:
+    """The work of rows that see the positions below `stops`, `[rows]`, at least one each.
+
+    `table` is sorted by row, so that rows which share a prefix are neighbours. The block of a row's
+    last position is its own. A prefix is an item when that saves `min_saved_blocks` block reads.
+    """
+    prefixes: list[SharedPrefix] = []
+    if len(stops) > 1:
+        common = common_prefixes(table, (stops - 1) // block_size)
+        prefixes = shared_prefixes(common, min_saved_blocks)
+    skipped = np.zeros(len(stops), dtype=np.int32)
+    for prefix in prefixes:  # the deepest of a row comes last
+        skipped[prefix.first_row : prefix.last_row] = prefix.last_block
+    items = np.zeros(len(prefixes) + len(stops), dtype=ITEM)
+    if prefixes:
+        first_rows, last_rows, first_blocks, last_blocks = np.array(prefixes, dtype=np.int32).T
+        shared = items[: len(prefixes)]
+        shared["row"], shared["rows"] = first_rows, last_rows - first_rows
+        shared["block"], shared["blocks"] = first_blocks, last_blocks - first_blocks
+        shared["keys"] = shared["blocks"] * block_size
+    own = items[len(prefixes) :]
+    own["row"], own["rows"] = np.arange(len(stops)), 1
+    own["block"], own["blocks"] = skipped, -(-stops // block_size) - skipped
+    own["keys"] = stops - skipped * block_size
+    return items
+
+
+def common_prefixes(table: BlockTable, most: Counts) -> Counts:
+    """How many blocks each row's table has in common with the next one's, `[rows - 1]`.
+
+    `most`, `[rows]`: how many blocks of a row may be shared.
+    """
+    differs = table[1:] != table[:-1]
+    common = np.where(differs.any(axis=1), differs.argmax(axis=1), table.shape[1])
+    shared: Counts = np.minimum(common, np.minimum(most[1:], most[:-1])).astype(np.int32)
+    return shared
+
+
+def shared_prefixes(common: Counts, min_saved_blocks: int) -> list[SharedPrefix]:
+    """Prefixes worth attending to once for all their rows, an outer one before those within it.
+
+    `common`: `common_prefixes` of sorted tables. Where rows share a prefix and some of them a
+    longer one, the longer begins where the shorter ends; one that saves too little is left out,
+    and those within it begin where the next further out ends.
+    """
+    kept: list[SharedPrefix] = []
+    covered = [0] * (len(common) + 1)
+    for first, last, depth in reversed(_nested(common.tolist())):
+        if (last - first - 1) * (depth - covered[first]) >= min_saved_blocks:
+            kept.append(SharedPrefix(first, last, covered[first], depth))
+            covered[first:last] = [depth] * (last - first)
+    return kept
+
+
+def _nested(common: list[int]) -> list[tuple[int, int, int]]:
+    """First and last row of each maximal run of rows with a prefix in common, and its depth.
+
+    An outer one comes after those within it. These are the LCP intervals of Abouelhoda, Kurtz and
+    Ohlebusch 2004, "Replacing suffix trees with enhanced suffix arrays".
+    """
+    found: list[tuple[int, int, int]] = []
+    open_intervals = [(0, 0)]  # first row and depth, the depths rising
+    for row, depth in enumerate([*common, 0]):
+        first = row
+        while open_intervals[-1][1] > depth:
+            first, ended = open_intervals.pop()
+            found.append((first, row + 1, ended))
+        if depth > open_intervals[-1][1]:
+            open_intervals.append((first, depth))
+    return found

@@ -1,0 +1,1 @@
+"""The tensors behind blocks, windows and states."""

@@ -1,0 +1,1 @@
+"""From sampled tokens to text, and to the end of a sequence."""

@@ -1,0 +1,218 @@
+"""Which waiting sequence is admitted next, and with which cached blocks."""
+
+from collections.abc import Callable, Container, Iterable, Sequence, Set
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TypeAlias
+
+from engine.disk_cache.loader import LoadAttempt
+from engine.scheduling.counters import AdmissionCounters
+from engine.scheduling.policy import Holdings, slots, tokens
+from engine.scheduling.sequence import LiveSequence
+from engine.scheduling.validation import Limits
+from engine.scheduling.waiting import Turns, WaitingQueue
+from engine.step.plan import SequenceId
+from kvstore.index.in_flight import PendingPrompt
+from kvstore.lease import Lease, Refusal
+from kvstore.store import KVStore
+
+StartLoad: TypeAlias = Callable[[LiveSequence, LoadAttempt], bool]
+"""Begins to load from disk what is worth it of a sequence's prompt; a load is announced like any
+lease. False where the load has to wait for others to end, and the sequence with it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A client's next sequence found no blocks. `n_releases` is the pool's count at that time."""
+
+    sequence_id: SequenceId
+    n_releases: int
+
+
+class Admission:
+    """The waiting queue, and the admission of its sequences, each with a lease.
+
+    Of the clients that find no blocks the one that holds least goes first, by turns where several
+    do, and no other overtakes it that holds as much: or a long prompt might starve.
+    """
+
+    def __init__(self, store: KVStore, limits: Limits, turns: Turns, start_load: StartLoad) -> None:
+        self._store = store
+        self._start_load = start_load
+        self._attempts: dict[LiveSequence, LoadAttempt] = {}  # of those that wait
+        self._max_running = limits.max_running
+        self._pending: dict[LiveSequence, PendingPrompt] = {}  # of those that wait and may adopt
+        self._refused: dict[str, Refused] = {}  # by client
+        self._reserved_for: str | None = None  # the slot that was just freed by a preemption
+        self._turns = turns
+        self.waiting = WaitingQueue(limits.max_waiting, turns)
+        self.counters = AdmissionCounters()
+
+    def add(self, sequence: LiveSequence) -> None:
+        """Queue a sequence that is new or has been preempted."""
+        self.waiting.add(sequence)
+        if _adopts(sequence) and not _waits_for_first(sequence):
+            self._pending_prompt(sequence)
+
+    def has_slot(self, n_running: int) -> bool:
+        """Whether one more sequence may run beside so many."""
+        return n_running < self._max_running
+
+    def admit(self, client: str, running: Sequence[LiveSequence]) -> LiveSequence | None:
+        """Admit the client's next sequence, if there is room for it and no other goes first."""
+        if not self.has_slot(len(running)) or self._reserved_for not in {None, client}:
+            return None
+        self._reserved_for = None
+        sequence = self._next(client)
+        if sequence is None or not self._may_try(sequence, running):
+            return None
+        lease = self._lease(sequence, len(running))
+        if isinstance(lease, Refusal):
+            self._refused[client] = Refused(sequence.id, self._store.pool.n_releases)
+            return None
+        self.withdraw(sequence)
+        sequence.run_with(lease)
+        if sequence.admissions == 1:
+            self._count(sequence)
+        return sequence
+
+    def victim(
+        self, running: Sequence[LiveSequence], prompts: Container[str]
+    ) -> LiveSequence | None:
+        """The sequence to preempt now for another client's next, which finds no room. One a step.
+
+        A freed slot is for the first client in turn that runs less than the victim's, and is freed
+        when none of the clients whose `prompts` are computed has its turn before.
+        """
+        if not self.waiting or len(self._turns) == 1:
+            return None
+        victim = self._victim_for_blocks(running) if self._refused else None
+        if victim is None and not self.has_slot(len(running)):
+            in_turn = takewhile(lambda client: client not in prompts, self._turns)
+            victim = self._victim_for_slot(running, in_turn)
+        return victim
+
+    def withdraw(self, sequence: LiveSequence) -> None:
+        """Take a sequence out of the queue."""
+        client = sequence.request.client
+        self.waiting.remove(sequence)
+        if (refused := self._refused.get(client)) and refused.sequence_id == sequence.id:
+            del self._refused[client]
+        if client == self._reserved_for and client not in self.waiting:
+            self._reserved_for = None
+        self._forget(sequence)
+
+    def awaited(self, sequence: LiveSequence) -> Lease | None:
+        """The lease for whose tokens the sequence waits; None: it waits for none."""
+        pending = self._pending.get(sequence)
+        if pending is None or pending.awaited is None or not pending.is_waiting:
+            return None
+        return pending.awaited.lease
+
+    def _may_start(self, sequence: LiveSequence) -> bool:
+        """Whether no lease is about to bring what the sequence could adopt."""
+        if _waits_for_first(sequence):
+            return False
+        if not _adopts(sequence) or _forkable(sequence) is not None:
+            return True
+        pending = self._pending_prompt(sequence)
+        if self._store.in_flight.must_wait(pending):
+            return False
+        may_start = self._start_load(sequence, self._attempts.setdefault(sequence, LoadAttempt()))
+        return may_start and not self._store.in_flight.must_wait(pending)
+
+    def _next(self, client: str) -> LiveSequence | None:
+        """The client's first sequence that may start."""
+        sequence = self.waiting.next(client, self._may_start)
+        refused = self._refused.get(client)
+        if refused and (sequence is None or sequence.id != refused.sequence_id):
+            del self._refused[client]
+        return sequence
+
+    def _victim_for_blocks(self, running: Sequence[LiveSequence]) -> LiveSequence | None:
+        holdings = Holdings(running, tokens)
+        client = self._first_of(self._refused.keys(), holdings)
+        sequence = self._next(client)
+        if sequence is None or client not in self._refused:
+            return None
+        return holdings.victim(client, tokens(sequence))
+
+    def _victim_for_slot(
+        self, running: Sequence[LiveSequence], clients: Iterable[str]
+    ) -> LiveSequence | None:
+        holdings = Holdings(running, slots)
+        for client in clients:
+            victim = holdings.victim(client, 1) if client in self.waiting else None
+            sequence = self._next(client) if victim is not None else None
+            if sequence is not None and self._may_try(sequence, running):
+                self._reserved_for = client
+                return victim
+        return None
+
+    def _may_try(self, sequence: LiveSequence, running: Sequence[LiveSequence]) -> bool:
+        """Whether the sequence may be given blocks, if there are any.
+
+        Not while no block has been freed since it was refused, nor while another client that was
+        refused holds less, or as much and has its turn before.
+        """
+        if not self._refused:
+            return True
+        client = sequence.request.client
+        refused = self._refused.get(client)
+        if refused is not None and refused.n_releases == self._store.pool.n_releases:
+            return False
+        return client == self._first_of({client, *self._refused}, Holdings(running, tokens))
+
+    def _first_of(self, clients: Set[str], holdings: Holdings) -> str:
+        """The client that holds least; of several, the one whose turn is first."""
+        return min(filter(clients.__contains__, self._turns), key=holdings.__getitem__)
+
+    def _pending_prompt(self, sequence: LiveSequence) -> PendingPrompt:
+        pending = self._pending.get(sequence)
+        if pending is None:
+            pending = self._store.in_flight.add_pending(sequence.namespace, sequence.tokens)
+            self._pending[sequence] = pending
+        return pending
+
+    def _forget(self, sequence: LiveSequence) -> None:
+        self._attempts.pop(sequence, None)
+        pending = self._pending.pop(sequence, None)
+        if pending is not None:
+            self._store.in_flight.remove_pending(pending)
+
+    def _count(self, sequence: LiveSequence) -> None:
+        if _adopts(sequence):
+            self.counters.queried_prompt_tokens += sequence.prompt_tokens
+        self.counters.cached_prompt_tokens += sequence.cached_tokens
+
+    def _lease(self, sequence: LiveSequence, spare_blocks: int) -> Lease | Refusal:
+        """`spare_blocks` are left for the next decodes of the running sequences."""
+        tokens, namespace = sequence.tokens, sequence.namespace
+        reserve_tokens = 1 if sequence.lacks_tokens > 1 else 0  # the last one's KV is never needed
+        if not _adopts(sequence):
+            return self._store.admit_cold(namespace, tokens, reserve_tokens, spare_blocks)
+        forkable = _forkable(sequence)
+        if forkable is not None:
+            forked_tokens = sequence.prompt_tokens - 1
+            return self._store.fork(forkable, tokens, forked_tokens, reserve_tokens, spare_blocks)
+        return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks)
+
+
+def _adopts(sequence: LiveSequence) -> bool:
+    """Whether it may adopt cached blocks. Scoring a prompt takes logits, which are in no cache."""
+    return not sequence.lacks_scores
+
+
+def _waits_for_first(sequence: LiveSequence) -> bool:
+    """Whether the first sequence of its request has yet to compute their prompt."""
+    first = sequence.first
+    return first is not None and first.is_live and first.output_tokens == 0
+
+
+def _forkable(sequence: LiveSequence) -> Lease | None:
+    """The lease of its request's first sequence, if that has computed their prompt."""
+    first = sequence.first
+    if sequence.admissions or first is None or first.computed_tokens < sequence.prompt_tokens:
+        return None
+    return first.lease

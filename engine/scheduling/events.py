@@ -1,0 +1,74 @@
+"""The output events of a sequence. Pure functions."""
+
+from engine.constraints.matcher import Matcher, Refused, Unanswerable
+from engine.output.output import TextDelta
+from engine.scheduling.sequence import LiveSequence
+from engine.step.plan import SampledToken
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
+
+
+def admission(sequence: LiveSequence) -> OutputEvent:
+    """It has been admitted for the first time."""
+    return OutputEvent(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        admission=Usage(sequence.prompt_tokens, sequence.cached_tokens, 0),
+    )
+
+
+def token(sequence: LiveSequence, sampled: SampledToken, delta: TextDelta) -> OutputEvent:
+    """A token that it has generated, with the text that it completes."""
+    return OutputEvent(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        text=delta.text,
+        token_ids=(sampled.token_id,),
+        logprobs=(sampled.logprob,) if sampled.logprob else (),
+        prompt_logprobs=_prompt_logprobs(sequence) if sequence.output_tokens == 1 else None,
+        finish_reason=delta.finish_reason,
+        stopped_by=delta.stopped_by,
+        usage=sequence.usage if delta.finish_reason else None,
+    )
+
+
+def end(sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
+    """It has ended without another token."""
+    return OutputEvent(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        prompt_logprobs=_prompt_logprobs(sequence) if reason is FinishReason.LENGTH else None,
+        finish_reason=reason,
+        usage=sequence.usage,
+    )
+
+
+def failure(sequence: LiveSequence, message: str) -> OutputEvent:
+    """It could not be computed."""
+    return OutputEvent(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        finish_reason=FinishReason.ERROR,
+        usage=sequence.usage,
+        error=message,
+    )
+
+
+def refusal(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
+    """It cannot follow its grammar any further. Where that is not the grammar's fault, the event
+    names no field of the request.
+    """
+    assert isinstance(matcher.answer, Refused | Unanswerable)
+    return OutputEvent(
+        request_id=sequence.request.id,
+        index=sequence.index,
+        finish_reason=FinishReason.ERROR,
+        usage=sequence.usage,
+        error=f"{matcher.param}: {matcher.answer.error}",
+        param=matcher.param if isinstance(matcher.answer, Refused) else None,
+    )
+
+
+def _prompt_logprobs(sequence: LiveSequence) -> tuple[TokenLogprob | None, ...] | None:
+    if sequence.request.prompt_logprobs is None:
+        return None
+    return (None, *sequence.prompt_scores)

@@ -1,0 +1,86 @@
+"""What a request must satisfy to be served at all. Refuses what could harm a step later."""
+
+import math
+from dataclasses import dataclass
+
+from engine.api import InvalidRequest
+from engine.types.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one engine can serve. `arena_tokens` is what one sequence may fill."""
+
+    vocab_size: int
+    max_context_tokens: int
+    arena_tokens: int
+    max_running: int
+    max_waiting: int
+    step_tokens: int
+    step_stretch: float = math.inf  # of a step with prompts, over one of decodes alone
+
+    def __post_init__(self) -> None:
+        if self.step_tokens < self.max_running:
+            raise ValueError(
+                f"step_tokens ({self.step_tokens}) must be at least max_running "
+                f"({self.max_running}): every running sequence computes a token in a step"
+            )
+
+
+def step_stretch(prompt_share: float) -> float:
+    """How many times as long as one of decodes alone a step is in which prompts have such a share
+    of the time.
+    """
+    return math.inf if prompt_share >= 1 else 1 / (1 - prompt_share)
+
+
+def validate(request: Request, limits: Limits) -> None:
+    """Raise InvalidRequest, naming the field and the limit, unless the request can be served."""
+    _validate_prompt(request, limits)
+    sampling = request.sampling
+    if not 0 <= sampling.min_tokens <= request.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is {sampling.min_tokens}; it must be between 0 and max_tokens "
+            f"({request.max_tokens})",
+            "min_tokens",
+        )
+    for token_id in sampling.logit_bias:
+        if not 0 <= token_id < limits.vocab_size:
+            raise InvalidRequest(
+                f"logit_bias names token {token_id}; the vocabulary has tokens 0 to "
+                f"{limits.vocab_size - 1}",
+                "logit_bias",
+            )
+    if sampling.top_k < 0:
+        raise InvalidRequest(f"top_k is {sampling.top_k}; it must be 0 (off) or more", "top_k")
+    if request.n < 1:
+        raise InvalidRequest(f"n is {request.n}; it must be at least 1", "n")
+    if request.n > limits.max_waiting:
+        raise InvalidRequest(
+            f"n is {request.n}; at most {limits.max_waiting} sequences may wait", "n"
+        )
+
+
+def _validate_prompt(request: Request, limits: Limits) -> None:
+    prompt_tokens = len(request.prompt)
+    if prompt_tokens == 0:
+        raise InvalidRequest("the prompt is empty", "prompt")
+    if request.max_tokens < 0:
+        raise InvalidRequest(
+            f"max_tokens is {request.max_tokens}; it must be 0 or more", "max_tokens"
+        )
+    if not 0 <= min(request.prompt) <= max(request.prompt) < limits.vocab_size:
+        raise InvalidRequest(
+            f"the prompt has a token id outside 0 to {limits.vocab_size - 1}", "prompt"
+        )
+    for limit, what in (
+        (limits.max_context_tokens, "the model's context"),
+        (limits.arena_tokens, "the KV cache"),
+    ):
+        param = "prompt" if prompt_tokens >= limit else "max_tokens"
+        if prompt_tokens + request.max_tokens > limit:
+            raise InvalidRequest(
+                f"prompt ({prompt_tokens} tokens) and max_tokens ({request.max_tokens}) come to "
+                f"more than {what} holds: {limit} tokens",
+                param,
+            )

@@ -1,0 +1,200 @@
+"""What the runner is given and what it returns: plain values, which can be pickled and replayed.
+
+The runner keeps the batch: each row's tables, its position, how it is sampled and the token that it
+sampled last. A plan says what changes in the batch, and what of it is computed. Plans are submitted
+in order, each made before the step of the one before it has been collected.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.types.output import TokenLogprob
+from engine.types.request import SamplingParams
+from kvstore.actions import (
+    FillBlock,
+    FillState,
+    FillWindow,
+    Parts,
+    ReadBlock,
+    StorageOp,
+    TablePatch,
+)
+
+SequenceId = NewType("SequenceId", int)
+"""A sequence's id for as long as the engine runs. Never used twice; later ones are higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a sequence's tokens are chosen, as of when it enters the batch.
+
+    The draw depends on (seed, output index) and on the row's own logits alone, so a preempted
+    sequence that comes back draws what it would have drawn.
+    """
+
+    params: SamplingParams
+    seed: int
+    output_index: int = 0  # how many tokens it has generated before it entered
+    prompt_tokens: tuple[int, ...] = ()  # for repetition_penalty; empty when it is off
+    output_tokens: tuple[int, ...] = ()  # for penalties; empty when all are off
+    banned_tokens: tuple[int, ...] = ()  # ruled out before `min_tokens`, where no mask says more
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A sequence enters the batch. Its tables come as patches, its first tokens in chunks."""
+
+    sequence_id: SequenceId
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one sequence to compute: positions [start, start + len(tokens))."""
+
+    sequence_id: SequenceId
+    start: int
+    tokens: tuple[int, ...]  # at least one
+    samples: bool  # a token is sampled after the last one
+    prompt_logprobs: int | None = None  # score each of `next_tokens`, with so many alternatives
+    next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step computes, in the counts by which its time is predicted."""
+
+    forwards: int = 0  # one for all decodes, one for each chunk of a prompt
+    decode_rows: int = 0
+    decode_keys: int = 0  # positions that the decodes attend to, over all rows
+    prompt_tokens: int = 0
+    prompt_keys: int = 0  # positions that the prompts' tokens attend to, over all tokens
+    gathered_keys: int = 0  # positions up to the end of each chunk, however few its tokens are
+
+    def __add__(self, more: "StepWork") -> "StepWork":
+        return StepWork(*(own + its for own, its in zip(self.counts, more.counts, strict=True)))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Of each kind, in the order of the fields."""
+        return (
+            self.forwards,
+            self.decode_rows,
+            self.decode_keys,
+            self.prompt_tokens,
+            self.prompt_keys,
+            self.gathered_keys,
+        )
+
+
+def chunk_work(start: int, n_tokens: int) -> StepWork:
+    """Positions [start, start + n_tokens) of a prompt, computed in a forward of their own."""
+    attended = n_tokens * start + n_tokens * (n_tokens + 1) // 2
+    return StepWork(1, 0, 0, n_tokens, attended, start + n_tokens)
+
+
+def chunk_beginning(start: int) -> StepWork:
+    """The work of a chunk from that position on that does not depend on its length."""
+    return StepWork(forwards=1, gathered_keys=start)
+
+
+NO_WORK = StepWork()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step, in the order in which it is carried out.
+
+    `decodes` are sequences that compute the token which they sampled last, and sample the next.
+    `kept` compute nothing: they sample from the logits of an earlier step that they sat out.
+    """
+
+    leave: tuple[SequenceId, ...] = ()  # out of the batch, before anybody enters
+    enter: tuple[Entry, ...] = ()
+    patches: tuple[tuple[SequenceId, TablePatch], ...] = ()
+    before: tuple[StorageOp, ...] = ()  # carried out before anything is written
+    chunks: tuple[Chunk, ...] = ()
+    after_chunks: tuple[StorageOp, ...] = ()  # carried out behind the chunks
+    decodes: tuple[SequenceId, ...] = ()
+    after: tuple[StorageOp, ...] = ()  # carried out behind all that is written
+    work: StepWork = NO_WORK  # by which its time was predicted
+    reads: tuple[ReadBlock, ...] = ()  # carried out last
+    number: int = 0  # the step's id for its planner
+    kept: tuple[SequenceId, ...] = ()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step has anything to do. Changes of the batch alone can wait for the next."""
+        ops = self.before or self.after_chunks or self.after
+        return bool(self.chunks or self.decodes or self.kept or ops or self.reads)
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether prompt logprobs are computed."""
+        return any(chunk.prompt_logprobs is not None for chunk in self.chunks)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether it fills in blocks or states from disk."""
+        fills = FillBlock | FillWindow | FillState
+        return any(isinstance(op, fills) for op in self.before)
+
+    def rows(self) -> Iterator[tuple[SequenceId, int]]:
+        """The sequences that the step is for, each with how many tokens it computes."""
+        for chunk in self.chunks:
+            yield chunk.sequence_id, len(chunk.tokens)
+        for sequence_id in self.decodes:
+            yield sequence_id, 1
+        for sequence_id in self.kept:
+            yield sequence_id, 0
+
+    def sampling(self) -> Iterator[SequenceId]:
+        """The sequences that sample a token."""
+        for chunk in self.chunks:
+            if chunk.samples:
+                yield chunk.sequence_id
+        yield from self.decodes
+        yield from self.kept
+
+
+Masks: TypeAlias = npt.NDArray[np.int32]
+"""Which tokens some rows may choose from, `[rows, ceil(vocabulary / 32)]`: token t of a row is bit
+t % 32, from the lowest, of word t // 32.
+"""
+
+
+NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class StepMasks:
+    """The masks of some of a step's sampling rows; the others may choose any token.
+
+    Those that are `late` have none yet: they sit the step out, and their logits are kept.
+    """
+
+    sequence_ids: Sequence[SequenceId] = ()
+    masks: Masks = field(default_factory=lambda: NO_MASKS)
+    late: Sequence[SequenceId] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that was chosen, with its log-probability where the request asks for any."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the runner computed, by sequence, and what it was to read."""
+
+    sampled: Mapping[SequenceId, SampledToken]  # for each row that samples and is not late
+    scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
+    failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone
+    read: tuple[Parts, ...] = ()  # one for each of the plan's reads

@@ -1,0 +1,1 @@
+"""The values that server and engine exchange. Frozen, without behaviour, without MLX."""

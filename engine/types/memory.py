@@ -1,0 +1,28 @@
+"""The process's memory, and what it was predicted to be when the model was loaded."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPromise:
+    """The prediction by which the model was found to fit. Bytes."""
+
+    weights: int
+    storage: int  # arenas, and as many states as there may be
+    workspace: int  # of a step, and what the process grows by
+
+    @property
+    def kept(self) -> int:
+        """What is in use between steps."""
+        return self.weights + self.storage
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """The first three are of MLX's allocator. Bytes."""
+
+    active: int
+    cached: int  # unused buffers, kept for the next step
+    peak: int  # of `active`, since the model was loaded
+    resident: int  # of the whole process, as the system counts
+    promise: MemoryPromise

@@ -1,0 +1,54 @@
+"""The output of a request as it is generated. Frozen values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop string or a grammar that is fulfilled
+    LENGTH = "length"  # max_tokens or the context length
+    ABORT = "abort"  # the client left, or the daemon stopped
+    ERROR = "error"  # the step that computed it raised, or the loop has died
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its log-probability (natural logarithm) and the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens counted for one sequence."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEvent:
+    """An event of one sequence: the tokens of a step, the text they complete, or its end.
+
+    `text` may be empty while a character or a possible stop string is incomplete. Exactly one
+    event of each sequence has a `finish_reason`; it is the last. One has an `admission`, before all
+    that have tokens; a sequence that ends while it waits has none.
+    """
+
+    request_id: str
+    index: int  # which of the request's n sequences
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry None; sent once
+    finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None  # with STOP: the stop string, or the stop token's id
+    admission: Usage | None = None  # prompt and cached tokens, when it is first admitted
+    usage: Usage | None = None  # with finish_reason
+    error: str | None = None  # with FinishReason.ERROR
+    param: str | None = None  # with `error`: the request's field at fault, where it is the request

@@ -1,0 +1,127 @@
+"""A request to the engine: its prompt, its sampling, its constraints. Frozen values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class RefusalReason(StrEnum):
+    """Why a request was refused."""
+
+    INVALID = "invalid"  # InvalidRequest: it can never be served as it stands
+    QUEUE_FULL = "queue_full"  # QueueFull
+    STOPPED = "stopped"  # EngineStopped
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. The defaults change nothing about the model's distribution.
+
+    Order of application: logit_bias and penalties on the logits, then temperature, top_k, top_p,
+    min_p. Log-probabilities that are reported come from the logits before any of these.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None  # None: the engine draws one
+    top_logprobs: int | None = None  # None: none; 0: the chosen token's alone
+    min_tokens: int = 0  # no stop token is sampled before
+
+
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"  # the schema as JSON text
+    REGEX = "regex"  # Rust's syntax, matched as a whole
+    LARK = "lark"  # llguidance's dialect; `<[7]>` is the token with id 7
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a run of tokens must be."""
+
+    kind: GrammarKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBlock:
+    """Free text up to an `end` marker, which may come before what a grammar asks for.
+
+    It begins with the `begin` marker, whose first token no text of the grammar begins with; where
+    that is empty the block is open already. One of the tokens of white `space` may follow it.
+    """
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    space: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar for what a sequence generates.
+
+    It holds from the first token on, or behind a `thinking` block, or where the marker `behind` has
+    been generated; what comes before is free. Where it is fulfilled, and nothing may follow, the
+    sequence ends; with `repeats` it is free until the marker comes again. `instead` may come in its
+    place.
+    """
+
+    grammar: Grammar
+    param: str  # the field that asks for it, for errors
+    thinking: ThinkingBlock | None = None
+    behind: tuple[int, ...] = ()
+    repeats: bool = False
+    instead: "Alternative | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What may come in place of what a grammar asks for; the first token tells which it is.
+
+    That token is `begin`, which takes precedence where a text of the grammar begins with it. All
+    that is generated from there on, `begin` included, has a constraint of its own, or is free.
+    """
+
+    begin: int
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """At most `tokens` between the `start` marker and the `end` marker, which is forced then.
+
+    Without `start` the block is open when generation begins.
+    """
+
+    tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One validated request. `id` is the server's own and unique for the life of the daemon."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int  # 0: score the prompt only
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's own
+    ignore_eos: bool = False
+    n: int = 1
+    client: str = ""  # who asks: clients take turns in the queue
+    priority: int = 0  # lower is admitted first of the client's own, and preempted last of all
+    cache_salt: str = ""
+    prompt_logprobs: int | None = None  # top alternatives for every prompt token
+    skip_special_tokens: bool = True  # False: they stay in the text
+    text_before: tuple[int, ...] = ()  # whose text the output's goes on; empty: it begins one
+    constraint: Constraint | None = None
+    thinking_budget: ThinkingBudget | None = None

@@ -1,0 +1,43 @@
+"""The engine's settings. Frozen values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class DiskWrites(StrEnum):
+    """What of the cache goes to disk."""
+
+    SELECTIVE = "selective"  # long prefixes that are shared, idle or about to be evicted
+    ALL = "all"  # every block, as soon as it is computed
+    EXIT = "exit"  # nothing before shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCacheConfig:
+    """A folder for KV that the arena evicts. Only one daemon may use a folder."""
+
+    directory: Path
+    max_bytes: int  # of all files together; at least 16 MiB
+    write: DiskWrites = DiskWrites.SELECTIVE
+    daily_bytes: int | None = None  # the most that is written in a day of UTC; None: no limit
+    shutdown_seconds: float = 10.0  # for writing what is still to be, at the end
+    salted: bool = False  # write prompts that have a cache_salt, too
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All settings of the engine. Validated by the server's settings."""
+
+    model: str  # a directory, a Hugging Face repository, or "" for the embedded default
+    kv_cache_bytes: int | None = None  # None: a share of what the machine has left
+    block_size: int = 32  # tokens
+    max_running: int = 32  # sequences computed in one step
+    max_waiting: int = 1024  # sequences queued; of one client at most as many as places are free
+    step_tokens: int = 512  # tokens computed in one step
+    max_prompt_share: float = 0.75  # of a step's time beside decodes; 1: no limit
+    prefix_cache: bool = True
+    attention: str = "auto"  # "auto", "gather" or "cascade"
+    state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's
+    generation_config: str = "auto"  # "auto" or "none": where sampling defaults come from
+    disk: DiskCacheConfig | None = None

@@ -1,0 +1,138 @@
+"""Statistics of the engine, and of the machine. Frozen values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.types.memory import MemoryStats
+from engine.types.output import FinishReason
+from engine.types.recent import HitRecord, RecentHits
+from engine.types.request import RefusalReason
+from kvstore.groups.group import GroupStats
+from kvstore.tier.types import Fault
+
+DISK_FAULTS = tuple(fault.value for fault in Fault)
+"""Why a disk cache may fail to read or to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCacheStats:
+    """The tier below the arena at one moment; counted since start are those from `read_bytes` on.
+
+    `hits` are prompts of which something was loaded: `loaded_tokens` in `load_seconds`, from the
+    decision to read to the last block. `failures` are of reading and writing; those of DISK_FAULTS
+    that there were. `ended_threads` should run and do not, until the engine is started again.
+    """
+
+    entries: int  # blocks, and ends of prompts within one
+    used_bytes: int  # of all files in the folder
+    limit_bytes: int
+    buffered_bytes: int  # handed over and not yet written
+    read_bytes: int
+    written_bytes: int
+    hits: int
+    loaded_tokens: int
+    load_seconds: float
+    failures: Mapping[str, int]
+    ended_threads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """The store at one moment. A block is free, cached (only the tree holds it) or held."""
+
+    block_size: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    blocks_shared: int  # in two tables or more; counted in blocks_held too
+    blocks_saved: int  # that there would be besides if each table had copies of its own
+    saved_bytes: int  # of these, and of what windows and states share
+    arena_bytes: int
+    nodes: int
+    queried_tokens: int
+    hit_tokens: int
+    evictions: int
+    tail_hit_tokens: int  # adopted beyond whole blocks, at every admission
+    prefix_copies: int  # blocks copied because a prompt goes on within what it has adopted
+    fork_copies: int  # and because outputs of one prompt do
+    groups: tuple[GroupStats, ...] = ()  # windows and states, in slots
+    recent_hits: tuple[RecentHits, ...] = ()
+    disk: DiskCacheStats | None = None  # None without a disk cache
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCounts:
+    """All sequences that callers have asked for, and what became of them, since start.
+
+    `received` is the sum of `refused`, `finished` and those that still live.
+    """
+
+    received: int
+    refused: Mapping[RefusalReason, int]
+    finished: Mapping[FinishReason, int]
+
+    @property
+    def live(self) -> int:
+        """Asked for and not over yet."""
+        return self.received - sum(self.refused.values()) - sum(self.finished.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """Gauges and monotonic counters of the engine's loop at one moment of a turn."""
+
+    running: int
+    waiting: int
+    computed_prompt_tokens: int
+    cached_prompt_tokens: int
+    generated_tokens: int
+    preemptions: int  # for lack of blocks
+    client_preemptions: int  # so that another client's sequence could be admitted
+    rows_sat_out: int  # by who waited for a mask; a step each
+    steps: int
+    hits: HitRecord
+    n_contradictions: int  # found by recounting the store while the engine was idle
+    cache: CacheStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What the callers know, as of now, and what the loop last published."""
+
+    sequences: SequenceCounts
+    loop: LoopStats
+    memory: MemoryStats
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """One live sequence, for the admin API."""
+
+    request_id: str
+    index: int
+    status: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    blocks: int
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """What the machine offers the configured model; the answer of `rootstock doctor`."""
+
+    device: str  # "cpu" or "gpu", with its name
+    memory_bytes: int
+    left_bytes: int  # not in use now
+    blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
+    advice: str  # what to install for a faster one; "" when nothing
+    mlx_version: str
+    mlx_lm_version: str
+    model: str
+    weight_bytes: int  # as they will be in memory; 0 with a problem
+    arena_tokens: int  # what the KV budget comes to for this model; 0 with a problem
+    arena_bytes: int
+    problem: str  # why the model cannot be served here; "" when it can

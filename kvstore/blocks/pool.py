@@ -1,0 +1,148 @@
+"""Block ids, their reference counts and the free list. Knows no keys, no tokens, no recency."""
+
+from collections.abc import Callable, Sequence
+
+from kvstore.types import BlockId
+
+
+class BlockPool:
+    """Who refers to each of `n_blocks` blocks.
+
+    Each block table that lists a block holds one reference to it; `ref_count` counts these. A block
+    is *cached* while the prefix index has it. It is free when it has no reference and is not
+    cached, and then stands in the free list exactly once.
+    """
+
+    def __init__(self, n_blocks: int) -> None:
+        if n_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, not {n_blocks}")
+        self._ref_counts = [0] * n_blocks
+        self._cached = bytearray(n_blocks)
+        # A stack with the lowest id on top: fresh sequences get runs of neighbouring blocks.
+        self._free = [BlockId(block) for block in reversed(range(n_blocks))]
+        self._n_referenced = 0
+        self._n_shared = 0
+        self._n_references = 0
+        self._n_releases = 0
+        self._freed: list[Callable[[BlockId], None]] = []
+
+    def when_freed(self, tell: Callable[[BlockId], None]) -> None:
+        """Call `tell` with each block that becomes free."""
+        self._freed.append(tell)
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self._ref_counts)
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def n_referenced(self) -> int:
+        """Blocks in at least one table."""
+        return self._n_referenced
+
+    @property
+    def n_shared(self) -> int:
+        """Blocks in two tables or more."""
+        return self._n_shared
+
+    @property
+    def n_saved(self) -> int:
+        """Blocks saved by sharing: references beyond the first of each block."""
+        return self._n_references - self._n_referenced
+
+    @property
+    def n_releases(self) -> int:
+        """How often blocks were released. While it stays the same, no room has been made."""
+        return self._n_releases
+
+    @property
+    def n_evictable(self) -> int:
+        """Cached blocks in no table: what eviction can free."""
+        return self.n_blocks - self.n_free - self._n_referenced
+
+    def ref_count(self, block: BlockId) -> int:
+        """Number of tables that list the block."""
+        return self._ref_counts[block]
+
+    def is_cached(self, block: BlockId) -> bool:
+        return self._cached[block] == 1
+
+    def total_refs(self, block: BlockId) -> int:
+        """References of tables, and one more if the block is cached."""
+        return self._ref_counts[block] + self._cached[block]
+
+    def free_blocks(self) -> Sequence[BlockId]:
+        return tuple(self._free)
+
+    def allocate(self, n_blocks: int) -> list[BlockId]:
+        """Take free blocks, each with one reference.
+
+        Raises IndexError when fewer are free: callers check `n_free` first.
+        """
+        if n_blocks > len(self._free):
+            raise IndexError(f"{n_blocks} blocks asked for, {len(self._free)} free")
+        blocks = [self._free.pop() for _ in range(n_blocks)]
+        for block in blocks:
+            self._ref_counts[block] = 1
+        self._n_referenced += n_blocks
+        self._n_references += n_blocks
+        return blocks
+
+    def retain(self, blocks: Sequence[BlockId]) -> None:
+        """One more table lists these blocks. Raises ValueError for a free one."""
+        ref_counts = self._ref_counts
+        for block in blocks:
+            count = ref_counts[block]
+            if count == 0:
+                if not self._cached[block]:
+                    raise ValueError(f"block {block} is free and cannot be retained")
+                self._n_referenced += 1
+            elif count == 1:
+                self._n_shared += 1
+            ref_counts[block] = count + 1
+        self._n_references += len(blocks)
+
+    def release(self, blocks: Sequence[BlockId]) -> list[BlockId]:
+        """One table less lists these blocks. Returns those that are evictable from now on.
+
+        Raises ValueError for a block that is in no table.
+        """
+        self._n_releases += 1 if blocks else 0
+        ref_counts, evictable = self._ref_counts, []
+        for block in reversed(blocks):  # so that the stack hands the run out in order again
+            count = ref_counts[block]
+            if count == 0:
+                raise ValueError(f"block {block} is in no table")
+            ref_counts[block] = count - 1
+            if count == 2:
+                self._n_shared -= 1
+            elif count == 1:
+                self._n_referenced -= 1
+                if self._cached[block]:
+                    evictable.append(block)
+                else:
+                    self._become_free(block)
+        self._n_references -= len(blocks)
+        return evictable
+
+    def cache(self, block: BlockId) -> None:
+        """The prefix index has the block from now on. Raises ValueError if it is free or cached."""
+        if self.total_refs(block) == 0 or self._cached[block]:
+            raise ValueError(f"block {block} is free or already cached")
+        self._cached[block] = 1
+
+    def uncache(self, block: BlockId) -> None:
+        """The prefix index has the block no more. Raises ValueError if it is not cached."""
+        if not self._cached[block]:
+            raise ValueError(f"block {block} is not cached")
+        self._cached[block] = 0
+        if self._ref_counts[block] == 0:
+            self._become_free(block)
+
+    def _become_free(self, block: BlockId) -> None:
+        self._free.append(block)
+        for tell in self._freed:
+            tell(block)

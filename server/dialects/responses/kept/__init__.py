@@ -1,1 +1,0 @@
-"""What outlives its request: stored responses, and those that are made in the background."""

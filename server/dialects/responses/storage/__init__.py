@@ -1,0 +1,1 @@
+"""Responses that outlive their request: stored ones, and those made in the background."""

@@ -1,0 +1,111 @@
+"""Responses with `background: true`: made while no client waits."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from anyio import CancelScope, Event
+from anyio.abc import TaskGroup
+
+from engine.api import EngineError
+from server.dialects.dialect import generate_all
+from server.dialects.responses.builder import ResponsesBuilder
+from server.dialects.responses.response_object import response_state
+from server.errors import ApiError, busy, to_api_error
+from server.schemas.responses.response import ResponseStatus
+from server.transport.unsent import UnsentBudget, rendering_bytes
+from server.workers import Workers
+
+RETRY_AFTER_SECONDS = 5
+
+log = logging.getLogger("rootstock.responses")
+
+
+class BackgroundResponses:
+    """The background responses in progress. Draining the engine ends them."""
+
+    def __init__(self, tasks: TaskGroup, unsent: UnsentBudget, workers: Workers, most: int) -> None:
+        self._tasks = tasks
+        self._unsent = unsent
+        self._workers = workers
+        self._most = most
+        self._running: dict[tuple[str, str], _Running] = {}
+
+    def start(self, builder: ResponsesBuilder) -> bytes:
+        """Start a response, and return it as JSON: `queued`. Raises ApiError (429)."""
+        self._check_limit(builder.task.record.client)
+        key = builder.task.owner, builder.task.id
+        self._running[key] = running = _Running(builder, self._unsent, self._workers)
+        self._tasks.start_soon(running.run, lambda: self._running.pop(key))
+        return running.json("queued")
+
+    def _check_limit(self, client: str) -> None:
+        """Raise ApiError (429) where too many are being made.
+
+        A client may have as many as are free, as in the engine's queue: one client alone gets half,
+        and the last free one is left for a client that has none.
+        """
+        clients = [running.client for running in self._running.values()]
+        own, free = clients.count(client), self._most - len(clients)
+        if own >= free:
+            message = (
+                f"{len(clients)} background responses are being made, {own} of them this "
+                f"client's, and {self._most} may be (max_background_responses); a client may have "
+                f"as many as places are free ({free})."
+            )
+            raise busy(429, message, "rate_limit_exceeded", RETRY_AFTER_SECONDS)
+
+    def json(self, owner: str, id: str) -> bytes | None:
+        """The response, `in_progress`, if it is being made."""
+        running = self._running.get((owner, id))
+        return None if running is None else running.json("in_progress")
+
+    async def cancel(self, owner: str, id: str) -> bool:
+        """Whether it was being made. It is stored as `cancelled` unless it has just completed."""
+        running = self._running.get((owner, id))
+        if running is None:
+            return False
+        running.scope.cancel()
+        await running.ended.wait()
+        return True
+
+
+class _Running:
+    def __init__(self, builder: ResponsesBuilder, unsent: UnsentBudget, workers: Workers) -> None:
+        self._builder = builder
+        self._unsent = unsent
+        self._workers = workers
+        builder.task.record.slot.release()
+        self.client = builder.task.record.client
+        self._held = builder.task.record.held.pop_all()  # kept when the request is over
+        self.scope = CancelScope()
+        self.ended = Event()
+
+    def json(self, status: ResponseStatus) -> bytes:
+        return self._builder.task.template.json(response_state(status))
+
+    async def run(self, ended: Callable[[], object]) -> None:
+        try:
+            async with self._held:
+                await self._generate_and_store()
+        finally:
+            ended()
+            self.ended.set()
+
+    async def _generate_and_store(self) -> None:
+        try:
+            with self.scope, self._builder.task.record.time_limit():
+                await self._generate()
+            if self.scope.cancelled_caught:
+                self._builder.task.store_response(response_state("cancelled"))
+        except Exception as error:
+            expected = isinstance(error, ApiError | EngineError)
+            log.warning("response %s: %s", self._builder.task.id, error, exc_info=not expected)
+            self._builder.task.store_response(response_state("failed", error=to_api_error(error)))
+
+    async def _generate(self) -> None:
+        builder = self._builder
+        with self._unsent.answer(lambda error: None) as unsent:
+            choices = await generate_all(builder, unsent, builder.task.record)
+            whole = partial(builder.whole, choices)
+            await self._workers.run(self.client, rendering_bytes(unsent), whole)

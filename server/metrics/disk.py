@@ -1,0 +1,48 @@
+"""Metrics of the disk cache, where there is one."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from engine.types.statistics import DISK_FAULTS, DiskCacheStats
+
+
+def disk_families(disk: DiskCacheStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "rootstock_disk_entries",
+        "Blocks, and ends of prompts within one, in the disk cache.",
+        disk.entries,
+    )
+    for state, about, n_bytes in (
+        ("used", "Size of the disk cache's files.", disk.used_bytes),
+        ("limit", "The most that the disk cache's files may take.", disk.limit_bytes),
+        ("buffered", "On their way to the disk cache.", disk.buffered_bytes),
+    ):
+        yield GaugeMetricFamily(f"rootstock_disk_{state}_bytes", about, n_bytes)
+    yield CounterMetricFamily(
+        "rootstock_disk_read_bytes", "Read from the disk cache.", disk.read_bytes
+    )
+    yield CounterMetricFamily(
+        "rootstock_disk_written_bytes", "Written to the disk cache.", disk.written_bytes
+    )
+    yield CounterMetricFamily(
+        "rootstock_disk_hits", "Prompts of which the disk cache had something.", disk.hits
+    )
+    yield CounterMetricFamily(
+        "rootstock_disk_loaded_tokens",
+        "Prompt tokens loaded from the disk cache.",
+        disk.loaded_tokens,
+    )
+    yield CounterMetricFamily(
+        "rootstock_disk_load_seconds",
+        "From the decision to load a prefix to its last block, added up.",
+        disk.load_seconds,
+    )
+    failures = CounterMetricFamily(
+        "rootstock_disk_failures",
+        "What could not be read or written, by fault; it is computed instead.",
+        labels=["fault"],
+    )
+    for fault in DISK_FAULTS:  # from 0 on, or Prometheus had no rate of the first
+        failures.add_metric([fault], disk.failures.get(fault, 0))
+    yield failures

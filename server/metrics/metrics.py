@@ -1,0 +1,376 @@
+"""Prometheus metrics: histograms that the engine's thread fills, counts of HTTP responses, and the
+engine's published statistics. A scrape never waits for the engine.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from engine.api import Engine
+from engine.types.model import ModelCard
+from engine.types.statistics import CacheStats, EngineStats, LoopStats, SequenceCounts
+from server.access.refusals import Refusals
+from server.metrics.disk import disk_families
+from server.transport.unsent import UnsentBudget
+
+REQUEST_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"  # a label's value for whatever a client makes up
+
+Alias = Callable[[Iterable[Metric], EngineStats, str], Iterable[Metric]]
+"""Other names for the same figures: from histograms, the engine's stats and the model's name."""
+
+
+class EngineTelemetry:
+    """The engine's Telemetry: each duration goes into one histogram. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self.first_token_seconds = Histogram(
+            "rootstock_time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            buckets=REQUEST_BUCKETS,
+            registry=None,
+        )
+        self.token_gap_seconds = Histogram(
+            "rootstock_time_between_tokens_seconds",
+            "Between two consecutive tokens of a sequence.",
+            buckets=STEP_BUCKETS,
+            registry=None,
+        )
+        self.request_seconds = Histogram(
+            "rootstock_request_seconds",
+            "From a request's arrival to its end.",
+            buckets=REQUEST_BUCKETS,
+            registry=None,
+        )
+        self.queue_wait_seconds = Histogram(
+            "rootstock_queue_wait_seconds",
+            "From a request's arrival to its admission.",
+            buckets=REQUEST_BUCKETS,
+            registry=None,
+        )
+        self.step_seconds = Histogram(
+            "rootstock_step_seconds",
+            "One step of the engine's loop.",
+            buckets=STEP_BUCKETS,
+            registry=None,
+        )
+
+        self.mask_seconds = Histogram(
+            "rootstock_mask_seconds",
+            "What may follow a token of an answer that a grammar holds: until it was known.",
+            buckets=STEP_BUCKETS,
+            registry=None,
+        )
+
+    def step(self, seconds: float) -> None:
+        self.step_seconds.observe(seconds)
+
+    def queue_wait(self, seconds: float) -> None:
+        self.queue_wait_seconds.observe(seconds)
+
+    def first_token(self, seconds: float) -> None:
+        self.first_token_seconds.observe(seconds)
+
+    def token_gap(self, seconds: float) -> None:
+        self.token_gap_seconds.observe(seconds)
+
+    def finished(self, seconds: float) -> None:
+        self.request_seconds.observe(seconds)
+
+    def mask(self, seconds: float) -> None:
+        self.mask_seconds.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        for histogram in (
+            self.first_token_seconds,
+            self.token_gap_seconds,
+            self.request_seconds,
+            self.queue_wait_seconds,
+            self.step_seconds,
+            self.mask_seconds,
+        ):
+            yield from _without_created(histogram.collect())
+
+
+class HttpAnswers:
+    """Counts HTTP requests once they are over. A client cannot make the labels grow."""
+
+    def __init__(self) -> None:
+        self._answers = Counter(
+            "rootstock_http_requests",
+            "HTTP requests that are over; status 499 where the client left before the answer.",
+            ["route", "method", "status"],
+            registry=None,
+        )
+
+    def count(self, route: str | None, method: str, status: int) -> None:
+        """`route` is the template that the path matched, None if there was none."""
+        known_method = method if method in HTTP_METHODS else OTHER
+        self._answers.labels(route or OTHER, known_method, status).inc()
+
+    def collect(self) -> Iterable[Metric]:
+        return _without_created(self._answers.collect())
+
+
+def _without_created(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """Without the `_created` samples, which few scrapers understand."""
+    for metric in metrics:
+        metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+        yield metric
+
+
+class Metrics:
+    """Everything `/metrics` shows."""
+
+    def __init__(
+        self,
+        telemetry: EngineTelemetry,
+        answers: HttpAnswers,
+        unsent: UnsentBudget,
+        refusals: Refusals,
+        aliases: Sequence[Alias],
+    ) -> None:
+        self._telemetry = telemetry
+        self._answers = answers
+        self._unsent = unsent
+        self._refusals = refusals
+        self._aliases = aliases
+
+    def render(self, engine: Engine, model: str) -> bytes:
+        """The text format. Of a dead engine the last counters stand."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Fixed(self._families(engine, model)))
+        return generate_latest(registry)
+
+    def _families(self, engine: Engine, model: str) -> Iterator[Metric]:
+        stats, up = engine.stats(), float(engine.is_alive())
+        yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", up)
+        yield _model_info(engine.card, model)
+        yield from self._telemetry.collect()
+        yield from self._answers.collect()
+        yield from self._refusals.collect()
+        yield CounterMetricFamily(
+            "rootstock_answers_cut_off",
+            "Answers ended because too much of them waited to be sent.",
+            self._unsent.n_ended,
+        )
+        yield from sequence_families(stats.sequences)
+        yield from loop_families(stats.loop)
+        yield from cache_families(stats.loop.cache)
+        yield from group_families(stats.loop.cache)
+        yield from memory_families(stats)
+        if stats.loop.cache.disk is not None:
+            yield from disk_families(stats.loop.cache.disk)
+        for alias in self._aliases:
+            yield from alias(self._telemetry.collect(), stats, model)
+
+
+class _Fixed(Collector):
+    """Hands a registry what has been collected already."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def sequence_families(counts: SequenceCounts) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "rootstock_requests_received",
+        "Sequences asked of the engine: those refused, finished and live.",
+        counts.received,
+    )
+    refused = CounterMetricFamily(
+        "rootstock_requests_refused", "Sequences not taken in, by reason.", labels=["reason"]
+    )
+    for refusal, count in counts.refused.items():
+        refused.add_metric([refusal.value], count)
+    yield refused
+    finished = CounterMetricFamily(
+        "rootstock_requests_finished", "Sequences that ended, by reason.", labels=["reason"]
+    )
+    for reason, count in counts.finished.items():
+        finished.add_metric([reason.value], count)
+    yield finished
+
+
+def loop_families(stats: LoopStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "rootstock_requests_running", "Sequences that are computed.", stats.running
+    )
+    yield GaugeMetricFamily(
+        "rootstock_requests_waiting", "Sequences that wait for admission.", stats.waiting
+    )
+    prompt = CounterMetricFamily(
+        "rootstock_prompt_tokens",
+        "Prompt tokens, computed or adopted from the cache.",
+        labels=["source"],
+    )
+    prompt.add_metric(["computed"], stats.computed_prompt_tokens)
+    prompt.add_metric(["cached"], stats.cached_prompt_tokens)
+    yield prompt
+    yield CounterMetricFamily(
+        "rootstock_generated_tokens", "Tokens sampled.", stats.generated_tokens
+    )
+    yield CounterMetricFamily(
+        "rootstock_preemptions",
+        "Sequences sent back to the queue for lack of blocks.",
+        stats.preemptions,
+    )
+    yield CounterMetricFamily(
+        "rootstock_gave_way",
+        "Sequences sent back to the queue for another client's.",
+        stats.client_preemptions,
+    )
+    yield CounterMetricFamily(
+        "rootstock_rows_sat_out",
+        "Rows that were not sampled in a step because nobody knew yet what their grammar allows.",
+        stats.rows_sat_out,
+    )
+    yield CounterMetricFamily("rootstock_steps", "Steps of the engine's loop.", stats.steps)
+    yield CounterMetricFamily(
+        "rootstock_kv_contradictions",
+        "Counts of the KV store that a recount, while the engine was idle, found to be wrong.",
+        stats.n_contradictions,
+    )
+
+
+def cache_families(cache: CacheStats) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily(
+        "rootstock_kv_blocks",
+        "Blocks by state: free, cached (only the tree holds them), held (by sequences).",
+        labels=["state"],
+    )
+    blocks.add_metric(["free"], cache.blocks_free)
+    blocks.add_metric(["cached"], cache.blocks_cached)
+    blocks.add_metric(["held"], cache.blocks_held)
+    yield blocks
+    yield GaugeMetricFamily(
+        "rootstock_kv_shared_blocks", "Blocks in two tables or more.", cache.blocks_shared
+    )
+    yield GaugeMetricFamily(
+        "rootstock_kv_saved_blocks",
+        "Blocks that there would be besides if each sequence had copies of its own.",
+        cache.blocks_saved,
+    )
+    yield GaugeMetricFamily(
+        "rootstock_kv_saved_bytes",
+        "Bytes of these blocks, and of what sliding windows share.",
+        cache.saved_bytes,
+    )
+    yield GaugeMetricFamily("rootstock_kv_arena_bytes", "Size of the arena.", cache.arena_bytes)
+    yield GaugeMetricFamily("rootstock_kv_tree_nodes", "Nodes of the prefix tree.", cache.nodes)
+    yield CounterMetricFamily(
+        "rootstock_prefix_queried_tokens",
+        "Prompt tokens looked up, counted once per admission.",
+        cache.queried_tokens,
+    )
+    yield CounterMetricFamily(
+        "rootstock_prefix_hit_tokens",
+        "Prompt tokens found, counted once per admission.",
+        cache.hit_tokens,
+    )
+    recent = GaugeMetricFamily(
+        "rootstock_prefix_hit_ratio",
+        "Of the prompt tokens looked up in the last minutes those found; none where none were.",
+        labels=["window"],
+    )
+    for hits in cache.recent_hits:
+        if hits.share is not None:
+            recent.add_metric([f"{hits.seconds // 60}m"], hits.share)
+    yield recent
+    yield CounterMetricFamily(
+        "rootstock_kv_evicted_blocks", "Blocks taken back from the tree.", cache.evictions
+    )
+    yield CounterMetricFamily(
+        "rootstock_prefix_tail_hit_tokens",
+        "Prompt tokens found beyond whole blocks, at every admission.",
+        cache.tail_hit_tokens,
+    )
+    copied = CounterMetricFamily(
+        "rootstock_kv_copied_blocks",
+        "Blocks copied before a write: adopted in part from a prefix, or shared by forked outputs.",
+        labels=["cause"],
+    )
+    copied.add_metric(["prefix"], cache.prefix_copies)
+    copied.add_metric(["fork"], cache.fork_copies)
+    yield copied
+
+
+def group_families(cache: CacheStats) -> Iterator[Metric]:
+    slots = GaugeMetricFamily(
+        "rootstock_group_slots",
+        "Slots of sliding windows (blocks) and recurrent layers (states), by state.",
+        labels=["group", "state"],
+    )
+    evicted = CounterMetricFamily(
+        "rootstock_group_evicted_slots",
+        "Slots that were kept for later and went for want of room.",
+        labels=["group"],
+    )
+    unresumable = CounterMetricFamily(
+        "rootstock_group_unresumable_tokens",
+        "Prompt tokens found in the tree, and computed for want of a slot of the group.",
+        labels=["group"],
+    )
+    for group in cache.groups:
+        slots.add_metric([group.name, "free"], group.free)
+        slots.add_metric([group.name, "cached"], group.cached)
+        slots.add_metric([group.name, "held"], group.held)
+        evicted.add_metric([group.name], group.evictions)
+        unresumable.add_metric([group.name], group.unresumable_tokens)
+    yield from (slots, evicted, unresumable)
+
+
+def memory_families(stats: EngineStats) -> Iterator[Metric]:
+    memory = stats.memory
+    allocated = GaugeMetricFamily(
+        "rootstock_mlx_memory_bytes",
+        "Of MLX's allocator: in use, kept for the next step, and the most there was in use.",
+        labels=["kind"],
+    )
+    allocated.add_metric(["active"], memory.active)
+    allocated.add_metric(["cached"], memory.cached)
+    allocated.add_metric(["peak"], memory.peak)
+    yield allocated
+    yield GaugeMetricFamily(
+        "rootstock_resident_memory_bytes",
+        "Of the whole process, as the system counts.",
+        memory.resident,
+    )
+    promised = GaugeMetricFamily(
+        "rootstock_promised_memory_bytes",
+        "What was reckoned with when the model was found to fit.",
+        labels=["part"],
+    )
+    promised.add_metric(["weights"], memory.promise.weights)
+    promised.add_metric(["storage"], memory.promise.storage)
+    promised.add_metric(["workspace"], memory.promise.workspace)
+    yield promised
+
+
+def _model_info(card: ModelCard, model: str) -> Metric:
+    return InfoMetricFamily(
+        "rootstock_model",
+        "The model that is served.",
+        {
+            "model_name": model,
+            "fingerprint": card.fingerprint,
+            "device": card.device,
+            "dtype": card.dtype,
+        },
+    )

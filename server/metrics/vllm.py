@@ -1,0 +1,79 @@
+"""vLLM's metric names over Rootstock's figures, so that dashboards made for vLLM work.
+
+Names and types: https://docs.vllm.ai/en/latest/usage/metrics.html. A colon in a name is against
+Prometheus' advice (`promtool check metrics` says so), but these names are theirs.
+"""
+
+from collections.abc import Iterable, Iterator
+from types import MappingProxyType
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from engine.types.output import FinishReason
+from engine.types.statistics import EngineStats, LoopStats, SequenceCounts
+
+HISTOGRAMS = MappingProxyType(
+    {
+        "rootstock_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+        "rootstock_time_between_tokens_seconds": "vllm:inter_token_latency_seconds",
+        "rootstock_request_seconds": "vllm:e2e_request_latency_seconds",
+        "rootstock_queue_wait_seconds": "vllm:request_queue_time_seconds",
+    }
+)
+SUCCESSES = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
+
+
+def vllm_families(histograms: Iterable[Metric], stats: EngineStats, model: str) -> Iterator[Metric]:
+    """An Alias, as server.metrics.metrics knows it."""
+    yield from vllm_histograms(histograms, model)
+    yield from vllm_stats(stats.loop, model)
+    yield _successes(stats.sequences, model)
+
+
+def vllm_histograms(metrics: Iterable[Metric], model: str) -> Iterator[Metric]:
+    """The histograms that vLLM has too, under its names and with its label."""
+    for metric in metrics:
+        name = HISTOGRAMS.get(metric.name)
+        if name is None:
+            continue
+        renamed = Metric(name, metric.documentation, metric.type)
+        for sample in metric.samples:
+            suffix = sample.name.removeprefix(metric.name)
+            labels = {"model_name": model, **sample.labels}
+            renamed.add_sample(name + suffix, labels, sample.value)
+        yield renamed
+
+
+def vllm_stats(stats: LoopStats, model: str) -> Iterator[Metric]:
+    cache = stats.cache
+    held_share = cache.blocks_held / cache.blocks_total if cache.blocks_total else 0.0
+    gauges = (
+        ("num_requests_running", "Sequences that are computed.", stats.running),
+        ("num_requests_waiting", "Sequences that wait for admission.", stats.waiting),
+        ("kv_cache_usage_perc", "Share of blocks held by sequences; 1 is all.", held_share),
+    )
+    for name, documentation, value in gauges:
+        gauge = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        gauge.add_metric([model], value)
+        yield gauge
+    prompt_tokens = stats.computed_prompt_tokens + stats.cached_prompt_tokens
+    preemptions = stats.preemptions + stats.client_preemptions
+    counters = (
+        ("prefix_cache_queries", "Prompt tokens looked up.", cache.queried_tokens),
+        ("prefix_cache_hits", "Prompt tokens found.", cache.hit_tokens),
+        ("prompt_tokens", "Prompt tokens processed.", prompt_tokens),
+        ("generation_tokens", "Tokens sampled.", stats.generated_tokens),
+        ("num_preemptions", "Sequences sent back to the queue.", preemptions),
+    )
+    for name, documentation, value in counters:
+        counter = CounterMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        counter.add_metric([model], value)
+        yield counter
+
+
+def _successes(counts: SequenceCounts, model: str) -> Metric:
+    labels = ["model_name", "finished_reason"]
+    counter = CounterMetricFamily("vllm:request_success", "Sequences that ended.", labels=labels)
+    for reason in SUCCESSES:
+        counter.add_metric([model, reason.value], counts.finished[reason])
+    return counter

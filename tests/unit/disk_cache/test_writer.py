@@ -1,0 +1,659 @@
+"""What is written of the tree, when, in which order, and what happens when it cannot be."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from engine.types.settings import DiskWrites
+from kvstore.actions import ReadBlock
+from kvstore.digest import Digest
+from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.tier.types import EntryInfo
+from kvstore.types import BlockId
+from tests.unit.disk_cache.desk import (
+    BLOCK_BYTES,
+    IDLE,
+    STATE_BYTES,
+    WRITE_RULES,
+    Desk,
+    Shelf,
+    contents,
+)
+from tests.unit.kv_helpers import (
+    BLOCK,
+    NS,
+    admit,
+    compute,
+    drain,
+    extend,
+    generate,
+    run_of,
+    serve,
+)
+
+PROMPT = run_of(0, 6 * BLOCK)
+SALTED = replace(NS, cache_salt="pepper")
+ALL, EXIT = (replace(WRITE_RULES, writes=DiskWrites(mode)) for mode in ("all", "exit"))
+
+
+class Asked(Shelf):
+    """Counts how often somebody asks for an entry, or whether a name is held."""
+
+    n_asked = 0
+
+    def entry(self, name: Digest) -> EntryInfo | None:
+        self.n_asked += 1
+        return super().entry(name)
+
+    def lacks(self, name: Digest, has: Sequence[bool]) -> bool:
+        self.n_asked += 1
+        return super().lacks(name, has)
+
+    def held(self, names: Sequence[Digest]) -> int:
+        self.n_asked += len(names)
+        return super().held(names)
+
+
+def blocks(reads: Sequence[ReadBlock]) -> list[BlockId]:
+    return [read.block for read in reads]
+
+
+def path_of(desk: Desk, tokens: Sequence[int]) -> list[BlockId]:
+    """The blocks in memory, in order."""
+    return admit(desk.store, [*tokens, 0]).table[: len(tokens) // BLOCK]
+
+
+def test_what_has_been_idle_for_a_second_is_written() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    assert desk.disk.wait_seconds() == IDLE
+    desk.wait(IDLE - 0.01)
+    assert not desk.disk.is_busy
+    assert not desk.step()[1]
+    desk.wait(0.01)
+    assert desk.disk.is_busy
+    assert len(desk.step()[1]) == 6
+    assert desk.has(PROMPT) == len(PROMPT)
+    assert desk.disk.wait_seconds() is None
+
+
+def test_what_grows_is_postponed() -> None:
+    desk = Desk()
+    for n_blocks in range(1, 7):
+        serve(desk.store, PROMPT[: n_blocks * BLOCK])
+        desk.wait(IDLE / 2)
+        assert not desk.step()[1]
+    desk.wait(IDLE / 2)
+    assert len(desk.step()[1]) == 6
+
+
+def test_what_somebody_adopts_is_written_at_once() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    assert not desk.step()[1]
+    lease = admit(desk.store, [*PROMPT, 0])
+    assert blocks(desk.step()[1]) == lease.table[:6]
+
+
+def test_what_memory_serves_is_used_on_disk_too() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.write()
+    admit(desk.store, [*PROMPT, 0])
+    assert desk.shelf.touched == [desk.disk.block_hashes(NS, [*PROMPT, 0])[-1]]
+
+
+def test_what_is_about_to_be_evicted_is_written_at_once() -> None:
+    desk = Desk(n_blocks=32)
+    serve(desk.store, PROMPT)
+    assert not desk.step()[1]
+    lease = admit(desk.store, run_of(1000, 25 * BLOCK))  # one block is left
+    compute(desk.store, lease)
+    assert len(desk.step()[1]) == 6
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+@pytest.mark.parametrize(("n_tokens", "n_read"), [(2 * BLOCK, 2), (2 * BLOCK - 1, 0)])
+def test_short_paths_are_not_written(n_tokens: int, n_read: int) -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT[:n_tokens])
+    desk.wait()
+    assert len(desk.step()[1]) == n_read
+    assert not desk.disk.is_busy
+
+
+def test_all_writes_short_paths_and_waits_for_nothing() -> None:
+    desk = Desk(write_rules=ALL)
+    serve(desk.store, PROMPT[:BLOCK])
+    assert len(desk.step()[1]) == 1
+
+
+def test_exit_writes_nothing_before_the_end() -> None:
+    desk = Desk(write_rules=EXIT, n_blocks=32)
+    serve(desk.store, PROMPT)
+    desk.wait(1000.0)
+    desk.store.release(admit(desk.store, [*PROMPT, 0]))
+    admit(desk.store, run_of(1000, 26 * BLOCK))  # none is left
+    assert not desk.step()[1]
+    assert desk.disk.wait_seconds() is None
+    desk.disk.end()
+    assert desk.disk.is_ending
+    assert len(desk.step()[1]) == 6
+    assert not desk.disk.is_ending
+
+
+def test_the_end_takes_what_was_used_last_first() -> None:
+    desk = Desk(write_rules=EXIT, step_bytes=6 * BLOCK_BYTES)
+    starts = [0, 100, 200]
+    for start in starts:
+        serve(desk.store, run_of(start, 6 * BLOCK))
+    desk.disk.end()
+    for start in reversed(starts):
+        desk.step()
+        assert [desk.has(run_of(s, 6 * BLOCK)) > 0 for s in starts] == [s >= start for s in starts]
+
+
+def test_the_end_is_over_when_its_time_is() -> None:
+    desk = Desk(write_rules=EXIT, step_bytes=BLOCK_BYTES, shutdown_seconds=5.0)
+    serve(desk.store, PROMPT)
+    desk.disk.end()
+    desk.step()
+    assert desk.disk.is_ending
+    desk.wait(5.0)
+    assert not desk.disk.is_ending
+
+
+def test_the_end_waits_for_no_disk_that_takes_nothing() -> None:
+    """Its day's budget is spent, or it has failed: seconds would change nothing."""
+    desk = Desk(write_rules=EXIT)
+    serve(desk.store, PROMPT)
+    desk.shelf.room = 0
+    desk.disk.end()
+    desk.shelf.is_idle = False  # what it has taken is still being written: there will be room
+    desk.step()
+    assert desk.disk.is_ending
+    desk.wait()
+    desk.shelf.is_idle = True
+    desk.step()
+    assert not desk.disk.is_ending
+
+
+def test_the_end_writes_no_more_than_the_disk_holds() -> None:
+    """What was used last is written first, so more would push that out."""
+    desk = Desk(write_rules=EXIT)
+    desk.shelf.longest_path = 8 * BLOCK_BYTES
+    for start in (0, 100, 200):
+        serve(desk.store, run_of(start, 6 * BLOCK))
+    desk.disk.end()
+    while desk.disk.is_ending:
+        desk.step()
+    assert [desk.has(run_of(start, 6 * BLOCK)) // BLOCK for start in (0, 100, 200)] == [0, 2, 6]
+
+
+def test_a_path_that_is_longer_than_the_disk_keeps_is_written_up_to_there_once() -> None:
+    desk = Desk()
+    desk.shelf.longest_path = 4 * BLOCK_BYTES
+    serve(desk.store, PROMPT)
+    for _ in range(3):
+        desk.wait()
+        desk.write()
+        serve(desk.store, [*PROMPT, *run_of(500, BLOCK)])
+    assert desk.has(PROMPT) == 4 * BLOCK
+    assert desk.shelf.n_written == 4 * BLOCK_BYTES
+    assert not desk.disk.is_busy
+
+
+def test_what_was_too_long_behind_a_failed_reading_is_looked_at_again() -> None:
+    """The entry above may be smaller as it stands than as it would have been written."""
+    desk = Desk()
+    desk.shelf.longest_path = 3 * BLOCK_BYTES
+    branch = [*PROMPT[: 3 * BLOCK], *run_of(500, 2 * BLOCK)]
+    for tokens in (PROMPT, branch):
+        serve(desk.store, tokens)
+    desk.wait()
+    number, _, reads = desk.plan()
+    assert blocks(reads) == path_of(desk, PROMPT)[:3]
+    desk.shelf.longest_path = 100 * BLOCK_BYTES
+    desk.disk.fail(number)
+    desk.wait()
+    desk.write()
+    assert [desk.has(tokens) for tokens in (PROMPT, branch)] == [len(PROMPT), len(branch)]
+
+
+def test_salted_prompts_are_written_only_if_a_rule_says_so() -> None:
+    for salted in (False, True):
+        desk = Desk(write_rules=replace(WRITE_RULES, salted=salted))
+        serve(desk.store, PROMPT, namespace=SALTED)
+        desk.wait()
+        desk.write()
+        assert desk.has(PROMPT, SALTED) == (len(PROMPT) if salted else 0)
+
+
+def test_a_step_reads_a_bounded_number_of_bytes_parents_first() -> None:
+    desk = Desk(step_bytes=2 * BLOCK_BYTES)
+    serve(desk.store, PROMPT)
+    path = path_of(desk, PROMPT)
+    desk.wait()
+    steps = [blocks(desk.step()[1]) for _ in range(4)]
+    assert steps == [path[:2], path[2:4], path[4:], []]
+
+
+def test_parents_are_written_with_a_child_that_is_due_alone() -> None:
+    desk = Desk(n_blocks=32)
+    stem, branch = PROMPT[: 3 * BLOCK], run_of(500, 2 * BLOCK)
+    serve(desk.store, PROMPT)
+    serve(desk.store, [*stem, *branch])
+    lease = admit(desk.store, run_of(1000, 23 * BLOCK))  # the leaves are about to be evicted
+    compute(desk.store, lease)
+    desk.step()
+    assert desk.has(PROMPT) == len(PROMPT)
+    for extent in desk.shelf.offered:
+        assert extent.parent in (extent.root, *desk.shelf.records)
+
+
+def test_what_is_shared_is_written_once() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.write()
+    serve(desk.store, [*PROMPT[: 3 * BLOCK], *run_of(500, 2 * BLOCK)])
+    desk.wait()
+    assert len(desk.write()) == 2
+    assert desk.shelf.n_written == 8 * BLOCK_BYTES
+
+
+def test_the_next_step_goes_on_behind_what_one_in_flight_reads() -> None:
+    desk = Desk(step_bytes=3 * BLOCK_BYTES)
+    serve(desk.store, PROMPT)
+    path = path_of(desk, PROMPT)
+    desk.wait()
+    first, _, reads = desk.plan()
+    second, _, more = desk.plan()
+    assert blocks(reads) + blocks(more) == path
+    for number, found in ((first, reads), (second, more)):
+        desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in found])
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+def test_where_the_disk_has_no_room_all_stays_dirty() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.shelf.room = 0
+    assert not desk.step()[1]
+    wait = desk.disk.wait_seconds()
+    assert wait is not None
+    assert 0 < wait < IDLE
+    assert not desk.disk.is_busy  # it does not spin meanwhile
+    desk.shelf.room = 2 * BLOCK_BYTES
+    desk.wait(wait)
+    assert len(desk.step()[1]) == 2
+    desk.shelf.room = 1000
+    desk.wait(wait)
+    assert len(desk.write()) == 4
+
+
+def test_what_falls_due_while_the_disk_has_no_room_does_not_spin() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.shelf.room = 0
+    serve(desk.store, run_of(1000, 6 * BLOCK))
+    desk.wait(IDLE - 0.1)
+    assert not desk.step()[1]
+    desk.wait(0.2)
+    wait = desk.disk.wait_seconds()
+    assert wait is not None
+    assert wait > 0
+    assert not desk.disk.is_busy
+    desk.wait(wait)
+    assert desk.disk.is_busy
+
+
+def test_to_ask_how_it_is_changes_nothing() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    writer = desk.disk._writer
+    later, due = dict(writer._later), dict(writer._due)
+    assert desk.disk.is_busy
+    assert not desk.disk.is_loading
+    assert not desk.disk.is_ending
+    assert desk.disk.wait_seconds() == 0.0
+    assert desk.disk.namespaces == frozenset()
+    assert (writer._later, writer._due) == (later, due)
+
+
+def test_an_entry_larger_than_a_step_may_read_is_read_alone() -> None:
+    desk = Desk(step_bytes=BLOCK_BYTES - 1)
+    serve(desk.store, PROMPT)
+    desk.wait()
+    for _ in PROMPT[::BLOCK]:
+        assert len(desk.step()[1]) == 1
+        desk.wait()
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+def test_what_is_refused_is_offered_again() -> None:
+    """The tier has lost the parent between the plan and its commit."""
+    desk = Desk(step_bytes=3 * BLOCK_BYTES)
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.step()
+    number, _, reads = desk.plan()
+    desk.shelf.clear()
+    desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
+    desk.wait()
+    assert len(desk.write()) == 6
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+def test_a_failed_step_has_read_nothing() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    number, _, reads = desk.plan()
+    assert len(reads) == 6
+    desk.disk.fail(number)
+    assert not desk.has(PROMPT)
+    desk.wait()
+    assert len(desk.write()) == 6
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+def test_a_failed_step_is_repeated_although_its_node_was_split_meanwhile() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    number, _, _ = desk.plan()
+    admit(desk.store, [*PROMPT[: 2 * BLOCK], 0])
+    desk.disk.fail(number)
+    desk.wait()
+    desk.write()
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_what_was_not_read_again_since_it_was_being_read_is_read_when_that_was_for_nothing(
+    refuses: bool,
+) -> None:
+    """The prompt has left memory, and come back in other blocks."""
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    first, _, reads = desk.plan()
+    drain(desk.store)
+    admit(desk.store, run_of(1000, 6 * BLOCK))
+    serve(desk.store, PROMPT)
+    desk.wait()
+    second, _, again = desk.plan()
+    assert (len(reads), len(again)) == (6, 0)
+    if refuses:
+        desk.shelf.room = 0
+        desk.disk.commit(first, [contents(read) for read in reads])
+        desk.shelf.room = 1000
+    else:
+        desk.disk.fail(first)
+    desk.disk.commit(second, [])
+    desk.wait()
+    assert len(desk.write()) == 6
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+def test_what_is_to_be_kept_off_the_disk_is_not_offered_from_a_block_that_was_handed_on() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    number, _, _ = desk.plan()
+    drain(desk.store)
+    serve(desk.store, PROMPT, namespace=SALTED)
+    desk.disk.fail(number)
+    desk.wait()
+    assert not desk.write()
+
+
+def test_what_the_disk_loses_is_written_again_with_what_comes_behind_it() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.write()
+    desk.shelf.forget(desk.disk.block_hashes(NS, PROMPT)[2])
+    longer = [*PROMPT, *run_of(500, BLOCK)]
+    serve(desk.store, longer)
+    desk.wait()
+    assert len(desk.write()) == 5
+    assert desk.has(longer) == len(longer)
+
+
+@pytest.mark.parametrize("tiers", ["memory", "disk", "both"])
+def test_a_clear_between_plan_and_commit_drops_what_was_read(tiers: str) -> None:
+    """With what is dirty: nothing is written again before somebody goes on with it."""
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    number, _, reads = desk.plan()
+    dirty = run_of(500, 3 * BLOCK)
+    serve(desk.store, dirty)
+    if tiers != "memory":
+        desk.disk.clear(None)
+    if tiers != "disk":
+        desk.store.clear()
+    desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
+    desk.wait()
+    assert not desk.step()[1]
+    assert not desk.shelf.records
+    assert not desk.disk.is_busy
+    for prompt in (PROMPT, dirty):
+        longer = [*prompt, *run_of(800, BLOCK)]
+        serve(desk.store, longer)
+        desk.wait()
+        desk.write()
+        assert desk.has(longer) == len(longer)
+
+
+def test_what_comes_back_while_a_cleared_read_is_on_its_way_is_read_anew() -> None:
+    """A sequence that lives through a clear of memory indexes its blocks again."""
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    first, _, reads = desk.plan()
+    desk.store.clear()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    second, _, again = desk.plan()
+    for number, found in ((first, reads), (second, again)):
+        desk.disk.commit(number, [contents(read) for read in found])
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+def test_a_clear_of_one_namespace_leaves_the_others_reads() -> None:
+    desk = Desk(write_rules=replace(WRITE_RULES, salted=True))
+    for namespace in (NS, SALTED):
+        serve(desk.store, PROMPT, namespace=namespace)
+    desk.wait()
+    number, _, reads = desk.plan()
+    assert len(reads) == 12
+    dirty = run_of(500, 3 * BLOCK)
+    for namespace in (NS, SALTED):
+        serve(desk.store, dirty, namespace=namespace)
+    desk.disk.clear(NS)
+    desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
+    desk.wait()
+    desk.write()
+    for prompt in (PROMPT, dirty):
+        assert (desk.has(prompt), desk.has(prompt, SALTED)) == (0, len(prompt))
+
+
+def test_a_namespace_that_was_evicted_while_it_is_read_is_known_until_then() -> None:
+    """Else a clear would not find it, and it would be written behind the clear."""
+    desk = Desk(write_rules=replace(WRITE_RULES, salted=True))
+    serve(desk.store, PROMPT, namespace=SALTED)
+    desk.wait()
+    number, _, reads = desk.plan()
+    while desk.store.index.evict() is not None:
+        pass
+    assert desk.store.index.namespaces == ()
+    assert desk.disk.namespaces == {SALTED}
+    desk.disk.clear(SALTED)
+    assert desk.disk.namespaces == frozenset()
+    desk.disk.commit(number, [contents(read) for read in reads])
+    assert not desk.shelf.records
+
+
+def test_blocks_that_have_left_the_tree_are_not_read() -> None:
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait()
+    for _ in range(3):
+        desk.store.index.evict()
+    assert len(desk.step()[1]) == 3
+    while desk.store.index.evict() is not None:
+        pass
+    assert not desk.step()[1]
+    assert desk.disk.wait_seconds() is None
+
+
+def test_states_are_written_where_they_stand_in_blocks_and_tails() -> None:
+    """At a prompt's end, in the middle of a block, and again when there are more of them."""
+    group = RecurrentGroup(4, 8, BLOCK, 10_000)
+    desk = Desk(groups=[group])
+    prompt = PROMPT[: 5 * BLOCK + 2]
+    serve(desk.store, prompt)
+    desk.wait()
+    reads = desk.write()
+    assert [read.n_tokens for read in reads] == [BLOCK] * 5 + [2]
+    assert [read.state is not None for read in reads] == [False] * 5 + [True]
+    longer = [*prompt, *run_of(500, 2 * BLOCK)]
+    serve(desk.store, longer)
+    desk.wait()
+    desk.write()
+    again = Desk(desk.shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
+    assert again.load([*prompt, 0, 1, 2])
+    desk.shelf.hand_over(6)
+    again.step()
+    assert again.cached([*prompt, 0, 1]) == len(prompt)
+    assert desk.shelf.n_written == 9 * BLOCK_BYTES + 2 * STATE_BYTES
+
+
+def test_a_state_that_comes_later_to_a_block_is_written_then() -> None:
+    """The conversation paused at a block's end, was written, and ended there."""
+    desk = Desk(groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
+    lease = admit(desk.store, PROMPT[: 5 * BLOCK])
+    generate(desk.store, lease, PROMPT[5 * BLOCK :])
+    compute(desk.store, lease)
+    desk.wait()
+    last = [read for read in desk.write() if read.block == lease.table[5]]
+    assert [read.state for read in last] == [None]
+    desk.store.donate(lease)
+    serve(desk.store, [*PROMPT, *run_of(500, BLOCK)])
+    desk.wait()
+    last = [read for read in desk.write() if read.block == lease.table[5]]
+    assert [read.state is not None for read in last] == [True]
+
+
+def test_a_state_where_two_prompts_part_is_written() -> None:
+    desk = Desk(groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.write()
+    lease = admit(desk.store, [*PROMPT[: 3 * BLOCK], *run_of(500, 2 * BLOCK)])
+    desk.step()  # its stem is looked at, before it has the state
+    while lease.written_tokens < len(lease.tokens):
+        end = lease.written_tokens
+        end += desk.store.max_step_tokens(lease, len(lease.tokens) - end)
+        extend(desk.store, lease, end - lease.written_tokens)
+        desk.store.publish(lease, end)
+        desk.step()
+    desk.wait()
+    third = [read for read in desk.write() if read.block == lease.table[2]]
+    assert [read.state is not None for read in third] == [True]
+
+
+def test_a_long_path_is_not_looked_through_again() -> None:
+    """Each look at a block asks the tier for its entry."""
+    shelf = Asked()
+    desk = Desk(shelf, groups=[RecurrentGroup(4, 8, BLOCK, 10_000)], n_blocks=600)
+    prompt = run_of(0, 500 * BLOCK)
+    lease = admit(desk.store, prompt)
+    compute(desk.store, lease)
+    desk.wait()
+    assert len(desk.write()) == 500
+    for token_id in range(2 * BLOCK):
+        shelf.n_asked = 0
+        lease.tokens.append(token_id)
+        compute(desk.store, lease)
+        desk.wait()
+        desk.write()
+        assert shelf.n_asked < 20
+    assert desk.has(lease.tokens.ids(0, len(lease.tokens))) == 502 * BLOCK
+
+
+def test_a_state_that_comes_to_what_is_written_is_written_too() -> None:
+    """Somebody stopped in the midst of another's prompt: nothing in the tree is new but that."""
+    desk = Desk(groups=[RecurrentGroup(4, 8, BLOCK, 10_000)])
+    serve(desk.store, PROMPT)
+    desk.wait()
+    desk.write()
+    serve(desk.store, PROMPT[: 3 * BLOCK + 2])
+    desk.wait()
+    assert [(read.n_tokens, read.state is not None) for read in desk.write()] == [(2, True)]
+    assert not desk.disk.is_busy
+
+
+def test_a_state_that_comes_while_its_block_is_being_read_is_read_then() -> None:
+    group = RecurrentGroup(4, 8, BLOCK, 10_000)
+    desk = Desk(groups=[group])
+    lease = admit(desk.store, PROMPT[: 5 * BLOCK])
+    generate(desk.store, lease, PROMPT[5 * BLOCK :])
+    compute(desk.store, lease)
+    desk.wait()
+    first, _, reads = desk.plan()
+    desk.store.donate(lease)
+    desk.wait()
+    second, _, again = desk.plan()
+    for number, found in ((first, reads), (second, again)):
+        desk.disk.commit(number, [contents(read) for read in found])
+    assert [read.state is not None for read in again] == [True]
+
+
+def test_nothing_is_postponed_because_what_comes_after_it_was_split() -> None:
+    """Whoever is due first stands first, or it would wait for those before it."""
+    desk = Desk()
+    serve(desk.store, PROMPT)
+    desk.wait(IDLE / 2)
+    serve(desk.store, run_of(500, 6 * BLOCK))
+    desk.wait(IDLE / 4)
+    serve(desk.store, [*PROMPT[: 3 * BLOCK], *run_of(800, BLOCK)])
+    times = list(desk.disk._writer._later.values())
+    assert times == sorted(times)
+    desk.wait(IDLE / 4)
+    desk.write()
+    assert desk.has(PROMPT) == 3 * BLOCK
+    desk.wait(IDLE)
+    desk.write()
+    assert desk.has(PROMPT) == len(PROMPT)
+
+
+def test_a_tail_that_memory_serves_is_used_on_disk_too() -> None:
+    desk = Desk()
+    prompt = PROMPT[: 5 * BLOCK + 2]
+    serve(desk.store, prompt)
+    desk.wait()
+    desk.write()
+    admit(desk.store, [*prompt, 0])
+    whole = desk.disk.block_hashes(NS, prompt)[-1]
+    [tail] = (name for name, stored in desk.shelf.records.items() if stored.parent == whole)
+    assert desk.shelf.touched == [whole, tail]
+
+
+def test_a_step_reads_what_it_has_time_for_by_what_the_ones_before_took() -> None:
+    desk = Desk(step_bytes=2 * BLOCK_BYTES)
+    serve(desk.store, PROMPT)
+    desk.wait()
+    number, _, reads = desk.plan()
+    assert len(reads) == 2
+    desk.disk.took([], number, BLOCK_BYTES)  # half of what was thought
+    desk.disk.commit(number, [(bytes(BLOCK_BYTES), None) for _ in reads])
+    assert len(desk.step()[1]) == 4
