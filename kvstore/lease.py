@@ -54,13 +54,13 @@ class Lease:
             indexed_blocks=n_tokens // table.block_size,
         )
 
-    def max_step_tokens(self, n_tokens: int, last_prompt_position: int) -> int:
+    def max_step_tokens(self, n_tokens: int, last_position: int) -> int:
         """How many of the next `n_tokens` tokens one step may compute, at least one.
 
-        The token at `last_prompt_position` is computed with the decodes, behind all chunks.
+        The token at `last_position` is computed with the decodes, behind all chunks.
         """
         for state in self.group_states:
-            n_tokens = state.max_step_tokens(self.planned_tokens, n_tokens, last_prompt_position)
+            n_tokens = state.max_step_tokens(self.planned_tokens, n_tokens, last_position)
         return n_tokens
 
     def checkpoint(self, n_tokens: int) -> None:
@@ -73,13 +73,13 @@ class Lease:
     def plan(
         self,
         end_tokens: int,
-        last_prompt_position: int,
+        last_position: int,
         copies: Sequence[CopyBlock],
         ops: Sequence[StorageOp],
     ) -> StepOps:
         """A step will compute the tokens up to `end_tokens`. Returns the ops around it.
 
-        If it reaches `last_prompt_position` it computes the tokens from there on with the decodes,
+        If it reaches `last_position` it computes the tokens from there on with the decodes,
         behind all chunks. The groups' ops come behind the `copies` of the lease's blocks and `ops`.
         """
         by_target = {copy.target: copy for copy in copies}
@@ -87,8 +87,8 @@ class Lease:
         for state in self.group_states:
             n_tokens = end_tokens - self.planned_tokens
             before += state.extend(self.table, self.planned_tokens, n_tokens, by_target)
-            if self.planned_tokens < last_prompt_position < end_tokens:
-                after_chunks += state.save(last_prompt_position)
+            if self.planned_tokens < last_position < end_tokens:
+                after_chunks += state.save(last_position)
             after += state.save(end_tokens)
             self.ready_tokens = min(self.ready_tokens, state.ready_tokens(end_tokens))
         self.note_due(self.due_tokens)

@@ -159,22 +159,20 @@ class KVStore:
             forked.is_fork = True
         return forked
 
-    def max_step_tokens(self, lease: Lease, n_tokens: int, last_prompt_position: int = 0) -> int:
+    def max_step_tokens(self, lease: Lease, n_tokens: int, last_position: int = 0) -> int:
         """See Lease.max_step_tokens."""
-        return lease.max_step_tokens(n_tokens, last_prompt_position)
+        return lease.max_step_tokens(n_tokens, last_position)
 
     def checkpoint(self, lease: Lease, n_tokens: int) -> None:
         """See Lease.checkpoint."""
         lease.checkpoint(n_tokens)
 
-    def extend(
-        self, lease: Lease, n_tokens: int, last_prompt_position: int = 0
-    ) -> StepOps | Refusal:
+    def extend(self, lease: Lease, n_tokens: int, last_position: int = 0) -> StepOps | Refusal:
         """Plan the next `n_tokens` (at least one) positions and make them writable, or nothing.
 
         Blocks are copied on write: one that others refer to is replaced by a copy. The ops are for
         the next step; those that admissions have left are among them.
-        `last_prompt_position`: see `max_step_tokens`.
+        `last_position`: see `max_step_tokens`.
         """
         end_tokens = lease.planned_tokens + n_tokens
         if end_tokens <= lease.ready_tokens:
@@ -183,7 +181,7 @@ class KVStore:
         copies = self._make_writable(lease, end_tokens)
         if isinstance(copies, Refusal):
             return copies
-        step_ops = lease.plan(end_tokens, last_prompt_position, copies, self.take_ops())
+        step_ops = lease.plan(end_tokens, last_position, copies, self.take_ops())
         self._supply.release([copy.source for copy in copies])
         return step_ops
 

@@ -44,10 +44,6 @@ class DirtySet:
         self._renewed: dict[Node, set[BlockId]] = {}  # of these, the blocks that carry more since
         self._reading: dict[Digest, _Reading] = {}
 
-    @property
-    def is_reading(self) -> bool:
-        return bool(self._reading)
-
     def stored(self, node: Node, first: int) -> None:
         """`node.blocks[first:]` are new."""
         if self._seen.get(node, 0) > first:

@@ -72,7 +72,7 @@ class Entries:
     def fill(
         self, block: BlockId, n_tokens: int, parts: Sequence[bytes | None], *, is_new: bool
     ) -> Iterator[StorageOp]:
-        """Orders that fill an entry's parts in where memory lacks them."""
+        """Ops that fill an entry's parts in where memory lacks them."""
         if is_new and parts[0] is not None:
             yield FillBlock(block, parts[0])
         for group, part in zip(self._groups, parts[1:], strict=False):

@@ -41,8 +41,9 @@ class LoadRules:
     """When a load pays, and how it is bounded.
 
     `worth`: the most that loading may take, as a share of what computing would. A load for which
-    the disk delivers nothing is given up after `patience`, a share of what computing would take as
-    well, and not before `timeout_seconds`.
+    the disk delivers nothing is given up after `patience`, a share of what it would take to compute
+    what is missing, but after `timeout_seconds` at least and `most_seconds` at most: others wait
+    with it.
     """
 
     least_tokens: int = 256
@@ -50,9 +51,14 @@ class LoadRules:
     first_rate: float = 500e6  # bytes a second, before any was observed
     looked_back_blocks: int = 64
     timeout_seconds: float = 2.0
+    most_seconds: float = 10.0
     patience: float = 0.1
     salted: bool = False
     limits: LoadLimits = UNLIMITED
+
+    def patience_seconds(self, compute_seconds: float) -> float:
+        """How long the disk may deliver nothing of what takes so long to compute."""
+        return max(min(self.patience * compute_seconds, self.most_seconds), self.timeout_seconds)
 
 
 class LoadOutcome(Enum):
@@ -70,7 +76,7 @@ class LoadAttempt:
 
     is_settled: bool = False
     n_bytes: int = 0  # that the load would take, for which there was no budget
-    n_releases: int = -1  # the pool's count of freed blocks when there were too few
+    n_releases: int = -1  # the pool's `n_releases` when there were too few
     had_tokens: int = -1  # that memory had of the prompt when it was last loaded
 
 
@@ -111,7 +117,7 @@ class _Load:
     new_from: int  # the first entry of the table that is to be filled with a block, too
     n_bytes: int
     began: float
-    patience_seconds: float
+    compute_seconds: float  # of all that it loads, as predicted
     deadline: float  # by which something must come, where the disk is what it waits for
     ahead_bytes: int = 0  # that may be held
     held_bytes: int = 0  # that have come and are not committed
@@ -120,6 +126,11 @@ class _Load:
     n_filled: int = 0  # entries that steps have been planned to fill
     n_committed: int = 0
     is_cut: bool = False  # no more will arrive
+
+    @property
+    def missing_seconds(self) -> float:
+        """What it would take to compute what has not come."""
+        return self.compute_seconds * (1 - self.n_filled / len(self.hashes))
 
     @property
     def waits_for_disk(self) -> bool:
@@ -135,7 +146,7 @@ class _Loadable:
     n_tokens: int
     have_tokens: int
     n_bytes: int
-    patience_seconds: float
+    compute_seconds: float
 
 
 _Fill = tuple[_Load, int, int]
@@ -305,8 +316,7 @@ class DiskLoader:
         computing = compute_seconds(have, n_tokens - have)
         if loading >= self._rules.worth * computing:
             return None
-        patience = max(self._rules.timeout_seconds, self._rules.patience * computing)
-        return _Loadable(hashes, n_tokens, have, n_bytes, patience)
+        return _Loadable(hashes, n_tokens, have, n_bytes, computing)
 
     def _longest(self, prompt: Prompt) -> tuple[Sequence[Digest], int]:
         """The longest chain of entries after which all groups could resume, and its tokens."""
@@ -355,8 +365,8 @@ class DiskLoader:
             new_from,
             found.n_bytes,
             began=(now := self._clock()),
-            patience_seconds=found.patience_seconds,
-            deadline=now + found.patience_seconds,
+            compute_seconds=found.compute_seconds,
+            deadline=now + self._rules.patience_seconds(found.compute_seconds),
         )
         self._loads.append(load)
         self._budget.began(load.n_bytes)
@@ -447,10 +457,9 @@ class DiskLoader:
         now = self._clock()
         for load in tuple(self._loads):
             if not load.waits_for_disk:
-                load.deadline = now + load.patience_seconds
+                load.deadline = now + self._rules.patience_seconds(load.missing_seconds)
             elif now >= load.deadline:
-                seconds = round(load.patience_seconds)
-                logger.warning("a load was given up: the disk delivered nothing in %d s", seconds)
+                logger.warning("a load was given up: the disk has delivered nothing for seconds")
                 self._end(load)
 
     def _read_on(self) -> None:

@@ -55,7 +55,7 @@ class EngineLoop:
         self._pipeline = Pipeline(scheduler, runner, answers, latency)
         self._answers = answers
         self._inbox = inbox
-        self._recount = IdleRecount(scheduler.store, inbox)
+        self._recount = IdleRecount(scheduler.store, inbox, latency.now)
         self._deliver = deliver
         self._sizes = sizes
         self._hits = HitRecord()
@@ -93,6 +93,7 @@ class EngineLoop:
         if CacheTier.MEMORY in tiers:
             self._disk.forget(namespace)
             cleared = clear(self.scheduler.store, self._sizes, namespace)
+            self._recount.changed()
         self._publish()
         return cleared
 
@@ -167,7 +168,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         self.step_started_seconds = self.latency.now()
-        self._recount.stepped()
+        self._recount.changed()
         plan = self.scheduler.plan()
         self.latency.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())

@@ -39,7 +39,7 @@ def hit_count(scheduler: Scheduler, seconds: float) -> HitCount:
 
 
 def loop_stats(
-    scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord, n_contradictions: int = 0
+    scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord, n_contradictions: int
 ) -> LoopStats:
     counters = scheduler.counters
     return LoopStats(

@@ -11,6 +11,7 @@ from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from itertools import count
+from typing import Final
 
 from engine.api import InvalidRequest
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
@@ -47,8 +48,8 @@ class Scheduler:
         unsalted: Namespace = DEFAULT_NAMESPACE,
         disk: DiskCache = NO_DISK_CACHE,
     ) -> None:
-        self.store = store
-        self.disk = disk
+        self.store: Final = store
+        self.disk: Final = disk
         self._turns = Turns()
         self._admission = Admission(store, limits, self._turns, self._start_load)
         self._sequences = SequenceFactory(outputs, draw_seed, unsalted)
@@ -259,7 +260,7 @@ class Scheduler:
     def _schedule(self, sequence: LiveSequence, n_tokens: int, builder: StepBuilder) -> None:
         """Put so many tokens of the sequence into the step. Preempts where blocks are short."""
         lease = lease_of(sequence)
-        start, last = lease.planned_tokens, sequence.last_prompt_position
+        start, last = lease.planned_tokens, sequence.last_position
         if n_tokens > 1:
             n_tokens = self.store.max_step_tokens(lease, n_tokens, last)
         while isinstance(step_ops := self.store.extend(lease, n_tokens, last), Refusal):

@@ -96,7 +96,7 @@ class LiveSequence:
         return len(self.tokens) + in_flight - self.planned_tokens
 
     @property
-    def last_prompt_position(self) -> int:
+    def last_position(self) -> int:
         """The position whose token is computed apart, because one is sampled after it; 0: none."""
         return len(self.tokens) - 1 if self.request.max_tokens > 0 else 0
 

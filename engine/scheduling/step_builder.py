@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
-from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepPlan
+from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
 from kvstore.actions import NO_OPS, ReadBlock, StepOps, StorageOp, TablePatch
 
 BEGINNING_TOKENS = 16
@@ -19,7 +19,7 @@ class StepBuilder:
     time: StepBudget
     number: int = 0
     sequence_ids: set[SequenceId] = field(default_factory=set)
-    enter: list[Entry] = field(default_factory=list)
+    enter: list[BatchEntry] = field(default_factory=list)
     patches: list[tuple[SequenceId, TablePatch]] = field(default_factory=list)
     before: list[StorageOp] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -99,7 +99,7 @@ class StepBuilder:
         )
 
 
-def _entry(sequence: LiveSequence) -> Entry:
+def _entry(sequence: LiveSequence) -> BatchEntry:
     """The sequence as it enters the batch."""
     params, tokens = sequence.request.sampling, sequence.tokens
     repeats = params.repetition_penalty != 1.0
@@ -113,7 +113,7 @@ def _entry(sequence: LiveSequence) -> Entry:
         output_tokens=tuple(output),
         banned_tokens=sequence.banned_tokens,
     )
-    return Entry(sequence.id, sampling)
+    return BatchEntry(sequence.id, sampling)
 
 
 def _chunk(sequence: LiveSequence, start: int, n_tokens: int) -> Chunk:

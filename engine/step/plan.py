@@ -45,7 +45,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BatchEntry:
     """A sequence enters the batch. Its tables come as patches, its first tokens in chunks."""
 
     sequence_id: SequenceId
@@ -114,7 +114,7 @@ class StepPlan:
     """
 
     leave: tuple[SequenceId, ...] = ()  # out of the batch, before anybody enters
-    enter: tuple[Entry, ...] = ()
+    enter: tuple[BatchEntry, ...] = ()
     patches: tuple[tuple[SequenceId, TablePatch], ...] = ()
     before: tuple[StorageOp, ...] = ()  # carried out before anything is written
     chunks: tuple[Chunk, ...] = ()

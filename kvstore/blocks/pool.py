@@ -24,6 +24,7 @@ class BlockPool:
         self._n_shared = 0
         self._n_references = 0
         self._n_releases = 0
+        self._n_changes = 0
         self._freed: list[Callable[[BlockId], None]] = []
 
     def when_freed(self, tell: Callable[[BlockId], None]) -> None:
@@ -59,6 +60,11 @@ class BlockPool:
         return self._n_releases
 
     @property
+    def n_changes(self) -> int:
+        """How often anything was changed."""
+        return self._n_changes
+
+    @property
     def n_evictable(self) -> int:
         """Cached blocks in no table: what eviction can free."""
         return self.n_blocks - self.n_free - self._n_referenced
@@ -84,6 +90,7 @@ class BlockPool:
         """
         if n_blocks > len(self._free):
             raise IndexError(f"{n_blocks} blocks asked for, {len(self._free)} free")
+        self._n_changes += 1
         blocks = [self._free.pop() for _ in range(n_blocks)]
         for block in blocks:
             self._ref_counts[block] = 1
@@ -93,6 +100,7 @@ class BlockPool:
 
     def retain(self, blocks: Sequence[BlockId]) -> None:
         """One more table lists these blocks. Raises ValueError for a free one."""
+        self._n_changes += 1
         ref_counts = self._ref_counts
         for block in blocks:
             count = ref_counts[block]
@@ -111,6 +119,7 @@ class BlockPool:
         Raises ValueError for a block that is in no table.
         """
         self._n_releases += 1 if blocks else 0
+        self._n_changes += 1
         ref_counts, evictable = self._ref_counts, []
         for block in reversed(blocks):  # so that the stack hands the run out in order again
             count = ref_counts[block]
@@ -132,12 +141,14 @@ class BlockPool:
         """The prefix index has the block from now on. Raises ValueError if it is free or cached."""
         if self.total_refs(block) == 0 or self._cached[block]:
             raise ValueError(f"block {block} is free or already cached")
+        self._n_changes += 1
         self._cached[block] = 1
 
     def uncache(self, block: BlockId) -> None:
         """The prefix index has the block no more. Raises ValueError if it is not cached."""
         if not self._cached[block]:
             raise ValueError(f"block {block} is not cached")
+        self._n_changes += 1
         self._cached[block] = 0
         if self._ref_counts[block] == 0:
             self._become_free(block)

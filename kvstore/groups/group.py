@@ -35,10 +35,10 @@ class GroupState(Protocol):
     advance, again and again, and release once. The next step may be planned before an advance.
     """
 
-    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_position: int) -> int:
         """How many of the next `n_tokens` one step may compute (at least one).
 
-        Something can be saved where they end, and at `last_prompt_position` if that is among them.
+        Something can be saved where they end, and at `last_position` if that is among them.
         """
         ...
 

@@ -26,11 +26,9 @@ class RecurrentState:
         self._saving: deque[tuple[int, SlotId]] = deque()  # tokens, and where the state goes
         self._is_new = True
 
-    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_position: int) -> int:
         end = planned_tokens + n_tokens
-        inside = (
-            c for c in self._checkpoints if planned_tokens < c < end and c != last_prompt_position
-        )
+        inside = (c for c in self._checkpoints if planned_tokens < c < end and c != last_position)
         return min(inside, default=end) - planned_tokens
 
     def checkpoint(self, n_tokens: int) -> None:

@@ -26,7 +26,7 @@ class WindowState:
         self._journal = Journal()
         self._journal.note(first, first + len(slots))
 
-    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_prompt_position: int) -> int:
+    def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_position: int) -> int:
         """A step is planned while the one before is computed, so two of them may be held: where
         there is one lease's room alone, the second is cut short.
         """

@@ -99,7 +99,7 @@ class Watch:
         self._snapshots = SnapshotTaker(
             scheduler,
             LatencyTracker(time.monotonic, EngineTelemetry()),
-            lambda: loop_stats(scheduler, sizes, HitRecord()),
+            lambda: loop_stats(scheduler, sizes, HitRecord(), 0),
         )
         self._renderer = Renderer(BLOCK_TOKENS, 0, branches.disk)
 

@@ -30,7 +30,7 @@ class Limit(Protocol):
     """One limit of one key. Belongs to one event loop."""
 
     def held(self, record: RequestRecord) -> AbstractAsyncContextManager[None]:
-        """Count a request against the limit for as long as it lasts. Raises LimitReached."""
+        """Count a request, while it lasts or by the minute. Raises LimitReached."""
         ...
 
 

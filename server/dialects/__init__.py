@@ -1,4 +1,4 @@
 """The APIs of OpenAI and Anthropic: requests read into engine requests, responses written.
 
-Imports generation and the layers below it; nothing of HTTP but the error statuses.
+Imports generation and the layers below it.
 """

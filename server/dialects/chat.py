@@ -11,7 +11,7 @@ from server.dialects.logprobs import chat_logprobs
 from server.dialects.openai import (
     ChunkTemplate,
     ChunkWriter,
-    Envelope,
+    ResponseFields,
     chunk_event,
     usage_body,
     wire_finish_reason,
@@ -51,7 +51,7 @@ class ChatBuilder:
         self.is_streamed = task.body.stream
         self.new_answer = task.new_answer
         self.with_usage = task.body.include_usage
-        self.envelope = Envelope(
+        self.fields = ResponseFields(
             id=f"chatcmpl-{task.request.id}",
             created=int(time.time()),
             model=task.model.name,
@@ -69,11 +69,11 @@ class ChatBuilder:
 
     def whole(self, choices: Sequence[WholeAnswer]) -> bytes:
         completion = ChatCompletion(
-            id=self.envelope.id,
+            id=self.fields.id,
             object="chat.completion",
-            created=self.envelope.created,
-            model=self.envelope.model,
-            system_fingerprint=self.envelope.system_fingerprint,
+            created=self.fields.created,
+            model=self.fields.model,
+            system_fingerprint=self.fields.system_fingerprint,
             choices=[
                 ChatChoice(
                     index=index,
@@ -164,13 +164,13 @@ class ChatWriter(ChunkWriter):
         return self._with_choices([body], **usage)
 
     def _with_choices(self, choices: list[ChunkChoice], **usage: Any) -> ChatChunk:
-        envelope = self._builder.envelope
+        fields = self._builder.fields
         return ChatChunk(
-            id=envelope.id,
+            id=fields.id,
             object="chat.completion.chunk",
-            created=envelope.created,
-            model=envelope.model,
-            system_fingerprint=envelope.system_fingerprint,
+            created=fields.created,
+            model=fields.model,
+            system_fingerprint=fields.system_fingerprint,
             choices=choices,
             **usage,
         )

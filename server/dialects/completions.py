@@ -11,7 +11,7 @@ from server.dialects.dialect import generated, wire_json
 from server.dialects.logprobs import CompletionLogprobBuilder, joined
 from server.dialects.openai import (
     ChunkWriter,
-    Envelope,
+    ResponseFields,
     chunk_event,
     usage_body,
     wire_finish_reason,
@@ -33,7 +33,7 @@ class CompletionBuilder:
         self.meter = task.meter
         self.is_streamed = task.body.stream
         self.task = task
-        self.envelope = Envelope(
+        self.fields = ResponseFields(
             id=f"cmpl-{task.id}",
             created=int(time.time()),
             model=task.model.name,
@@ -65,7 +65,7 @@ class CompletionBuilder:
                         finish_reason=wire_finish_reason(sibling.finish_reason),
                     )
                 )
-        return wire_json(_completion(self.envelope, rendered, usage=usage_body(self.meter)))
+        return wire_json(_completion(self.fields, rendered, usage=usage_body(self.meter)))
 
     def text_of(self, prompt: int) -> "ChoiceText":
         """A new choice of the prompt with that index."""
@@ -104,8 +104,8 @@ def best(siblings: Sequence[Generated], n: int) -> Sequence[Generated]:
     return sorted(siblings, key=_mean_logprob, reverse=True)[:n]
 
 
-def _mean_logprob(generated: Generated) -> float:
-    logprobs = [entry.logprob for entry in generated.logprobs]
+def _mean_logprob(choice: Generated) -> float:
+    logprobs = [entry.logprob for entry in choice.logprobs]
     return fmean(logprobs) if logprobs else -inf
 
 
@@ -158,16 +158,18 @@ class CompletionWriter(ChunkWriter):
         return self._completion([body], **usage)
 
     def _completion(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
-        return _completion(self._builder.envelope, choices, **usage)
+        return _completion(self._builder.fields, choices, **usage)
 
 
-def _completion(envelope: Envelope, choices: list[CompletionChoice], **usage: Any) -> Completion:
+def _completion(
+    fields: ResponseFields, choices: list[CompletionChoice], **usage: Any
+) -> Completion:
     return Completion(
-        id=envelope.id,
+        id=fields.id,
         object="text_completion",
-        created=envelope.created,
-        model=envelope.model,
-        system_fingerprint=envelope.system_fingerprint,
+        created=fields.created,
+        model=fields.model,
+        system_fingerprint=fields.system_fingerprint,
         choices=choices,
         **usage,
     )

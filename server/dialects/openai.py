@@ -1,4 +1,4 @@
-"""What chat and text completions share: the envelope, usage, chunks and errors."""
+"""What chat and text completions share: the fields, usage, chunks and errors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ WIRE_FINISH_REASONS: dict[FinishReason, WireFinishReason] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class ResponseFields:
     """The fields that a response and all its chunks repeat."""
 
     id: str

@@ -77,7 +77,7 @@ class Generated:
         return "".join(self.texts)
 
 
-class EventQueue:
+class MergedEvents:
     """The merged events of several engine requests, in batches. Raises what any of them raised.
 
     A slow client never holds the engine up: its events wait here, and count as unsent.
@@ -119,7 +119,7 @@ class EventQueue:
         self._is_woken = True
         self._arrival.set()
 
-    def __aiter__(self) -> "EventQueue":
+    def __aiter__(self) -> "MergedEvents":
         return self
 
     async def __anext__(self) -> list[ChoiceEvent]:
@@ -149,12 +149,12 @@ class EventQueue:
 @asynccontextmanager
 async def generating(
     engine: Engine, requests: Sequence[Request], unsent: Unsent, record: RequestRecord
-) -> AsyncIterator[EventQueue]:
+) -> AsyncIterator[MergedEvents]:
     """Submit the requests. Gives their events, with choices numbered across all requests.
 
     Adds their tokens to the record.
     """
-    events = EventQueue(len(requests), unsent)
+    events = MergedEvents(len(requests), unsent)
     with unsent.ended_by(events.overrun):
         async with task_scope() as tasks:
             for index, request in enumerate(requests):
@@ -163,7 +163,7 @@ async def generating(
 
 
 async def _pump(
-    engine: Engine, request: Request, first_choice: int, sink: EventQueue, record: RequestRecord
+    engine: Engine, request: Request, first_choice: int, sink: MergedEvents, record: RequestRecord
 ) -> None:
     new_tokens = len(request.prompt)  # counted with the first event: the engine has admitted it
     try:

@@ -21,7 +21,7 @@ from server.errors import ApiError, ClientLeft, timed_out, to_api_error
 from server.generation.events import (
     ChoiceEvent,
     ChoiceT,
-    EventQueue,
+    MergedEvents,
     client_waiting,
     generating,
     task_scope,
@@ -148,7 +148,7 @@ class EventStreamResponse(Response):
         unsent.add(writer.kept_bytes([event for _, event in batch]))
         return b"".join(writer.events(choice, events) for choice, events in by_choice.items())
 
-    async def _wake(self, events: EventQueue, body: "_Body") -> None:
+    async def _wake(self, events: MergedEvents, body: "_Body") -> None:
         """Have a keep-alive sent after each silence. One timer, not one for each write."""
         while True:
             due = body.written_seconds + self._keepalive_seconds
@@ -158,7 +158,7 @@ class EventStreamResponse(Response):
             await sleep_until(due)
 
 
-async def _end_at(deadline: float, events: EventQueue) -> None:
+async def _end_at(deadline: float, events: MergedEvents) -> None:
     """At the deadline, replace the events that wait by an error."""
     await sleep_until(deadline)
     events.overrun(timed_out())

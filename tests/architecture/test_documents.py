@@ -16,13 +16,17 @@ ROOT = Path(__file__).parents[2]
 PLACES = ("*.md", "docs/**/*.md", "engine/**/*.md", "configs/**/*.*", "Dockerfile*")
 TEXTS = {path: path.read_text("utf-8") for place in PLACES for path in ROOT.glob(place)}
 
+PACKAGES = ("engine", "kvstore", "server", "tests")
+SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 COMMANDS = "|".join(NAMES)
 COMMAND = re.compile(rf"(?:rootstock (?:{COMMANDS})|make (?:serve|chat|doctor))\b[^`#\n]*")
 FLAG = re.compile(r"[\s\"](--[a-z][a-z-]*)")
 FLAG_ALONE = re.compile(r"`(--[a-z][a-z-]*)(?=[` =])")
 TARGET = re.compile(r"(?:^|`|RUN |\s\s)make ([a-z][a-z-]*)", re.MULTILINE)
-FILE = re.compile(r"`((?:configs|engine|kvstore|load_tests|server|tests|tools)/[\w/.-]*\w)/?`")
+ROOMS = "configs|engine|kvstore|load_tests|server|tests|tools"
+FILE = re.compile(rf"`((?:{ROOMS})/[\w/.-]*\w)/?`|`([\w/]+/\w+\.py)`")
 VARIABLE = re.compile(rf"{ENVIRONMENT_PREFIX}([A-Z_]*[A-Z])")
 
 
@@ -33,9 +37,9 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def test_files_that_documents_name_are_there() -> None:
-    named = [(path, name) for path, (name,) in found(FILE)]
+    named = [(path, name or end) for path, (name, end) in found(FILE)]
     assert named
-    assert not [(path, name) for path, name in named if not (ROOT / name).exists()]
+    assert not [(path, name) for path, name in named if not is_there(name)]
 
 
 def test_flags_are_those_of_the_command() -> None:
@@ -68,6 +72,11 @@ def found(pattern: re.Pattern[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
     for path, text in TEXTS.items():
         for match in pattern.finditer(text):
             yield path, match.groups(default="") or (match[0],)
+
+
+def is_there(name: str) -> bool:
+    """Whether it is a path from the top, or the end of one."""
+    return (ROOT / name).exists() or any(path.as_posix().endswith(f"/{name}") for path in SOURCES)
 
 
 def leads_somewhere(document: Path, link: str, heading: str) -> bool:

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.disk_cache.cache import DiskCache, TieredCache
+from kvstore.index.in_flight import InFlight, InFlightPrefixes
+from kvstore.index.prefix_index import PrefixIndex
+from kvstore.index.radix_tree import RadixTree
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("kvstore", "engine", "server")
 MOST_LINES = {
@@ -52,3 +57,14 @@ def test_the_scheduler_names_no_model_family() -> None:
     assert not [
         family for family in ("llama", "qwen", "mamba", "window", "recurrent") if family in text
     ]
+
+
+@pytest.mark.parametrize(
+    ("nothing", "real"),
+    [(DiskCache, TieredCache), (InFlight, InFlightPrefixes), (PrefixIndex, RadixTree)],
+)
+def test_what_does_nothing_has_no_method_that_the_real_one_lacks(nothing: type, real: type) -> None:
+    """A base class that does nothing would hide an override that was forgotten, or misspelt."""
+    public = [name for name in vars(nothing) if not name.startswith("_")]
+    assert public
+    assert [name for name in public if name not in vars(real)] == []

@@ -15,8 +15,8 @@ from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
 from engine.step.plan import (
+    BatchEntry,
     Chunk,
-    Entry,
     Masks,
     Sampling,
     SequenceId,
@@ -96,7 +96,7 @@ class Driver:
         np.random.default_rng(seed).shuffle(blocks)
         pool.release(blocks)
         self.store = new_store(served, ROOM, pool)
-        self._entering: list[Entry] = []
+        self._entering: list[BatchEntry] = []
         self._ids = 0
 
     def subject(self, tokens: Sequence[int]) -> Subject:
@@ -154,7 +154,7 @@ class Driver:
         self._ids += 1
         name = SequenceId(self._ids)
         greedy = SamplingParams(temperature=0, seed=name)
-        self._entering.append(Entry(name, Sampling(greedy, seed=name)))
+        self._entering.append(BatchEntry(name, Sampling(greedy, seed=name)))
         return Subject(name, lease)
 
 

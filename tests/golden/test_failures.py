@@ -14,7 +14,7 @@ from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.arena import Arena, LayerArena
 from engine.mlx_backend.storage.storage import Storage
-from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepPlan
+from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
 from engine.step.runner import RunnerLost
 from engine.types.request import SamplingParams
 from kvstore.actions import TablePatch
@@ -36,7 +36,7 @@ def one_chunk(index: int, tokens: list[int], sampling: Sampling) -> StepPlan:
     """A sequence that enters with a block of its own, computes its tokens, and samples."""
     name = SequenceId(index)
     return StepPlan(
-        enter=(Entry(name, sampling),),
+        enter=(BatchEntry(name, sampling),),
         patches=((name, TablePatch(None, 0, (index,))),),
         chunks=(Chunk(name, 0, tuple(tokens), samples=True),),
     )

@@ -25,7 +25,7 @@ from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.forward import Forward
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.storage.arena import Arena, LayerShape
-from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepPlan
+from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
 from engine.types.request import SamplingParams
 from engine.types.settings import EngineConfig
 from kvstore.actions import TablePatch
@@ -308,7 +308,7 @@ def test_the_embedded_default_from_nothing_to_a_token() -> None:
     prompt = backend.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
     name = SequenceId(0)
     plan = StepPlan(
-        enter=(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)),),
+        enter=(BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)),),
         patches=((name, TablePatch(None, 0, (0, 1, 2, 3))),),
         chunks=(Chunk(name, 0, tuple(prompt), samples=True),),
     )

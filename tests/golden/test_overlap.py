@@ -14,7 +14,15 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan, StepResult
+from engine.step.plan import (
+    BatchEntry,
+    Chunk,
+    Sampling,
+    SequenceId,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
 from engine.step.runner import ModelRunner
 from engine.types.request import Request, SamplingParams
 from kvstore.actions import TablePatch
@@ -108,7 +116,9 @@ def test_writes_and_reads_in_flight_copy_no_arena(
     model = cached_model(served_of("qwen3"), ATTENTION[attention](), room)
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
     names = [SequenceId(i) for i in range(4)]
-    enter = tuple(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names)
+    enter = tuple(
+        BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names
+    )
     tables = tuple(
         (name, TablePatch(None, 0, tuple(range(100 * name, 100 * name + 100)))) for name in names
     )
@@ -143,7 +153,9 @@ def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
     model = cached_model(served_of("qwen3"), ATTENTION["cascade"](), ROOM)
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
     names = [SequenceId(i) for i in range(2)]
-    enter = tuple(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names)
+    enter = tuple(
+        BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names
+    )
     tables = tuple((name, TablePatch(None, 0, (2 * name, 2 * name + 1))) for name in names)
     first = Chunk(names[0], 0, (1, 2, 3), samples=True)
     compute(runner, StepPlan(enter=enter, patches=tables, chunks=(first,)))
@@ -163,7 +175,7 @@ def test_a_result_that_cannot_be_read_leaves_no_step_behind(
     model = cached_model(served_of("qwen3"), ATTENTION["gather"](), ROOM)
     mlx_runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
     name = SequenceId(0)
-    entry = Entry(name, Sampling(SamplingParams(temperature=0), seed=0))
+    entry = BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0))
     table, prompt = TablePatch(None, 0, tuple(range(8))), tuple(random_tokens(9, seed=1))
     first = Chunk(name, 0, prompt, samples=True)
     mlx_runner.submit(StepPlan(enter=(entry,), patches=((name, table),), chunks=(first,)))

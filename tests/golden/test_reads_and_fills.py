@@ -11,7 +11,7 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step.plan import Chunk, Entry, Sampling, SequenceId, StepMasks, StepPlan
+from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepMasks, StepPlan
 from engine.types.request import SamplingParams
 from kvstore.actions import (
     FillBlock,
@@ -134,7 +134,9 @@ def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
     n_windows = len(model.storage.windows)
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
     names = [SequenceId(i) for i in range(4)]
-    enter = tuple(Entry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names)
+    enter = tuple(
+        BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names
+    )
     ids = {name: tuple(range(100 * name, 100 * name + 100)) for name in names}
     tables = tuple(
         (name, TablePatch(group, 0, ids[name]))

@@ -140,7 +140,7 @@ class Simulation:
     def _recount(self) -> None:
         daemon = self.daemon
         if not self._is_ending:  # then nobody is told anything
-            stats = loop_stats(daemon.scheduler, daemon.sizes, self.loop.stats.hits)
+            stats = loop_stats(daemon.scheduler, daemon.sizes, self.loop.stats.hits, 0)
             assert self.loop.stats == stats, "published too early"
         for sequence in daemon.scheduler.running:
             most_tokens = sequence.prompt_tokens + max(sequence.request.max_tokens - 1, 0)

@@ -20,7 +20,7 @@ from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, TokenSpan, table_width
 from engine.mlx_backend.storage.arena import Arena, LayerShape
-from tests.golden import attention_reference as reference
+from tests.unit import attention_reference as reference
 
 HEADS = 4
 BLOCK_SIZE = 16

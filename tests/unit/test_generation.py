@@ -13,7 +13,7 @@ from engine.types.output import OutputEvent
 from engine.types.request import Request
 from server.dialects.dialect import ResponseBuilder
 from server.errors import ApiError, ClientLeft
-from server.generation.events import EventQueue, UsageMeter, client_waiting, generating
+from server.generation.events import MergedEvents, UsageMeter, client_waiting, generating
 from server.record import RequestRecord
 from server.routes.delivery import EventStreamResponse
 from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
@@ -111,7 +111,7 @@ async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end
 
 async def test_what_is_taken_no_longer_counts() -> None:
     with UnsentBudget(2 * EVENT_BYTES, 10**9).answer(ignore) as unsent:
-        events = EventQueue(1, unsent)
+        events = MergedEvents(1, unsent)
         for _ in range(10):
             events.put(0, EVENT)
             await anext(events)
@@ -123,13 +123,13 @@ async def test_what_is_taken_no_longer_counts() -> None:
 
 async def test_a_failure_waits_behind_the_events_and_an_overrun_does_not() -> None:
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        events = EventQueue(1, unsent)
+        events = MergedEvents(1, unsent)
         events.put(0, EVENT)
         events.fail(ValueError("the engine broke"))
         assert await anext(events) == [(0, EVENT)]
         with pytest.raises(ValueError, match="the engine broke"):
             await anext(events)
-        events = EventQueue(1, unsent)
+        events = MergedEvents(1, unsent)
         events.put(0, EVENT)
         events.overrun(ApiError(400, "too much"))
         with pytest.raises(ApiError, match="too much"):
@@ -140,7 +140,7 @@ async def test_a_failure_waits_behind_the_events_and_an_overrun_does_not() -> No
 
 async def test_waiting_in_vain_loses_no_event() -> None:
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
-        events = EventQueue(1, unsent)
+        events = MergedEvents(1, unsent)
         with move_on_after(0):
             await anext(events)
         events.put(0, EVENT)

@@ -231,8 +231,8 @@ class TestRecurrent:
     def test_a_step_that_is_split_there_saves_in_between_and_at_its_end(self) -> None:
         store = make_store(states())
         lease = admit(store, run_of(0, 17))
-        assert store.max_step_tokens(lease, 17, last_prompt_position=16) == 17
-        step_ops = store.extend(lease, 17, last_prompt_position=16)
+        assert store.max_step_tokens(lease, 17, last_position=16) == 17
+        step_ops = store.extend(lease, 17, last_position=16)
         assert not isinstance(step_ops, Refusal)
         [after_chunk], [after] = step_ops.after_chunks, step_ops.after
         assert isinstance(after_chunk, CopyState)
@@ -247,8 +247,8 @@ class TestRecurrent:
     def test_a_step_that_ends_before_the_split_is_not_split(self) -> None:
         store = make_store(states(interval_tokens=8))
         lease = admit(store, run_of(0, 17))
-        assert store.max_step_tokens(lease, 17, last_prompt_position=16) == 8
-        step_ops = store.extend(lease, 8, last_prompt_position=16)
+        assert store.max_step_tokens(lease, 17, last_position=16) == 8
+        step_ops = store.extend(lease, 8, last_position=16)
         assert not isinstance(step_ops, Refusal)
         assert step_ops.after_chunks == ()
         assert len(step_ops.after) == 1
@@ -265,9 +265,7 @@ class TestRecurrent:
         ends = []
         while lease.planned_tokens < n_tokens:
             n_left = n_tokens - lease.planned_tokens
-            n_step = store.max_step_tokens(
-                lease, min(n_left, STEP), last_prompt_position=n_tokens - 1
-            )
+            n_step = store.max_step_tokens(lease, min(n_left, STEP), last_position=n_tokens - 1)
             store.extend(lease, n_step, n_tokens - 1)
             ends.append(lease.planned_tokens)
             if len(ends) > 1:
@@ -300,7 +298,7 @@ class TestRecurrent:
         store = make_store(states())
         serve(store, [*run_of(0, 3), 100, 101, 102])
         lease = admit(store, [*run_of(0, 3), 200, 201, 202])
-        assert store.max_step_tokens(lease, 6, last_prompt_position=5) == 6
+        assert store.max_step_tokens(lease, 6, last_position=5) == 6
 
     def test_a_long_prompt_is_saved_on_the_way(self) -> None:
         store = make_store(states(interval_tokens=8))

@@ -1,4 +1,4 @@
-"""An engine with nothing to do recounts its store, and drops that for whoever comes."""
+"""An engine with nothing to do recounts its store, and stands aside for whoever comes."""
 
 import logging
 
@@ -8,70 +8,118 @@ from engine.loop.idle_recount import IDLE_SECONDS, IdleRecount
 from engine.loop.inbox import Inbox
 from kvstore.blocks.pool import BlockPool
 from kvstore.index.radix_tree import RadixTree
+from kvstore.invariants import recount_idle
 from kvstore.store import KVStore
 
 BLOCK = 4
 
 
-class SleeplessInbox(Inbox):
-    """Notes for how long it was to sleep. With `calls` there is one whenever somebody looks."""
+class Clock:
+    seconds = 100.0
 
-    def __init__(self, calls: bool = False) -> None:
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class CountedInbox(Inbox):
+    """Sleeps by the clock. There is a call when somebody has looked so often."""
+
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.slept = list[float | None]()
-        self._calls_come = calls
+        self.looks_left = 1_000_000
+        self._clock = clock
 
     @property
     def has_calls(self) -> bool:
-        return self._calls_come
+        self.looks_left -= 1
+        return self.looks_left < 0
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         self.slept.append(timeout_seconds)
+        self._clock.seconds += timeout_seconds or 0.0
 
 
-def broken_store() -> KVStore:
-    """A reference that nobody has."""
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def inbox(clock: Clock) -> CountedInbox:
+    return CountedInbox(clock)
+
+
+@pytest.fixture
+def store() -> KVStore:
     pool = BlockPool(8)
-    store = KVStore(pool, RadixTree(pool, BLOCK), BLOCK)
-    pool.retain(pool.allocate(1))
-    return store
+    return KVStore(pool, RadixTree(pool, BLOCK), BLOCK)
 
 
-def test_it_sleeps_until_called_before_anything_was_computed() -> None:
-    inbox = SleeplessInbox()
-    recount = IdleRecount(broken_store(), inbox)
+def break_references(store: KVStore) -> None:
+    """One that nobody has."""
+    store.pool.retain(store.pool.allocate(1))
+
+
+def test_before_anything_was_computed_it_sleeps_until_called(
+    store: KVStore, inbox: CountedInbox, clock: Clock
+) -> None:
+    break_references(store)
+    recount = IdleRecount(store, inbox, clock)
     recount.rest(None)
     assert inbox.slept == [None]
     assert recount.n_problems == 0
 
 
-def test_a_contradiction_is_found_once_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    inbox = SleeplessInbox()
-    recount = IdleRecount(broken_store(), inbox)
-    recount.stepped()
+def test_a_contradiction_is_found_once_and_said(
+    store: KVStore, inbox: CountedInbox, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    break_references(store)
+    recount = IdleRecount(store, inbox, clock)
+    recount.changed()
     with caplog.at_level(logging.ERROR):
-        recount.rest(None)
-        recount.rest(None)
+        for _ in range(3):
+            recount.rest(None)
     assert inbox.slept == [IDLE_SECONDS, None]
     assert recount.n_problems > 0
     assert len(caplog.records) == 1
     assert "contradicts itself" in caplog.text
 
 
-def test_whoever_comes_goes_first_and_it_is_counted_when_all_is_quiet_again() -> None:
-    inbox = SleeplessInbox(calls=True)
-    recount = IdleRecount(broken_store(), inbox)
-    recount.stepped()
-    recount.rest(None)
-    assert recount.n_problems == 0
-    recount.rest(None)
-    assert inbox.slept == [IDLE_SECONDS, IDLE_SECONDS]
+def test_who_calls_all_the_time_does_not_keep_it_from_counting(
+    store: KVStore, inbox: CountedInbox, clock: Clock
+) -> None:
+    """As whoever watches the cache does."""
+    break_references(store)
+    recount = IdleRecount(store, inbox, clock)
+    recount.changed()
+    clock.seconds += IDLE_SECONDS
+    for _ in range(200):
+        inbox.looks_left = 1
+        recount.rest(None)
+    assert recount.n_problems > 0
 
 
-def test_a_disk_that_wants_a_turn_soon_gets_it() -> None:
-    inbox = SleeplessInbox()
-    recount = IdleRecount(broken_store(), inbox)
-    recount.stepped()
+def test_a_call_that_changes_the_store_makes_it_begin_again(
+    store: KVStore, inbox: CountedInbox, clock: Clock
+) -> None:
+    break_references(store)
+    recount = IdleRecount(store, inbox, clock)
+    recount.changed()
+    clock.seconds += IDLE_SECONDS
+    inbox.looks_left = 3
+    recount.rest(None)
+    store.pool.release([store.pool.allocate(1)[0]])
+    for _ in range(200):
+        inbox.looks_left = 1
+        recount.rest(None)
+    assert recount.n_problems == len([found for found in recount_idle(store) if found is not None])
+
+
+def test_a_disk_that_wants_a_turn_soon_gets_it(
+    store: KVStore, inbox: CountedInbox, clock: Clock
+) -> None:
+    recount = IdleRecount(store, inbox, clock)
+    recount.changed()
     recount.rest(IDLE_SECONDS / 2)
     assert inbox.slept == [IDLE_SECONDS / 2]
-    assert recount.n_problems == 0

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
+from engine.loop.idle_recount import IDLE_SECONDS
 from engine.loop.inbox import CALLS_AT_ONCE, Inbox
 from engine.loop.loop import Deliver, EngineLoop
 from engine.loop.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
@@ -47,6 +48,24 @@ async def test_events_arrive_in_order_and_end_once(setup: Setup) -> None:
         assert [len(event.token_ids) for event in own] == [0, 1, 1, 1, 1]
         assert [event.finish_reason for event in own] == [None] * 4 + [FinishReason.LENGTH]
     assert setup.engine.stats().sequences.finished[FinishReason.LENGTH] == 3
+
+
+async def test_when_nothing_is_computed_the_store_is_recounted(setup: Setup) -> None:
+    setup.runner.open()
+    await setup.collect(request("a"))
+    assert setup.engine.stats().loop.n_contradictions == 0
+    pool = setup.harness.store.pool
+    pool.retain(pool.allocate(1))  # a reference that nobody has
+    setup.now += 2 * IDLE_SECONDS
+    found = asyncio.to_thread(wait_for, lambda: setup.engine.stats().loop.n_contradictions > 0)
+    await asyncio.wait_for(found, PATIENCE)
+    assert setup.engine.is_alive()
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not is_so():
+        pause.wait(0.01)
 
 
 async def test_concurrent_requests_are_answered_each_with_its_own(setup: Setup) -> None:

@@ -65,7 +65,7 @@ class PythonTemplate:
 
 
 def template_of(wrapper: TokenizerWrapper) -> Template:
-    """The template of a tokenizer that has one."""
+    """The tokenizer's template; where it has none, a JinjaTemplate without text."""
     return JinjaTemplate(wrapper) if wrapper._chat_template is None else PythonTemplate(wrapper)
 
 

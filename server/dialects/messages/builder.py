@@ -101,8 +101,8 @@ class MessagesBuilder:
 class MessageWriter:
     """A StreamWriter of one message's events.
 
-    The message begins with its first token, or with the first keep-alive after its admission: an
-    error before that has a status of its own.
+    Until its first token or the first keep-alive nothing is written, and an error has a status of
+    its own.
     """
 
     def __init__(self, builder: MessagesBuilder) -> None:
