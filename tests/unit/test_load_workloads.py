@@ -103,6 +103,7 @@ def test_the_scenarios_are_those_of_the_documentation() -> None:
         "loading",
         "long-prompt",
         "multi-turn",
+        "real-agent",
         "real-burst",
         "real-shared",
         "real-unique-1",
