@@ -243,7 +243,7 @@ def draw_rules(random: Random) -> tuple[WriteRules, LoadRules]:
         least_tokens=least_tokens,
         worth=random.choice([inf, inf, 0.7]),
         looked_back_blocks=random.choice([0, 1, 64]),
-        timeout_seconds=random.choice([3.0, 20.0]),
+        timeout_seconds=random.choice([1.0, 3.0, 20.0]),
         most_seconds=random.choice([1.0, 30.0]),
         patience=random.choice([0.0, 0.1, 1.0]),
         salted=salted,

@@ -47,7 +47,7 @@ class Temper:
             write=random.choice([0.2, 1.0]),
             write_fault=random.choice([0.0, 0.0, 0.05]),
             refusal=random.choice([0.0, 0.1, 0.5]),
-            reading=random.choice([0.1, 0.4, 0.9]),
+            reading=random.choice([0.02, 0.1, 0.4, 0.9]),
             meanwhile=random.choice([0.0, 0.01, 0.1]),
             buffer_bytes=random.choice([300, 1000, 1 << 20]),
             read_ahead_bytes=random.choice([1, 1, 100]),
