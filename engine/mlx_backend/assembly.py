@@ -24,7 +24,7 @@ from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
 from engine.mlx_backend.loading.loader import LoadedModel, Report, load_weights, open_model
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT, DEFAULT_NAME, find_checkpoint
+from engine.mlx_backend.loading.source import DEFAULT_NAME, find_checkpoint
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
@@ -42,12 +42,10 @@ from engine.types.statistics import MachineReport
 from kvstore.groups.sizes import StorageSizes
 
 
-def assemble(config: EngineConfig, blas: Blas, report: Report) -> Backend:
+def assemble(config: EngineConfig, checkpoint: Path, blas: Blas, report: Report) -> Backend:
     """See `load_backend`."""
     machine.keep_resident()
     used_bytes = mx.get_active_memory()
-    checkpoint = _checkpoint(config, download=True)
-    report(f"model {checkpoint}")
     host = machine.examine()
     loaded = open_model(checkpoint, host.left_bytes)
     sizes = _sizes(config, loaded, host)
@@ -96,7 +94,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     host = machine.examine()
     weight_bytes, arena_tokens, arena_bytes, problem = 0, 0, 0, ""
     try:
-        loaded = open_model(_checkpoint(config, download=False), host.left_bytes)
+        loaded = open_model(find_checkpoint(config.model, download=False), host.left_bytes)
         sizes = _sizes(config, loaded, host)
         weight_bytes = loaded.weight_bytes
         arena_tokens = sizes.n_blocks * config.block_size
@@ -119,12 +117,6 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         arena_bytes=arena_bytes,
         problem=problem,
     )
-
-
-def _checkpoint(config: EngineConfig, *, download: bool) -> Path:
-    if config.model:
-        return find_checkpoint(config.model, download=download)
-    return DEFAULT_CHECKPOINT
 
 
 def _sizes(config: EngineConfig, loaded: LoadedModel, host: machine.Machine) -> StorageSizes:

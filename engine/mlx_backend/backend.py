@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import ModelError, one_line
+from engine.mlx_backend.loading.source import find_checkpoint
 from engine.step.runner import Backend
 from engine.types.settings import EngineConfig
 from engine.types.statistics import MachineReport
@@ -17,6 +18,8 @@ def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend
 
     `report` gets lines for a person to read. Raises ModelError when the model cannot be served.
     """
+    checkpoint = find_checkpoint(config.model, download=True)
+    report(f"model {checkpoint}")
     blas = load_blas()
     if blas.name:
         report(f"BLAS: {blas if blas.library else blas.advice}")
@@ -24,7 +27,7 @@ def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 
     try:
-        return assembly.assemble(config, blas, report)
+        return assembly.assemble(config, checkpoint, blas, report)
     except BaseException as error:
         assembly.release_thread()
         if isinstance(error, Exception) and not isinstance(error, ModelError):

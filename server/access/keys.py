@@ -1,18 +1,29 @@
 """API keys, of which the daemon stores the SHA-256 alone, and the YAML file that lists them."""
 
 import hmac
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 MAX_KEYS = 1024  # each request is compared with all of them
 KEY_PREFIX = "sk-rootstock-"  # some clients want `sk-`; scanners for leaked secrets want more
 KEY_BYTES = 32
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")  # of a key, as logs and metrics show it
 API_KEY_NAME = "api_key"  # of the one in the setting of that name
 
 
@@ -27,12 +38,20 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
+def _checked_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise PydanticCustomError(
+            "name", "must be 1 to 64 letters, digits, . _ @ and -, a letter or digit first"
+        )
+    return name
+
+
 class ApiKey(BaseModel):
     """One key, as an entry of the file has it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
+    name: Annotated[str, AfterValidator(_checked_name)]
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     role: Role = Role.USER
     concurrency: int | None = Field(None, ge=1, le=1_000_000, strict=True)

@@ -1,7 +1,7 @@
 """All settings as one, read from flags, environment and YAML."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,10 @@ from server.settings.environment import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX
 from server.settings.general import GeneralSettings
 from server.settings.limits import LimitsSettings
 from server.settings.monitoring import MonitoringSettings
+
+SIZES = "must be a size such as 8GiB, 512MB or 1048576"
+MESSAGES = {"byte_size": SIZES, "byte_size_unit": SIZES}
+"""Instead of pydantic's own, by the type of the error."""
 
 
 class SettingsError(Exception):
@@ -76,14 +80,14 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 
 def _line(error: ErrorDetails) -> str:
     """One line that names the setting, the limit, and where it can be set."""
-    message = error["msg"][:1].lower() + error["msg"][1:]
+    message = MESSAGES.get(error["type"], error["msg"][:1].lower() + error["msg"][1:])
     if not error["loc"]:
         return error["msg"]
     name = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
-        return f"{name}: {_no_such_setting(name)}"
+        return _no_such_setting(name, written=str)
     given = "" if name == "api_key" else f", not {error['input']!r}"
-    return f"{name}: {message}{given} (set by {ENVIRONMENT_PREFIX}{name.upper()}, flag or YAML)"
+    return f"{name}: {message}{given} (set by {_variable(name)}, flag or YAML)"
 
 
 def _refuse_unknown_variables() -> None:
@@ -95,13 +99,19 @@ def _refuse_unknown_variables() -> None:
         if name.startswith(ENVIRONMENT_PREFIX)
     }
     if unknown := sorted(names - set(Settings.model_fields)):
-        lines = [f"{name.upper()}: {_no_such_setting(name)}" for name in unknown]
-        raise SettingsError("\n".join(f"{ENVIRONMENT_PREFIX}{line}" for line in lines))
+        lines = [_no_such_setting(name, written=_variable) for name in unknown]
+        raise SettingsError("\n".join(lines))
 
 
-def _no_such_setting(name: str) -> str:
+def _variable(name: str) -> str:
+    return f"{ENVIRONMENT_PREFIX}{name.upper()}"
+
+
+def _no_such_setting(name: str, written: Callable[[str], str]) -> str:
+    """`written` says how a name is written where this one was found."""
     alike = get_close_matches(name, Settings.model_fields, n=1)
-    return "there is no such setting" + "".join(f"; did you mean {match}?" for match in alike)
+    meant = "".join(f"; did you mean {written(match)}?" for match in alike)
+    return f"{written(name)}: there is no such setting{meant}"
 
 
 def _check_readable_mapping(path: Path) -> None:

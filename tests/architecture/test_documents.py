@@ -1,4 +1,4 @@
-"""What README, docs and configs promise: links, paths, flags, variables and targets exist."""
+"""What README, docs, configs and workflows name is there: paths, flags, variables and targets."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,10 @@ from server.settings import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, Settings
 from server.terminal.commands.on_demand import NAMES
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("*.md", "docs/**/*.md", "engine/**/*.md", "configs/**/*.*", "Dockerfile*")
+PLACES = (
+    *("*.md", "docs/**/*.md", "engine/**/*.md", "configs/**/*.*", "Dockerfile*"),
+    ".github/workflows/*.yml",
+)
 TEXTS = {path: path.read_text("utf-8") for place in PLACES for path in ROOT.glob(place)}
 
 PACKAGES = ("engine", "kvstore", "server", "tests")
@@ -24,7 +27,7 @@ COMMANDS = "|".join(NAMES)
 COMMAND = re.compile(rf"(?:rootstock (?:{COMMANDS})|make (?:serve|chat|doctor))\b[^`#\n]*")
 FLAG = re.compile(r"[\s\"](--[a-z][a-z-]*)")
 FLAG_ALONE = re.compile(r"`(--[a-z][a-z-]*)(?=[` =])")
-TARGET = re.compile(r"(?:^|`|RUN |\s\s)make ([a-z][a-z-]*)", re.MULTILINE)
+TARGET = re.compile(r"(?:^|`|RUN |run: |\s\s)make ([a-z][a-z-]*)", re.MULTILINE)
 ROOMS = "configs|engine|kvstore|load_tests|server|tests|tools"
 FILE = re.compile(rf"`((?:{ROOMS})/[\w/.-]*\w)/?`|`([\w/]+/\w+\.py)`")
 VARIABLE = re.compile(rf"{ENVIRONMENT_PREFIX}([A-Z_]*[A-Z])")

@@ -64,15 +64,15 @@ def run(home: Path, *command: str, text: str = "") -> "subprocess.CompletedProce
 def test_site_packages_gets_one_name(installed: Path) -> None:
     names = {path.name for path in site_packages_of(installed).iterdir()}
     info = f"rootstock_serve-{__version__}.dist-info"
-    assert names == {"rootstock", info, "dependencies.pth"}
+    assert names == {"rootstock_serve", info, "dependencies.pth"}
 
 
 def test_the_wheel_has_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
     paths = [path for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file()]
     names = {path.relative_to(ROOT) for path in paths if path.parent.name != "__pycache__"}
     carried = {Path(name) for name in ZipFile(wheel).namelist() if "dist-info/" not in name}
-    launcher = {Path("rootstock/__init__.py"), Path("rootstock/__main__.py")}
-    assert carried == {"rootstock" / name for name in names} | launcher
+    launcher = {Path("rootstock_serve/__init__.py"), Path("rootstock_serve/__main__.py")}
+    assert carried == {"rootstock_serve" / name for name in names} | launcher
 
 
 def test_the_licence_goes_with_it(wheel: Path) -> None:
@@ -82,7 +82,9 @@ def test_the_licence_goes_with_it(wheel: Path) -> None:
     assert "Copyright 2026 The Rootstock authors" in text
 
 
-@pytest.mark.parametrize("command", [["rootstock"], ["python", "-m", "rootstock"]])
+@pytest.mark.parametrize(
+    "command", [["rootstock"], ["rootstock-serve"], ["python", "-m", "rootstock_serve"]]
+)
 def test_the_command_says_its_version(installed: Path, command: list[str]) -> None:
     result = run(installed, *command, "--version")
     assert (result.stdout, result.stderr) == (f"rootstock {__version__}\n", "")
@@ -95,7 +97,7 @@ def test_the_tree_is_out_of_reach_there_and_so_is_every_name_but_one(installed: 
 
 def test_it_answers_with_the_model_that_comes_with_it(installed: Path) -> None:
     """A chat with a daemon of its own: the launcher, a second process, the embedded model."""
-    result = run(installed, "rootstock", "chat", "--temperature", "0", text="What are you?\n")
+    result = run(installed, "rootstock-serve", "chat", "--temperature", "0", text="What are you?\n")
     assert result.returncode == 0, result.stderr
     assert "rootstock-demo at http://127.0.0.1:" in result.stderr
     assert result.stdout.strip()

@@ -1,6 +1,7 @@
 """The backend's pure parts: batching, budget, context length, where checkpoints are."""
 
 import math
+import re
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from unittest.mock import Mock
 import httpx
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from engine.mlx_backend.attention.strategy import gathered_padding_keys
-from engine.mlx_backend.backend import keep_file_limit
+from engine.mlx_backend.backend import keep_file_limit, load_backend
 from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.host.machine import device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
@@ -144,16 +146,58 @@ def test_a_model_is_a_directory_or_a_repository(tmp_path: Path) -> None:
         find_checkpoint("not//a repository", download=False)
 
 
+@pytest.mark.parametrize("start", ["/no/such", "./no-such", "../no-such", ".", "~/no-such"])
+def test_what_begins_as_a_path_is_no_repository(
+    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=AssertionError)
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = f"{start}/model"
+    found = Path(model.replace("~", str(tmp_path), 1)).resolve()
+    with pytest.raises(ModelError, match=f"^there is no directory {re.escape(str(found))}$"):
+        find_checkpoint(model, download=True)
+
+
+def test_a_home_that_is_not_known_is_said() -> None:
+    with pytest.raises(ModelError, match=r"^~nobody-here/model cannot be looked for: "):
+        find_checkpoint("~nobody-here/model", download=True)
+
+
+def test_a_model_that_was_not_fetched_is_said_with_what_fetches_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match="; `rootstock pull org/name` fetches it"):
+        find_checkpoint("org/name", download=False)
+
+
+def test_a_path_to_nothing_is_known_before_mlx_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.mlx_backend.backend.load_blas", Mock(side_effect=AssertionError))
+    with pytest.raises(ModelError, match="there is no directory /no/such"):
+        load_backend(EngineConfig(model="/no/such"), lambda line: None)
+
+
 def gated() -> GatedRepoError:
     answer: Any = httpx.Response(401, request=httpx.Request("GET", "https://hub.example"))
     return GatedRepoError("401 Client Error.\n\nCannot access gated repo", response=answer)
+
+
+def unreachable() -> LocalEntryNotFoundError:
+    """As the hub's client raises it: with advice of many words, and the reason behind."""
+    error = LocalEntryNotFoundError("Got: ConnectError\nPlease check your internet connection")
+    error.__cause__ = OSError("No route to\nhost")
+    return error
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (gated(), r"some/model is gated: HF_TOKEN .* \(401 .* Cannot access gated repo\)"),
-        (LocalEntryNotFoundError("No network.\nNo snapshot."), "not fetched: No network. No snap"),
+        (unreachable(), "^some/model is not here and was not fetched: No route to host$"),
+        (ValueError("Unknown scheme for proxy"), "^some/model was not fetched: Unknown scheme"),
     ],
 )
 def test_what_the_hub_refuses_is_said_in_a_line(

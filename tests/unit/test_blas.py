@@ -14,11 +14,13 @@ from engine.mlx_backend.cpu.blas import (
     GET_OPENBLAS,
     SET_TBB,
     Blas,
+    install_command,
     load_first,
 )
 
 ROOT = Path(__file__).parents[2]
 OPENBLAS = "libopenblas.so.0"
+INSTALL = "python -m pip install"
 INTEL_LAYER, SEQUENTIAL_LAYER, TBB_LAYER = 0, 1, 4
 
 
@@ -62,7 +64,8 @@ class Machine:
 
     def load(self, environment: Mapping[str, str] | None = None, processor: str = "x86_64") -> Blas:
         nowhere = self.directory / "nowhere"
-        return load_first((nowhere, self.directory), environment or {}, processor, self._open)
+        directories = (nowhere, self.directory)
+        return load_first(directories, environment or {}, processor, INSTALL, self._open)
 
     def _open(self, name: str) -> Library:
         if not (self._openblas if name == OPENBLAS else Path(name).exists()):
@@ -95,7 +98,9 @@ def test_the_latest_mkl_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["libtbb.so.12", "libmkl_tbb_thread.so.3", "libmkl_rt.so.3"])
 def test_mkl_without_tbb_is_left_alone(tmp_path: Path, missing: str) -> None:
     machine = Machine(tmp_path, [name for name in mkl() if name != missing])
-    assert machine.load() == Blas("OpenBLAS", OPENBLAS, "pthreads", FASTER + GET_MKL)
+    assert machine.load() == Blas(
+        "OpenBLAS", OPENBLAS, "pthreads", FASTER + GET_MKL.format(INSTALL)
+    )
     assert "libmkl_rt.so.3" not in machine.opened
 
 
@@ -130,7 +135,21 @@ def test_what_to_install_is_said(tmp_path: Path) -> None:
     found = Machine(tmp_path, openblas=False).load()
     assert (found.name, found.library) == ("reference", "")
     assert GET_OPENBLAS in found.advice
-    assert GET_MKL in found.advice
+    assert GET_MKL.format(INSTALL) in found.advice
+
+
+@pytest.mark.parametrize(
+    ("mark", "command"),
+    [
+        ("pipx_metadata.json", "pipx inject rootstock-serve"),
+        ("uv-receipt.toml", "uv pip install --python {prefix}"),
+        ("pyvenv.cfg", "'/my venv/bin/python' -m pip install"),
+    ],
+)
+def test_the_command_reaches_the_environment(tmp_path: Path, mark: str, command: str) -> None:
+    (prefix := tmp_path / "rootstock-serve").mkdir()
+    (prefix / mark).touch()
+    assert install_command(prefix, "/my venv/bin/python") == command.format(prefix=prefix)
 
 
 def test_mkl_is_not_advised_where_there_is_none(tmp_path: Path) -> None:
@@ -185,7 +204,8 @@ def test_mlx_computes_on_tbb_threads(mkl_directory: Path) -> None:
 def test_the_process_outlives_an_mkl_without_tbb(mkl_directory: Path, tmp_path: Path) -> None:
     for file in mkl_directory.glob("libmkl_*"):
         (tmp_path / file.name).symlink_to(file)
-    loaded = f"blas.load_first([Path({str(tmp_path)!r})], {{}}, 'x86_64', blas._open_global)"
+    arguments = f"[Path({str(tmp_path)!r})], {{}}, 'x86_64', {INSTALL!r}, blas._open_global"
+    loaded = f"blas.load_first({arguments})"
     said, _, maps = libraries(loaded).partition("\n")
     assert said.startswith(("OpenBLAS", "reference"))
     assert "libmkl" not in maps

@@ -141,7 +141,9 @@ def test_the_smallest_disk_cache_that_is_taken_is_large_enough_for_the_tier() ->
         ({"port": "http"}, "port", "integer"),
         ({"host": "llm..lan"}, "host", "the name of a host"),
         ({"block_size": 0}, "block_size", "1"),
-        ({"kv_cache_bytes": "4 pounds"}, "kv_cache_bytes", "byte"),
+        ({"kv_cache_bytes": "4 pounds"}, "kv_cache_bytes", "such as 8GiB, 512MB or 1048576, not"),
+        ({"kv_cache_bytes": "8Gigs"}, "kv_cache_bytes", "such as 8GiB, 512MB or 1048576, not"),
+        ({"kv_cache_bytes": "large"}, "kv_cache_bytes", "such as 8GiB, 512MB or 1048576, not"),
         ({"kv_cache_bytes": "-1"}, "kv_cache_bytes", ""),
         ({"kv_cache_bytes": 0}, "kv_cache_bytes", "0"),
         ({"attention": "flash"}, "attention", "'gather'"),
@@ -189,7 +191,7 @@ def test_a_misspelt_variable_is_refused_with_what_was_meant(
     monkeypatch.setenv("rootstock_colour", "red")
     assert lines_of_error({}) == [
         "ROOTSTOCK_COLOUR: there is no such setting",
-        "ROOTSTOCK_PROT: there is no such setting; did you mean port?",
+        "ROOTSTOCK_PROT: there is no such setting; did you mean ROOTSTOCK_PORT?",
     ]
 
 

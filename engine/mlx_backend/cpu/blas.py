@@ -12,6 +12,7 @@ default, slower than OpenBLAS.
 import ctypes
 import os
 import platform
+import shlex
 import site
 import sys
 import sysconfig
@@ -25,7 +26,7 @@ from typing import Any, TypeAlias
 
 SLOW = "matrix products will be 20 to 50 times slower than they could be: "
 GET_OPENBLAS = "install Debian's or Ubuntu's libopenblas0-pthread"
-GET_MKL = "run pip install mkl, which takes about 1 GB"
+GET_MKL = "run {} mkl, which takes about 1 GB"
 FASTER = "decoding is faster with MKL: "
 SET_TBB = "something loaded MKL with slower threads before: set MKL_THREADING_LAYER=TBB"
 
@@ -69,28 +70,43 @@ def load_blas(directories: Iterable[Path] | None = None) -> Blas:
     if sys.platform != "linux" or _has_gpu_package():
         return Blas()
     found = _library_directories() if directories is None else directories
-    return load_first(found, os.environ, platform.machine(), _open_global)
+    install = install_command(Path(sys.prefix), sys.executable)
+    return load_first(found, os.environ, platform.machine(), install, _open_global)
+
+
+def install_command(prefix: Path, python: str) -> str:
+    """What puts a package into the environment at the prefix: a plain `pip install` would not
+    reach one that pipx or `uv tool` has made.
+    """
+    if (prefix / "pipx_metadata.json").exists():
+        return f"pipx inject {shlex.quote(prefix.name)}"
+    if (prefix / "uv-receipt.toml").exists():
+        return f"uv pip install --python {shlex.quote(str(prefix))}"
+    return f"{shlex.quote(python)} -m pip install"
 
 
 def load_first(
     directories: Iterable[Path],
     environment: Mapping[str, str],
     machine: str,
+    install: str,
     open_library: OpenLibrary,
 ) -> Blas:
     """MKL, where all that it needs is in one of the directories; else OpenBLAS, else the reference.
 
+    `install`, followed by a package's name, is the command that installs it here.
     `MKL_THREADING_LAYER=SEQUENTIAL` is heeded. All its other values are slower than TBB.
     """
     sequential = environment.get("MKL_THREADING_LAYER") == "SEQUENTIAL"
     layer = _SEQUENTIAL if sequential else _TBB
     has_mkl = machine == "x86_64"  # PyPI has it for no other
+    get_mkl = GET_MKL.format(install)
     attempts = [partial(_load_mkl, library, layer) for library in _mkl_libraries(directories)]
-    attempts.append(partial(_load_openblas, FASTER + GET_MKL if has_mkl else ""))
+    attempts.append(partial(_load_openblas, FASTER + get_mkl if has_mkl else ""))
     for attempt in attempts:
         with suppress(OSError):
             return attempt(open_library)
-    to_get = f"{GET_OPENBLAS}, or {GET_MKL}" if has_mkl else GET_OPENBLAS
+    to_get = f"{GET_OPENBLAS}, or {get_mkl}" if has_mkl else GET_OPENBLAS
     return Blas("reference", advice=SLOW + to_get)
 
 

@@ -18,37 +18,72 @@ DEFAULT_NAME = "rootstock-demo"
 DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
 """The embedded default: the demonstration model that `tools/train_demo_model.py` trained."""
 
+_PATH_STARTS = ("/", ".", "~")  # of no repository's name
 _FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _SAMPLES = 4  # of a tensor
 _SAMPLE_BYTES = 4096
 
 
 def find_checkpoint(model: str, *, download: bool) -> Path:
-    """The directory of a checkpoint given as a directory or as a Hugging Face repository.
+    """The directory of a checkpoint given as a directory or as a Hugging Face repository; of the
+    embedded default where `model` is empty.
 
-    Without `download` a repository must have been fetched before. Code in repositories is neither
-    fetched nor run. Raises ModelError, also when a file is missing or not whole.
+    What begins with `/`, `.` or `~` is a directory. Without `download` a repository must have been
+    fetched before. Code in repositories is neither fetched nor run. Raises ModelError, also when a
+    file is missing or not whole.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return _checked(path)
-    if path.exists():
-        raise ModelError(f"{model} is a file; a model is a directory or a repository")
+    if not model:
+        return DEFAULT_CHECKPOINT
+    return _checked(_directory(model) or (_fetched(model) if download else _cached(model)))
+
+
+def _directory(model: str) -> Path | None:
+    """None where it may be a repository. Raises ModelError for files, and for paths to nothing."""
     try:
-        return _checked(
-            Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=not download))
-        )
+        path = Path(model).expanduser()
+        is_directory, is_there = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # of `~nobody`
+        raise ModelError(f"{model} cannot be looked for: {one_line(error)}") from error
+    if is_directory:
+        return path
+    if is_there:
+        raise ModelError(f"{model} is a file; a model is a directory or a repository")
+    if model.startswith(_PATH_STARTS):
+        raise ModelError(f"there is no directory {path.resolve()}")
+    return None
+
+
+def _cached(model: str) -> Path:
+    """Raises ModelError unless the repository has been fetched."""
+    try:
+        return Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=True))
+    except HFValidationError as error:
+        raise _no_repository(model, error) from error
+    except OSError as error:
+        fetch = f"`rootstock pull {model}` fetches it"
+        raise ModelError(f"{model} is not in the Hugging Face cache; {fetch}") from error
+
+
+def _fetched(model: str) -> Path:
+    """Raises ModelError when the repository is not in the cache, and cannot be fetched either."""
+    try:
+        return Path(snapshot_download(model, allow_patterns=_FILES))
     except GatedRepoError as error:
         raise ModelError(
             f"{model} is gated: HF_TOKEN or `hf auth login` must name an account that may read it "
             f"({one_line(error)})"
         ) from error
     except (HFValidationError, RepositoryNotFoundError) as error:
-        problem = one_line(error)
-        raise ModelError(f"{model} is neither a directory nor a repository: {problem}") from error
-    except (LocalEntryNotFoundError, OSError) as error:
-        problem = one_line(error)
+        raise _no_repository(model, error) from error
+    except LocalEntryNotFoundError as error:  # its own text is advice; the cause says what happened
+        problem = one_line(error.__cause__ or error)
         raise ModelError(f"{model} is not here and was not fetched: {problem}") from error
+    except Exception as error:  # of what carries HTTP, too: a proxy's, an address that is none
+        raise ModelError(f"{model} was not fetched: {one_line(error)}") from error
+
+
+def _no_repository(model: str, error: Exception) -> ModelError:
+    return ModelError(f"{model} is neither a directory nor a repository: {one_line(error)}")
 
 
 def fingerprint(checkpoint: Path) -> str:

@@ -27,7 +27,7 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help=DIRECTORY)]
 app = command_app()
 
 
-@app.callback()
+@app.callback(no_args_is_help=True)
 def cache() -> None:
     """Look into the KV cache of the daemon that runs, or a disk cache's directory; empty them."""
 

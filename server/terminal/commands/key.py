@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from server.access.keys import ApiKey, Role, digest_of, entry_text, new_secret
 from server.terminal.commands.on_demand import command_app
@@ -13,7 +14,9 @@ app = command_app()
 
 @app.command()
 def key(
-    name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, . _ @ and -.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Whose key it is: letters, digits, . _ @ and -.")
+    ],
     role: Annotated[Role, typer.Option(help="Users reach the models, admins /admin besides.")] = (
         Role.USER
     ),
@@ -37,7 +40,12 @@ def key(
             tokens_per_minute=tokens_per_minute,
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise typer.BadParameter(first["msg"], param_hint=str(first["loc"][0])) from None
+        raise _bad_parameter(error.errors(include_url=False)[0]) from None
     typer.echo(entry_text(entry), nl=False)
     typer.echo(f"The key of {name}, shown only now: {secret}", err=True)
+
+
+def _bad_parameter(error: ErrorDetails) -> typer.BadParameter:
+    field = str(error["loc"][0])
+    hint = "NAME" if field == "name" else f"--{field.replace('_', '-')}"
+    return typer.BadParameter(f"{error['msg']}, not {error['input']!r}", param_hint=hint)

@@ -1,9 +1,12 @@
 """`rootstock ls`."""
 
+import typer
+from huggingface_hub import constants
+
 from server.terminal.commands.on_demand import command_app
 from server.terminal.model_cache import cached_models
 from server.terminal.tables import listing, show
-from server.terminal.text import bytes_text
+from server.terminal.text import bytes_text, printable
 
 app = command_app()
 
@@ -15,4 +18,8 @@ def ls() -> None:
         (repo.repo_id, bytes_text(repo.size_on_disk), repo.last_accessed_str)
         for repo in cached_models()
     ]
-    show(listing(("model", "size", "last used"), rows))
+    if rows:
+        show(listing(("model", "size", "last used"), rows))
+    else:
+        nothing = f"no models in {constants.HF_HUB_CACHE}; `rootstock pull` fetches one"
+        typer.echo(printable(nothing), err=True)

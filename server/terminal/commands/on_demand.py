@@ -25,6 +25,20 @@ class CommandsOnDemand(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Of the options that are carried out here --install-completion alone writes files."""
+        try:
+            return super().parse_args(ctx, args)
+        except OSError as error:
+            if error.filename is None:  # it is the output that is closed, or full
+                raise
+            typer.echo(
+                f"error: cannot write {error.filename}: {error.strerror}; "
+                f"`{ctx.info_name} --show-completion` prints what a shell has to read",
+                err=True,
+            )
+            raise typer.Exit(1) from None
+
 
 class _Imported(UserDict[str, Any]):
     """Commands by name, imported at look-up."""

@@ -12,6 +12,9 @@ from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
 from server.terminal.text import bytes_text
 
+ID_START = 12
+"""Characters of a request's id: as many as tell requests apart, and leave it a line of 80."""
+
 HEADS = ("request", "status", "prompt", "cached", "computed", "answer", "age")
 
 app = command_app()
@@ -49,8 +52,9 @@ def _use(cache: CacheStatsResponse) -> str:
 
 
 def _row(request: LiveRequest) -> tuple[str, ...]:
+    start = request.request_id[:ID_START]
     return (
-        f"{request.request_id}/{request.index}" if request.index else request.request_id,
+        f"{start}/{request.index}" if request.index else start,
         request.status,
         f"{request.prompt_tokens:,}",
         f"{request.cached_tokens:,}",

@@ -169,7 +169,7 @@ def test_a_shell_can_complete_commands_flags_and_choices(words: str, completed: 
     assert result.stdout.split() == completed
 
 
-COMPLETING = """
+COMPLETING_IN_BASH = """
 set -e
 eval "$(rootstock --show-completion bash)"
 COMP_WORDS=(rootstock cac) COMP_CWORD=1
@@ -177,16 +177,38 @@ COMP_WORDS=(rootstock cac) COMP_CWORD=1
 echo "${COMPREPLY[@]}"
 """
 
+# Without a terminal zsh completes nothing: what its own functions would get is printed.
+COMPLETING_IN_ZSH = """
+compdef() { completer=$1 }
+_arguments() { print -r -- ${${1#*\\"}%%\\"*} }  # of '*: :(("NAME":"HELP"))'
+eval "$(rootstock --show-completion zsh)"
+words=(rootstock cac) CURRENT=2
+$completer
+"""
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
-def test_what_show_completion_prints_completes_in_bash(tmp_path: Path) -> None:
+COMPLETING_IN_FISH = """
+rootstock --show-completion fish | source
+complete --do-complete "rootstock cac" | string split --fields 1 \\t
+"""
+
+SHELLS = {
+    "bash": ("bash", "--norc", "-c", COMPLETING_IN_BASH),
+    "zsh": ("zsh", "-f", "-c", COMPLETING_IN_ZSH),
+    "fish": ("fish", "--no-config", "-c", COMPLETING_IN_FISH),
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_show_completion_prints_completes(shell: str, tmp_path: Path) -> None:
     """The shell's name is given, because a test has no shell that Typer could find."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not here")
     (command := tmp_path / "rootstock").write_text(
         f'#!/bin/sh\nexec {sys.executable} -m server "$@"'
     )
     command.chmod(0o755)
     ended = subprocess.run(
-        ["bash", "--norc", "-c", COMPLETING],
+        SHELLS[shell],
         capture_output=True,
         text=True,
         check=False,
@@ -197,6 +219,26 @@ def test_what_show_completion_prints_completes_in_bash(tmp_path: Path) -> None:
         },
     )
     assert (ended.stdout, ended.stderr) == ("cache\n", "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_that_cannot_be_written_is_a_line(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home below a file is one in which not even root can write."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file" / "home"))
+    monkeypatch.setattr("typer._completion_shared._get_shell_name", lambda: shell)
+    result = CliRunner().invoke(app, ["--install-completion"], prog_name="rootstock")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: cannot write {tmp_path / 'file' / 'home'}")
+    assert "`rootstock --show-completion`" in line
+
+
+def test_cache_without_a_command_lists_its_commands() -> None:
+    result = CliRunner().invoke(app, ["cache"])
+    assert {"stats", "clear", "du", "verify", "probe"} <= set(result.output.split())
 
 
 @pytest.mark.parametrize("words", [["--version"], ["ls", "--help"], ["chat", "--help"]])

@@ -16,8 +16,10 @@ from typer.testing import CliRunner, Result
 from engine.api import QueueFull
 from engine.types.cache import CacheTier
 from server.cli import app
+from server.schemas.admin import LiveRequest
 from server.settings import Settings
 from server.terminal.bench import Load, loads, play
+from server.terminal.client.admin import Admin
 from server.terminal.client.chat import ChatClient, Message, connected
 from server.terminal.client.events import Event, Text
 from server.terminal.client.http import Endpoint
@@ -70,7 +72,31 @@ def test_ps_shows_what_runs(url: str, model: str, client: OpenAI, engine: FakeEn
         "requests 1 running, 0 waiting",
         "cache 6% in use, 16% kept for later, of 4.00 MiB",
     ]
-    assert lines[5][:3] == [request_id, "running", "20"]
+    assert lines[5][:3] == [request_id[:12], "running", "20"]
+
+
+def test_ps_has_a_line_of_80_columns_for_a_request(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = LiveRequest(
+        request_id="f" * 32,
+        index=127,
+        status="preempted",
+        prompt_tokens=131_072,
+        cached_tokens=131_072,
+        computed_tokens=131_072,
+        output_tokens=131_072,
+        blocks=1,
+        age_seconds=86_400,
+    )
+    monkeypatch.setattr(Admin, "requests", lambda self: [large])
+    lines = lines_of(run("ps", "--url", url, COLUMNS="80"))
+    assert lines[5] == [
+        "ffffffffffff/127",
+        "preempted",
+        *["131,072"] * 4,
+        *("86400.0", "s"),
+    ]
 
 
 def test_ps_of_an_idle_daemon_lists_no_requests(url: str) -> None:

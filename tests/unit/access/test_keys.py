@@ -131,8 +131,18 @@ def test_entries_can_be_put_behind_each_other(tmp_path: Path) -> None:
     assert keys_of(tmp_path, "".join(map(entry_text, keys))) == keys
 
 
-def test_the_command_refuses_a_name_that_the_file_would_not_take() -> None:
-    made = CliRunner().invoke(app, ["key", "two words"])
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["two words"], "NAME: must be 1 to 64 letters, digits, . _ @ and -, a letter or digit"),
+        (["two words"], ", not 'two words'"),
+        (["alice", "--tokens-per-minute", "0"], "--tokens-per-minute: Input should be greater"),
+    ],
+)
+def test_the_command_refuses_what_the_file_would_not_take(
+    arguments: list[str], problem: str
+) -> None:
+    made = CliRunner().invoke(app, ["key", *arguments])
     assert made.exit_code == 2
-    assert "Invalid value for name: String should match" in made.stderr
+    assert problem in made.stderr.splitlines()[-1]
     assert made.stdout == ""

@@ -1,4 +1,4 @@
-"""The `rootstock` command, in a clone and as installed."""
+"""The commands `rootstock` and `rootstock-serve`, in a clone and as installed."""
 
 import sys
 from pathlib import Path
