@@ -3,8 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
+
+from server.parsing.closed_schemas import closed
+from server.parsing.typed_values import KINDS, resolved
 
 Schema: TypeAlias = Mapping[str, Any]
 Value = TypeVar("Value", dict[str, Any], list[Any], str)
@@ -15,8 +19,10 @@ ANY_TEXT = "(?s:.*)"
 _SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """As templates render a call that comes back in the history, so that it is found in the cache."""
 
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
-_ABOUT = frozenset({"title", "description", "$comment"})
+_NOT_RUST = re.compile(r"\(\?<?[=!]|\\[1-9k]")
+"""Look-arounds and back-references, which no grammar can have."""
+
+_ABOUT = frozenset({"title", "description", "$comment", "$schema"})
 """Keywords of a schema that ask for nothing, and that agents write pages of."""
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of a schema whose values are no schemas."""
@@ -65,10 +71,10 @@ class Lark:
         return f"{self.terminal(text)} {self.text(end[min(specials) :])}"
 
     def json(self, schema: Schema, *, strict: bool) -> str:
-        """An expression for JSON that conforms to the schema; keywords that are not known, and
-        patterns that no grammar can have, are passed over unless `strict`."""
+        """An expression for JSON that conforms to the schema; keywords that are not known, or say
+        what no grammar can have, are passed over unless `strict`."""
         options = {**_SPACING, "lenient": not strict}
-        enforced = _without(_is_about if strict else _is_passed_over, schema)
+        enforced = _without(_is_about if strict else partial(_is_passed_over, schema), schema)
         return self.rule("%json " + json.dumps({**enforced, "x-guidance": options}))
 
     def any_of(self, expressions: Sequence[str]) -> str:
@@ -117,14 +123,20 @@ def calls_grammar(
 ) -> str:
     """A grammar for one call of one of the functions, or for `many`, one at least.
 
-    With `behind`, a marker, it is for what follows that. Raises NotASchema.
+    With `behind`, a marker or a part of one, it is for what follows that. Raises NotASchema.
     """
     lark = Lark(special_tokens)
-    call = lark.any_of([syntax.call(lark, function) for function in functions])
-    first = lark.text((syntax.opens + syntax.begin).removeprefix(behind))
+    called = [replace(one, parameters=arguments_schema(one)) for one in functions]
+    call = lark.any_of([syntax.call(lark, function) for function in called])
+    first = lark.text(_rest(syntax.opens + syntax.begin, behind))
     end = lark.text(syntax.end)
     more = f"({lark.text(syntax.between + syntax.begin)} {call} {end})*" if many else ""
     return lark.grammar(_sequence(first, call, end, more, lark.text(syntax.closes)))
+
+
+def _rest(text: str, behind: str) -> str:
+    """What of the text follows a part of it; all of it where that is no part."""
+    return text[text.find(behind) + len(behind) :] if behind in text else text
 
 
 def _sequence(*expressions: str) -> str:
@@ -158,10 +170,17 @@ def required(schema: Schema) -> Sequence[str]:
 
 def arguments_schema(function: Function) -> Schema:
     """The parameters' schema as an object's, which has no others than those that are declared."""
-    schema = {"type": "object", **function.parameters}
-    if "properties" in schema:
-        schema.setdefault("additionalProperties", False)
-    return schema
+    return closed({"type": "object", **function.parameters})
+
+
+def loosened(function: Function) -> Function:
+    """The function, of whose parameters the names alone count, unless it is strict."""
+    if function.strict:
+        return function
+    names = function.parameters.get("properties")
+    if not isinstance(names, Mapping):
+        return Function(function.name, {})
+    return Function(function.name, {"properties": {name: {} for name in names}})
 
 
 def json_call(
@@ -187,7 +206,7 @@ def headed_call(separator: str) -> Callable[[Lark, Function], str]:
 
 def json_arguments(lark: Lark, function: Function) -> str:
     """The arguments as a JSON object."""
-    return lark.json(arguments_schema(function), strict=function.strict)
+    return lark.json(function.parameters, strict=function.strict)
 
 
 def _without(dropped: Callable[[str, Any], bool], schema: Any) -> Any:
@@ -208,8 +227,16 @@ def _is_about(keyword: str, value: Any) -> bool:
     return keyword in _ABOUT and isinstance(value, str)
 
 
-def _is_passed_over(keyword: str, value: Any) -> bool:
-    """The same, or a pattern that looks around; zod's of an e-mail address does."""
-    if keyword == "pattern" and isinstance(value, str):
-        return bool(_LOOK_AROUND.search(value))
+def _is_passed_over(root: Schema, keyword: str, value: Any) -> bool:
+    """The same; or a pattern that looks around, as zod's of an e-mail address does, a type that
+    there is not, a reference that leads nowhere."""
+    match keyword, value:
+        case "pattern", str():
+            return bool(_NOT_RUST.search(value))
+        case "type", str() | list():
+            return any(
+                name not in KINDS for name in (value if isinstance(value, list) else [value])
+            )
+        case "$ref", str():
+            return not (value.startswith("#") and resolved({"$ref": value}, root))
     return _is_about(keyword, value)
