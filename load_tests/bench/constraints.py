@@ -92,9 +92,10 @@ async def measure(model: Path) -> str:
     rows = Rows(engine)
     free: list[Constraint | None] = [None] * ROWS
     held: list[Constraint | None] = [HELD] * ROWS
+    offered: list[Constraint | None] = [OFFERED] * ROWS
     kinds = {
         "free": free,
-        "offered": [OFFERED] * ROWS,
+        "offered": offered,
         "held": held,
         "free, free": free + free,
         "free, held": free + held,

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -76,6 +76,11 @@ class Lark:
         options = {**_SPACING, "lenient": not strict}
         enforced = _without(_is_about if strict else partial(_is_passed_over, schema), schema)
         return self.rule("%json " + json.dumps({**enforced, "x-guidance": options}))
+
+    def name_but(self, names: Collection[str]) -> str:
+        """An expression for the name of a member that is none of these."""
+        others = "|".join(re.escape(name).replace("/", r"\/") for name in names)
+        return self.terminal(r"/[a-zA-Z0-9_.-]{1,64}/" + (f" & ~/({others})/" if others else ""))
 
     def any_of(self, expressions: Sequence[str]) -> str:
         """An expression for one of these."""
@@ -160,6 +165,11 @@ def properties(schema: Schema) -> dict[str, Any]:
     return keyword(schema, "properties", dict) or {}
 
 
+def undeclared(schema: Schema) -> Any:
+    """The schema of members that an object may have beside those that it declares; else False."""
+    return schema.get("additionalProperties", False)
+
+
 def required(schema: Schema) -> Sequence[str]:
     """The names of the members that an object must have. Raises NotASchema."""
     names = keyword(schema, "required", list) or []
@@ -180,7 +190,9 @@ def loosened(function: Function) -> Function:
     names = function.parameters.get("properties")
     if not isinstance(names, Mapping):
         return Function(function.name, {})
-    return Function(function.name, {"properties": {name: {} for name in names}})
+    others = undeclared(function.parameters) is not False
+    declared = {"properties": {name: {} for name in names}, "additionalProperties": others}
+    return Function(function.name, declared)
 
 
 def json_call(

@@ -84,12 +84,14 @@ def follows(grammar: Grammar, tokens: Sequence[int]) -> bool:
     return bool(matcher.validate_tokens(list(tokens)) == len(tokens))
 
 
-def calls(name: str, held: Constraint, tokens: Sequence[int]) -> Answer:
+def calls(
+    name: str, held: Constraint, tokens: Sequence[int], tools: Mapping[str, Any] = NAMES
+) -> Answer:
     """What a client gets of a text that begins with the marker."""
     begins, behind = TOOL_FORMATS[name].begins[0], tokenizer(name).decode(held.behind)
     text = begins[: begins.index(behind)] + behind + tokenizer(name).decode(tokens)
     reasoning = "openai_gptoss" if name == "openai" else None
-    return parsed(answer_format(name, reasoning, is_open=False, with_tools=True), [text], NAMES)
+    return parsed(answer_format(name, reasoning, is_open=False, with_tools=True), [text], tools)
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
@@ -142,6 +144,23 @@ def test_several_calls_may_come_and_each_of_them_is_held(name: str) -> None:
     alone = constraint(name, parallel_tool_calls=False)
     assert not alone.repeats
     assert alone.weaker[-1:] != (None,)
+
+
+OPEN = {**CITY, "additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_function_that_allows_others_may_be_given_parameters_that_are_not_declared(
+    name: str,
+) -> None:
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": OPEN}}
+    held, given = constraint(name, tools=[tool]), set[str]()
+    for tokens in filter(None, (walk(held.grammar.text, seed, ['"']) for seed in range(12))):
+        for _, arguments in calls(name, held, tokens, {"get_weather": OPEN}).calls:
+            jsonschema.validate(arguments, OPEN)
+            given |= set(arguments)
+    assert given > {"city"}
+    assert given - {"city", "days"}
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
