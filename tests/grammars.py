@@ -6,11 +6,11 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.api import InvalidRequest
-from engine.constraints.factory import GuideMaker, check_verdicts, grammars
+from engine.constraints.factory import GuideMaker, check_verdicts, untried
 from engine.constraints.guide import Choice, Guide, GuideFactory, matcher_of
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused
-from engine.constraints.remote.trials import Verdict
+from engine.constraints.remote.trials import Verdict, too_long
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.step.plan import SequenceId
@@ -73,7 +73,9 @@ class LocalGrammars:
 
     def guides(self, request: Request) -> GuideFactory:
         """Raises InvalidRequest."""
-        verdicts = {grammar: self._verdict(grammar) for grammar in grammars(request)}
+        verdicts = dict[Grammar, Verdict]()
+        while grammars := untried(request, verdicts):
+            verdicts |= {grammar: self._verdict(grammar) for grammar in grammars}
         check_verdicts(request, verdicts)
         new_guide = self._maker.guides(request, verdicts)
         return lambda: Settled(new_guide(), self.answer)
@@ -99,6 +101,8 @@ class LocalGrammars:
         return compile_grammar(self._tokenizer, grammar.kind, grammar.text)
 
     def _verdict(self, grammar: Grammar) -> Verdict:
+        if (refused := too_long(grammar)) is not None:
+            return refused
         try:
             probe(self._compiled(grammar))
         except GrammarError as error:

@@ -1,6 +1,7 @@
 """Makes the guides of a request's sequences from its constraints."""
 
 from collections.abc import Iterator, Mapping
+from itertools import dropwhile
 
 from engine.api import InvalidRequest
 from engine.constraints.guide import (
@@ -15,6 +16,7 @@ from engine.constraints.guide import (
     PerhapsSpaced,
     RepeatingGuide,
     Unless,
+    UntilItFails,
 )
 from engine.constraints.matcher import Matcher
 from engine.constraints.remote.trials import Verdict
@@ -22,40 +24,47 @@ from engine.types.request import (
     Alternative,
     Constraint,
     Grammar,
-    GrammarKind,
     Request,
     ThinkingBlock,
 )
 
-MAX_GRAMMAR_CHARACTERS = {
-    GrammarKind.JSON_SCHEMA: 256 * 1024,
-    GrammarKind.REGEX: 32 * 1024,
-    GrammarKind.LARK: 32 * 1024,
-}
-
 Verdicts = Mapping[Grammar, Verdict]
 
 
-def grammars(request: Request) -> list[Grammar]:
-    """The grammars to try before the request is served. Raises InvalidRequest where one is too
-    long.
+def untried(request: Request, verdicts: Verdicts) -> list[Grammar]:
+    """The grammars to try next before the request is served: of each constraint the first, or the
+    first behind those that have been refused. None where it is known which of them hold.
     """
-    for constraint in _constraints(request):
-        grammar, most = constraint.grammar, MAX_GRAMMAR_CHARACTERS[constraint.grammar.kind]
-        if len(grammar.text) > most:
-            raise InvalidRequest(
-                f"{constraint.param}: the grammar has {len(grammar.text)} characters; {most} are "
-                "the most",
-                constraint.param,
-            )
-    return [constraint.grammar for constraint in _constraints(request)]
+    firsts = [_standing(constraint, verdicts)[:1] for constraint in _constraints(request)]
+    grammars = (grammar for first in firsts for grammar in first)
+    return [grammar for grammar in grammars if grammar is not None and grammar not in verdicts]
 
 
 def check_verdicts(request: Request, verdicts: Verdicts) -> None:
-    """Raises InvalidRequest for a grammar that is wrong, not supported, or too costly."""
+    """Raises InvalidRequest where all grammars of a constraint are refused: they are wrong, not
+    supported, or too costly.
+    """
     for constraint in _constraints(request):
-        if (error := verdicts[constraint.grammar].error) is not None:
+        if not _standing(constraint, verdicts):
+            error = verdicts[constraint.grammar].error
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param)
+
+
+def is_dispensable(request: Request) -> bool:
+    """Whether the request may be served without its grammars."""
+    return all(None in constraint.weaker for constraint in _constraints(request))
+
+
+def all_refused(request: Request, why: str) -> Verdicts:
+    """Verdicts by which none of the request's grammars holds."""
+    grammars = [g for one in _constraints(request) for g in (one.grammar, *one.weaker)]
+    return {grammar: Verdict(why, 0.0) for grammar in grammars if grammar is not None}
+
+
+def _standing(constraint: Constraint, verdicts: Verdicts) -> list[Grammar | None]:
+    """The constraint's grammars from the first on that has not been refused."""
+    refused = {grammar for grammar, verdict in verdicts.items() if verdict.error is not None}
+    return list(dropwhile(refused.__contains__, (constraint.grammar, *constraint.weaker)))
 
 
 def _constraints(request: Request) -> Iterator[Constraint]:
@@ -86,13 +95,18 @@ class GuideMaker:
     def _constrained(self, constraint: Constraint | None, verdicts: Verdicts) -> GuideFactory:
         if constraint is None:
             return FreeGuide
-        seconds = verdicts[constraint.grammar].seconds
-
-        def grammar() -> Guide:
-            return GrammarGuide(Matcher(constraint.grammar, constraint.param, seconds))
-
+        held = _standing(constraint, verdicts)[0]
+        grammar = self._grammar(constraint, held, verdicts) if held else FreeGuide
         either = self._either(constraint.instead, grammar, verdicts)
         return lambda: self._placed(constraint, either)
+
+    def _grammar(self, constraint: Constraint, held: Grammar, verdicts: Verdicts) -> GuideFactory:
+        seconds = verdicts[held].seconds
+
+        def grammar() -> Guide:
+            return GrammarGuide(Matcher(held, constraint.param, seconds))
+
+        return grammar if None not in constraint.weaker else lambda: UntilItFails(grammar())
 
     def _either(
         self, instead: Alternative | None, grammar: GuideFactory, verdicts: Verdicts
@@ -106,13 +120,14 @@ class GuideMaker:
     def _placed(self, constraint: Constraint, grammar: GuideFactory) -> Guide:
         """The grammar's guide where it is to hold."""
         thinking, marker = constraint.thinking, constraint.behind
-        if thinking is not None:
-            return self._behind_thinking(thinking, grammar())
         if not marker:
-            return grammar()
-        if constraint.repeats:
-            return RepeatingGuide(lambda: BehindMarker(marker, grammar()))
-        return BehindMarker(marker, grammar())
+            return grammar() if thinking is None else self._behind_thinking(thinking, grammar())
+
+        def call() -> Guide:
+            return BehindMarker(marker, grammar())
+
+        guide = RepeatingGuide(call) if constraint.repeats else call()
+        return guide if thinking is None else _unwatched_thinking(thinking, guide)
 
     def _behind_thinking(self, thinking: ThinkingBlock, guide: Guide) -> Guide:
         """The grammar's guide from the first token on or behind a block, which is free but may not
@@ -120,3 +135,9 @@ class GuideMaker:
         thoughts = AllBut(tuple(self._end_tokens.difference(thinking.end)))
         behind = BehindMarker(thinking.end, PerhapsSpaced(thinking.space, guide), thoughts)
         return Unless(thinking.begin[0], behind, guide) if thinking.begin else behind
+
+
+def _unwatched_thinking(thinking: ThinkingBlock, guide: Guide) -> Guide:
+    """A guide that is not told of the block that may come first: a marker there begins nothing."""
+    behind = BehindMarker(thinking.end, guide)
+    return Unless(thinking.begin[0], behind, guide) if thinking.begin else behind

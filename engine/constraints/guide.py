@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from engine.constraints.matcher import Complete, Matcher
+from engine.constraints.matcher import Complete, Matcher, Refused, Unanswerable
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,30 @@ class GrammarGuide:
 
     def answered(self) -> None:
         """Nothing comes after it."""
+
+
+class UntilItFails:
+    """Follows a guide as long as its matcher can be answered; free from there on."""
+
+    def __init__(self, guide: Guide) -> None:
+        self._guide = guide
+
+    @property
+    def choice(self) -> Choice:
+        return self._guide.choice
+
+    @property
+    def is_complete(self) -> bool:
+        return self._guide.is_complete
+
+    def accept(self, token_id: int) -> None:
+        self._guide.accept(token_id)
+
+    def answered(self) -> None:
+        self._guide.answered()
+        matcher = matcher_of(self._guide.choice)
+        if matcher is not None and isinstance(matcher.answer, Refused | Unanswerable):
+            self._guide = FreeGuide()
 
 
 class BehindMarker:

@@ -12,9 +12,16 @@ from functools import partial
 from itertools import count
 from typing import TypeAlias, TypeVar
 
-from engine.api import CacheWatch, EngineStopped, InvalidRequest
-from engine.constraints.factory import GuideMaker, Verdicts, check_verdicts, grammars
-from engine.constraints.remote.trials import Trials
+from engine.api import CacheWatch, EngineStopped, InvalidRequest, NoGrammars
+from engine.constraints.factory import (
+    GuideMaker,
+    Verdicts,
+    all_refused,
+    check_verdicts,
+    is_dispensable,
+    untried,
+)
+from engine.constraints.remote.trials import Trials, Verdict
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver, EngineLoop
 from engine.loop.request_counters import RequestCounters
@@ -25,7 +32,7 @@ from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
 from engine.types.memory import MemoryStats
 from engine.types.model import ModelCard, Tokenizer
 from engine.types.output import FinishReason, OutputEvent, Usage
-from engine.types.request import Request
+from engine.types.request import Grammar, Request
 from engine.types.statistics import EngineStats, RequestInfo
 from engine.watching.namespaces import find_namespace
 from engine.watching.renderer import Renderer
@@ -180,8 +187,18 @@ class ThreadedEngine:
         return await asyncio.to_thread(ready)
 
     async def _tried(self, request: Request) -> Verdicts:
-        """Raises InvalidRequest for a grammar that cannot be served."""
-        verdicts = await self._parts.trials.of(request.client, grammars(request))
+        """Raises InvalidRequest for a grammar that cannot be served, NoGrammars where none can."""
+        try:
+            return await self._verdicts(request)
+        except NoGrammars as error:
+            if not is_dispensable(request):
+                raise
+            return all_refused(request, str(error))
+
+    async def _verdicts(self, request: Request) -> Verdicts:
+        verdicts = dict[Grammar, Verdict]()
+        while grammars := untried(request, verdicts):
+            verdicts |= await self._parts.trials.of(request.client, grammars)
         check_verdicts(request, verdicts)
         return verdicts
 

@@ -68,9 +68,12 @@ class Constraint:
     """A grammar for what a sequence generates.
 
     It holds from the first token on, or behind a `thinking` block, or where the marker `behind` has
-    been generated; what comes before is free. Where it is fulfilled, and nothing may follow, the
-    sequence ends; with `repeats` it is free until the marker comes again. `instead` may come in its
-    place.
+    been generated, within the block not looked for; what comes before is free. Where it is
+    fulfilled, and nothing may follow, the sequence ends; with `repeats` it is free until the marker
+    comes again. `instead` may come in its place.
+
+    Where the grammar is refused, the first of the `weaker` ones that is not holds. None is no
+    grammar: then the sequence is free, also where a grammar turns out later to be too costly.
     """
 
     grammar: Grammar
@@ -79,6 +82,7 @@ class Constraint:
     behind: tuple[int, ...] = ()
     repeats: bool = False
     instead: "Alternative | None" = None
+    weaker: tuple[Grammar | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

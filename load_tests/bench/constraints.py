@@ -1,4 +1,5 @@
-"""What grammars cost: 8 rows free and 8 held to one schema; 8 free rows beside 8 of either kind.
+"""What grammars cost: 8 rows free and 8 held to one schema; 8 free rows beside 8 of either kind; 8
+that offer tools and call none.
 
     python -m load_tests.bench.constraints
 
@@ -27,6 +28,8 @@ from engine.types.settings import EngineConfig
 from load_tests.random_checkpoint import SPECIAL_TOKENS, write_checkpoint
 from load_tests.shapes import CONFIGS
 from server.metrics.metrics import EngineTelemetry
+from server.parsing.formats.json_calls import HERMES
+from server.parsing.lark import Function, calls_grammar
 
 ROWS, TOKENS, ROUNDS = 8, 48, 9
 VOCABULARY = 151_936
@@ -45,6 +48,16 @@ SCHEMA = {
     },
 }
 HELD = Constraint(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)), "response_format")
+CALL = Function("look", {"properties": {"depth": {"type": "integer"}}})
+NEVER = 1
+"""A token that is kept from coming: it stands for the marker of calls."""
+OFFERED = Constraint(
+    Grammar(GrammarKind.LARK, calls_grammar(HERMES.syntax, [CALL], {}, many=False)),
+    "tools",
+    behind=(NEVER,),
+    repeats=True,
+    weaker=(None,),
+)
 
 
 class Rows:
@@ -65,7 +78,7 @@ class Rows:
 
     async def _run(self, constraint: Constraint | None) -> None:
         name = next(self._names)
-        sampling = SamplingParams(seed=name)
+        sampling = SamplingParams(seed=name, logit_bias={NEVER: -100.0})
         request = Request(
             str(name), (5, 6, 7), TOKENS, sampling, ignore_eos=True, constraint=constraint
         )
@@ -79,7 +92,14 @@ async def measure(model: Path) -> str:
     rows = Rows(engine)
     free: list[Constraint | None] = [None] * ROWS
     held: list[Constraint | None] = [HELD] * ROWS
-    kinds = {"free": free, "held": held, "free, free": free + free, "free, held": free + held}
+    offered: list[Constraint | None] = [OFFERED] * ROWS
+    kinds = {
+        "free": free,
+        "offered": offered,
+        "held": held,
+        "free, free": free + free,
+        "free, held": free + held,
+    }
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for done in range(-1, ROUNDS):  # the first is not counted
         for kind, constraints in kinds.items():
@@ -89,6 +109,7 @@ async def measure(model: Path) -> str:
     await engine.drain(0.0)
     steps = ", ".join(f"{k} {1e3 * statistics.median(v) / TOKENS:.1f}" for k, v in seconds.items())
     return (
+        f"offered / free {_ratio(seconds['free'], seconds['offered'])}, "
         f"held / free {_ratio(seconds['free'], seconds['held'])}, "
         f"free beside held / beside free {_ratio(seconds['free, free'], seconds['free, held'])}; "
         f"ms a step: {steps}"

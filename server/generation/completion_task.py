@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.types.model import ModelCard
 from engine.types.request import Request
 from server.generation.engine_requests import (
     check_prompt,
@@ -35,14 +34,12 @@ async def completion_task(
     body: CompletionRequest, model: ServedModel, record: RequestRecord
 ) -> CompletionTask:
     """Raises ApiError (400) for what the model cannot serve."""
-    card = model.engine.card
     wanted = [await _opening(model, record)] if body.prompt is None else body.prompt
     prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
-    await model.workers.prepare(record, partial(_check, prompts, card))
+    requests = await model.workers.prepare(record, partial(_requests, body, prompts, model, record))
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [await model.prompts.echo(record, prompt) for prompt in wanted]
-    requests = completion_requests(body, prompts, card, record)
     meter = UsageMeter(sequences_per_prompt(body))
     return CompletionTask(record.id, body, model, prompts, echoes, requests, meter)
 
@@ -53,6 +50,14 @@ async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
     return marked or [opening_token(model.engine.card)]
 
 
-def _check(prompts: Sequence[tuple[int, ...]], card: ModelCard) -> None:
+def _requests(
+    body: CompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    model: ServedModel,
+    record: RequestRecord,
+) -> list[Request]:
+    card = model.engine.card
     for prompt in prompts:
         check_prompt(prompt, card, "prompt")
+    constraint = model.planner.text_constraint(body)
+    return completion_requests(body, prompts, constraint, card, record)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from engine.types.model import ModelCard, SamplingDefaults
-from engine.types.request import Request, SamplingParams
+from engine.types.request import Constraint, Request, SamplingParams
 from server.errors import ApiError, ContextTooLong, invalid
-from server.generation.plan import AnswerPlan, text_constraint
+from server.generation.plan import AnswerPlan
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
 from server.schemas.common import NO_LIMIT, GenerationRequest
@@ -41,10 +41,11 @@ def chat_request(
 def completion_requests(
     body: CompletionRequest,
     prompts: Sequence[tuple[int, ...]],
+    constraint: Constraint | None,
     card: ModelCard,
     record: RequestRecord,
 ) -> list[Request]:
-    """One engine request for each prompt that `check_prompt` has passed.
+    """One engine request for each prompt.
 
     Raises ApiError (400) for what the model cannot serve.
     """
@@ -68,7 +69,7 @@ def completion_requests(
         )
         for index, prompt in enumerate(prompts)
     ]
-    return [replace(request, text_before=request.prompt) for request in requests]
+    return [replace(one, text_before=one.prompt, constraint=constraint) for one in requests]
 
 
 def sequences_per_prompt(body: CompletionRequest) -> int:
@@ -130,7 +131,6 @@ def _request(
         priority=body.priority,
         cache_salt=record.cache_salt(body.cache_salt),
         prompt_logprobs=prompt_logprobs,
-        constraint=text_constraint(body),
     )
 
 

@@ -34,7 +34,7 @@ def served_models(
         name=names[0],
         engine=engine,
         prompts=PromptEncoder(engine.tokenizer, engine.card, workers),
-        planner=AnswerPlanner(engine.tokenizer, settings.tool_parser, settings.reasoning_parser),
+        planner=AnswerPlanner(engine.tokenizer, settings),
         replays=Replays(),
         workers=workers,
     )

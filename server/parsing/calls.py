@@ -39,6 +39,11 @@ class Calls:
         properties = self.schema(name).get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
+    def others(self, name: str) -> Mapping[str, Any]:
+        """The schema of a function's parameters that are not declared; empty where it says none."""
+        others = self.schema(name).get("additionalProperties")
+        return others if isinstance(others, Mapping) else {}
+
     def declares(self, name: str) -> bool:
         """Whether the request has a function of this name."""
         return name in self._tools

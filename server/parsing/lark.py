@@ -2,9 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
+
+from server.parsing.closed_schemas import closed
+from server.parsing.typed_values import KINDS, resolved
 
 Schema: TypeAlias = Mapping[str, Any]
 Value = TypeVar("Value", dict[str, Any], list[Any], str)
@@ -15,8 +19,10 @@ ANY_TEXT = "(?s:.*)"
 _SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """As templates render a call that comes back in the history, so that it is found in the cache."""
 
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
-_ABOUT = frozenset({"title", "description", "$comment"})
+_NOT_RUST = re.compile(r"\(\?<?[=!]|\\[1-9k]")
+"""Look-arounds and back-references, which no grammar can have."""
+
+_ABOUT = frozenset({"title", "description", "$comment", "$schema"})
 """Keywords of a schema that ask for nothing, and that agents write pages of."""
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of a schema whose values are no schemas."""
@@ -65,11 +71,16 @@ class Lark:
         return f"{self.terminal(text)} {self.text(end[min(specials) :])}"
 
     def json(self, schema: Schema, *, strict: bool) -> str:
-        """An expression for JSON that conforms to the schema; keywords that are not known, and
-        patterns that no grammar can have, are passed over unless `strict`."""
+        """An expression for JSON that conforms to the schema; keywords that are not known, or say
+        what no grammar can have, are passed over unless `strict`."""
         options = {**_SPACING, "lenient": not strict}
-        enforced = _without(_is_about if strict else _is_passed_over, schema)
+        enforced = _without(_is_about if strict else partial(_is_passed_over, schema), schema)
         return self.rule("%json " + json.dumps({**enforced, "x-guidance": options}))
+
+    def name_but(self, names: Collection[str]) -> str:
+        """An expression for the name of a member that is none of these."""
+        others = "|".join(re.escape(name).replace("/", r"\/") for name in names)
+        return self.terminal(r"/[a-zA-Z0-9_.-]{1,64}/" + (f" & ~/({others})/" if others else ""))
 
     def any_of(self, expressions: Sequence[str]) -> str:
         """An expression for one of these."""
@@ -117,14 +128,20 @@ def calls_grammar(
 ) -> str:
     """A grammar for one call of one of the functions, or for `many`, one at least.
 
-    With `behind`, a marker, it is for what follows that. Raises NotASchema.
+    With `behind`, a marker or a part of one, it is for what follows that. Raises NotASchema.
     """
     lark = Lark(special_tokens)
-    call = lark.any_of([syntax.call(lark, function) for function in functions])
-    first = lark.text((syntax.opens + syntax.begin).removeprefix(behind))
+    called = [replace(one, parameters=arguments_schema(one)) for one in functions]
+    call = lark.any_of([syntax.call(lark, function) for function in called])
+    first = lark.text(_rest(syntax.opens + syntax.begin, behind))
     end = lark.text(syntax.end)
     more = f"({lark.text(syntax.between + syntax.begin)} {call} {end})*" if many else ""
     return lark.grammar(_sequence(first, call, end, more, lark.text(syntax.closes)))
+
+
+def _rest(text: str, behind: str) -> str:
+    """What of the text follows a part of it; all of it where that is no part."""
+    return text[text.find(behind) + len(behind) :] if behind in text else text
 
 
 def _sequence(*expressions: str) -> str:
@@ -148,6 +165,11 @@ def properties(schema: Schema) -> dict[str, Any]:
     return keyword(schema, "properties", dict) or {}
 
 
+def undeclared(schema: Schema) -> Any:
+    """The schema of members that an object may have beside those that it declares; else False."""
+    return schema.get("additionalProperties", False)
+
+
 def required(schema: Schema) -> Sequence[str]:
     """The names of the members that an object must have. Raises NotASchema."""
     names = keyword(schema, "required", list) or []
@@ -158,10 +180,19 @@ def required(schema: Schema) -> Sequence[str]:
 
 def arguments_schema(function: Function) -> Schema:
     """The parameters' schema as an object's, which has no others than those that are declared."""
-    schema = {"type": "object", **function.parameters}
-    if "properties" in schema:
-        schema.setdefault("additionalProperties", False)
-    return schema
+    return closed({"type": "object", **function.parameters})
+
+
+def loosened(function: Function) -> Function:
+    """The function, of whose parameters the names alone count, unless it is strict."""
+    if function.strict:
+        return function
+    names = function.parameters.get("properties")
+    if not isinstance(names, Mapping):
+        return Function(function.name, {})
+    others = undeclared(function.parameters) is not False
+    declared = {"properties": {name: {} for name in names}, "additionalProperties": others}
+    return Function(function.name, declared)
 
 
 def json_call(
@@ -187,7 +218,7 @@ def headed_call(separator: str) -> Callable[[Lark, Function], str]:
 
 def json_arguments(lark: Lark, function: Function) -> str:
     """The arguments as a JSON object."""
-    return lark.json(arguments_schema(function), strict=function.strict)
+    return lark.json(function.parameters, strict=function.strict)
 
 
 def _without(dropped: Callable[[str, Any], bool], schema: Any) -> Any:
@@ -208,8 +239,16 @@ def _is_about(keyword: str, value: Any) -> bool:
     return keyword in _ABOUT and isinstance(value, str)
 
 
-def _is_passed_over(keyword: str, value: Any) -> bool:
-    """The same, or a pattern that looks around; zod's of an e-mail address does."""
-    if keyword == "pattern" and isinstance(value, str):
-        return bool(_LOOK_AROUND.search(value))
+def _is_passed_over(root: Schema, keyword: str, value: Any) -> bool:
+    """The same; or a pattern that looks around, as zod's of an e-mail address does, a type that
+    there is not, a reference that leads nowhere."""
+    match keyword, value:
+        case "pattern", str():
+            return bool(_NOT_RUST.search(value))
+        case "type", str() | list():
+            return any(
+                name not in KINDS for name in (value if isinstance(value, list) else [value])
+            )
+        case "$ref", str():
+            return not (value.startswith("#") and resolved({"$ref": value}, root))
     return _is_about(keyword, value)

@@ -1,8 +1,7 @@
 """Grammars of calls that are written in a notation of their own.
 
 What they allow parses to arguments that conform to the function's schema. Where the notation has
-no form for what a schema says, a value is written as JSON, which the readers take, too. Of
-parameters that are not declared, none is written.
+no form for what a schema says, a value is written as JSON, which the readers take, too.
 """
 
 import json
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from server.parsing.lark import Function, Lark, Schema, keyword, properties, required
+from server.parsing.lark import Function, Lark, Schema, keyword, properties, required, undeclared
 
 Value: TypeAlias = Callable[[Schema], str]
 """An expression for a value that conforms to the schema."""
@@ -103,6 +102,10 @@ def _members(lark: Lark, schema: Schema, assign: str, comma: str, value: Value) 
     members = declared | {key: {} for key in needed if key not in declared}
     # `first` begins with the first member that is written, `further` with a comma.
     first = further = ""
+    if (others := undeclared(schema)) is not False:
+        pair = lark.rule(f"{lark.name_but(members)} {lark.text(assign)} {value(_schema(others))}")
+        further = lark.rule(f"({lark.text(comma)} {pair})*")
+        first = lark.rule(f"({pair} {further})?")
     for key, of_key in reversed(members.items()):
         if of_key is False and key not in needed:
             continue

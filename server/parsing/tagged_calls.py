@@ -280,7 +280,7 @@ def _read_parameter(
         return
     allowed = tags.kinds(attributes)
     if allowed is None:
-        declared = calls.parameters(name).get(key, tags.undeclared)
+        declared = calls.parameters(name).get(key, calls.others(name) or tags.undeclared)
         allowed = kinds(declared, calls.schema(name))
     yield from _read_value(reader, arguments, key, tags, allowed)
 

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.parsing.lark import ANY_TEXT, Function, Lark, Schema, keyword, properties, required
+from server.parsing.lark import (
+    ANY_TEXT,
+    Function,
+    Lark,
+    Schema,
+    keyword,
+    properties,
+    required,
+    undeclared,
+)
 from server.parsing.typed_values import KINDS, kind, kinds, resolved
 
 
@@ -48,17 +57,31 @@ def tagged_call(layout: Layout) -> Callable[[Lark, Function], str]:
 
 
 def tagged_parameters(lark: Lark, function: Function, layout: Layout) -> str:
-    """All parameters in the order of their declaration; those that are not required, or not."""
-    needed = required(function.parameters)
+    """All parameters in the order of their declaration; those that are not required, or not. Behind
+    them others, where the schema allows some.
+    """
+    needed, declared = required(function.parameters), properties(function.parameters)
     expressions = []
-    for key, schema in properties(function.parameters).items():
+    for key, schema in declared.items():
         values = [
             f"{lark.text(layout.parameter(key, kind))} {value} {lark.text(layout.behind)}"
             for kind, value in _values(lark, function, layout, schema)
         ]
         optional = "" if key in needed else "?"
         expressions.append(f"({lark.any_of(values)}){optional}")
+    if (others := undeclared(function.parameters)) is not False:
+        expressions.append(f"({_other(lark, function, layout, others)})*")
     return " ".join(expressions)
+
+
+def _other(lark: Lark, function: Function, layout: Layout, schema: Any) -> str:
+    """A parameter that is not declared."""
+    name, stand_in = lark.name_but(properties(function.parameters)), "name"
+    written = []
+    for type_, value in _values(lark, function, layout, schema):
+        begin, _, end = layout.parameter(stand_in, type_).rpartition(stand_in)
+        written.append(f"{lark.text(begin)} {name} {lark.text(end)} {value}")
+    return f"({lark.any_of(written)}) {lark.text(layout.behind)}"
 
 
 def _values(

@@ -1,5 +1,7 @@
 """Prompts of chats, and the parsers of answers."""
 
+from typing import Literal
+
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
@@ -15,7 +17,16 @@ class ConversationSettings(BaseModel):
     reasoning_parser: str = Field(
         "auto", description="How the model marks its reasoning: likewise."
     )
-
+    tool_guides: Literal["all", "strict-only"] = Field(
+        "all",
+        description="Which calls of tools a grammar holds to the names and arguments that the "
+        "request declares, once they have begun: all, or those of strict functions alone.",
+    )
+    json_schemas: Literal["closed", "literal"] = Field(
+        "closed",
+        description="How JSON schemas for an answer are read: closed, an object with `properties` "
+        "has no others unless the schema says so, as in OpenAI's strict mode; literal, it may.",
+    )
     strip_billing_header: bool = Field(
         True,
         description="Leave out of prompts the billing header with which Claude Code begins its "

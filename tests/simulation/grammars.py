@@ -5,8 +5,7 @@ from random import Random
 
 import numpy as np
 
-from engine.constraints.factory import GuideMaker
-from engine.constraints.factory import grammars as grammars_of
+from engine.constraints.factory import GuideMaker, untried
 from engine.constraints.guide import GuideFactory
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused
@@ -21,7 +20,7 @@ MAKER = GuideMaker(frozenset({EOS}))
 
 
 def guides(request: Request) -> GuideFactory:
-    return MAKER.guides(request, {grammar: Verdict(None, 0.0) for grammar in grammars_of(request)})
+    return MAKER.guides(request, {grammar: Verdict(None, 0.0) for grammar in untried(request, {})})
 
 
 def answer(matcher: Matcher, vocab_size: int) -> Allowed | Complete:

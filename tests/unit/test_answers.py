@@ -1,23 +1,30 @@
 """What is planned for a request's answers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.types.request import Alternative, GrammarKind
+from server.errors import ApiError
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.parsing.registry import REASONING_FORMATS
 from server.schemas.chat import ChatRequest
+from server.settings.conversation import ConversationSettings
 from tests.contract.fake_engine import ByteTokenizer
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
 CONTENT_AFTER = sorted(name for name, format in REASONING_FORMATS.items() if format.content)
 
 
+def settings(tools: str, reasoning: str, **others: Any) -> ConversationSettings:
+    return ConversationSettings(tool_parser=tools, reasoning_parser=reasoning, **others)
+
+
 def planned(reasoning: str, tail: str, **fields: Any) -> AnswerPlan:
     tools = {"openai_gptoss": "openai", "kimi_k3": "kimi_k3"}.get(reasoning, "hermes")
-    planner = AnswerPlanner(ByteTokenizer(), tools, reasoning)
+    planner = AnswerPlanner(ByteTokenizer(), settings(tools, reasoning))
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}], **fields})
     return planner.plan(body, list(tail.encode()))
 
@@ -28,7 +35,7 @@ def test_a_model_that_may_not_call_all_it_knows_of_is_held_to_the_others() -> No
     chosen = {"mode": "auto", "tools": [TOOL]}
     choice = {"type": "allowed_tools", "allowed_tools": chosen}
     added = {"<tool_call>": 200}
-    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), "hermes", "none")
+    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), settings("hermes", "none"))
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "tools": tools, "tool_choice": choice}
     constraint = planner.plan(ChatRequest.model_validate(body), []).constraint
@@ -36,8 +43,35 @@ def test_a_model_that_may_not_call_all_it_knows_of_is_held_to_the_others() -> No
     assert (constraint.behind, constraint.repeats) == ((200,), True)
     assert "ping" in constraint.grammar.text
     assert "pong" not in constraint.grammar.text
-    free = planner.plan(ChatRequest.model_validate({**body, "tool_choice": "auto"}), [])
-    assert free.constraint is None
+    assert None not in constraint.weaker
+    every = planner.plan(ChatRequest.model_validate({**body, "tool_choice": "auto"}), [])
+    assert every.constraint is not None
+    assert "pong" in every.constraint.grammar.text
+    assert every.constraint.weaker[-1] is None, "nobody has asked for it to hold"
+
+
+def test_calls_that_are_not_strict_may_be_left_alone() -> None:
+    added = {"<tool_call>": 200}
+    setting = settings("hermes", "none", tool_guides="strict-only")
+    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), setting)
+    messages = [{"role": "user", "content": "Hi"}]
+    for tool, is_held in ((TOOL, False), (strict(TOOL), True)):
+        body = ChatRequest.model_validate({"messages": messages, "tools": [tool]})
+        assert (planner.plan(body, []).constraint is not None) is is_held
+
+
+def strict(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {**tool["function"], "strict": True}}
+
+
+def test_a_function_is_held_to_the_names_of_its_parameters_where_its_schema_is_none() -> None:
+    members = {"properties": {"key": {"type": "string"}}, "required": True}
+    wrong = {"type": "function", "function": {"name": "ping", "parameters": members}}
+    held = structured(parser="qwen3_coder", tools=[wrong], response_format={"type": "text"})
+    assert "<parameter=key>" in held.grammar.text
+    assert held.weaker == (None,)
+    with pytest.raises(ApiError):
+        structured(parser="qwen3_coder", tools=[strict(wrong)])
 
 
 ANSWER = {
@@ -49,7 +83,7 @@ MARKED = {"<tool_call>": 200, "[TOOL_CALLS]": 201}
 
 def structured(added: Mapping[str, int] = MARKED, parser: str = "hermes", **fields: Any) -> Any:
     """The constraint of an answer that has a schema, with a tool."""
-    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), parser, "deepseek_r1")
+    planner = AnswerPlanner(ByteTokenizer(added_tokens=added), settings(parser, "deepseek_r1"))
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "tools": [TOOL], "response_format": ANSWER, **fields}
     return planner.plan(ChatRequest.model_validate(body), []).constraint
@@ -61,15 +95,18 @@ def test_an_answer_is_of_its_schema_or_calls(parser: str, begin: int) -> None:
     assert constraint.grammar.kind is GrammarKind.JSON_SCHEMA
     assert text(constraint.thinking.begin) == "<think>"
     assert text(constraint.thinking.space) == "\n"  # two of them are no token here
-    assert constraint.instead == Alternative(begin)
+    assert constraint.instead.begin == begin
+    calls = constraint.instead.constraint
+    assert calls.behind == (begin,)
+    assert calls.thinking is None, "it is over"
 
 
 def test_calls_in_place_of_a_schema_are_held_as_they_are_without_one() -> None:
-    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
-    for fields in ({"tools": [strict]}, {"parallel_tool_calls": False}):
+    for fields in ({"tools": [strict(TOOL)]}, {"parallel_tool_calls": False}, {}):
         calls = structured(response_format={"type": "text"}, **fields)
         assert calls.behind == (200,)
-        assert structured(**fields).instead == Alternative(200, calls)
+        assert text(calls.thinking.end) == "</think>"
+        assert structured(**fields).instead == Alternative(200, replace(calls, thinking=None))
 
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": []}, {"added": {}}], ids=str)

@@ -9,9 +9,11 @@ import pytest
 from llguidance import LLTokenizer
 
 from engine.api import InvalidRequest
-from engine.constraints.factory import MAX_GRAMMAR_CHARACTERS
-from engine.constraints.guide import Guide
+from engine.constraints.factory import GuideMaker, is_dispensable
+from engine.constraints.guide import Guide, matcher_of
 from engine.constraints.masks import mask_words, masks_of
+from engine.constraints.matcher import Answer, Refused, Unanswerable
+from engine.constraints.remote.trials import MAX_GRAMMAR_CHARACTERS, Verdict
 from engine.types.request import (
     Alternative,
     Constraint,
@@ -320,6 +322,70 @@ def test_the_sequences_of_a_request_do_not_move_each_other(
     before = allowed(second)
     say(first, tokenizer, "a")
     assert allowed(second) == before
+
+
+AB, REFUSED = Grammar(GrammarKind.REGEX, "ab"), Grammar(GrammarKind.REGEX, "(")
+
+
+@pytest.mark.parametrize("weaker", [(AB,), (REFUSED, AB, None)])
+def test_where_a_grammar_is_refused_the_first_weaker_one_that_is_not_holds(
+    compiler: LocalGrammars, tokenizer: LLTokenizer, weaker: tuple[Grammar | None, ...]
+) -> None:
+    constraint = Constraint(REFUSED, "tools", weaker=weaker)
+    guide = compiler.guides(Request("r", (1,), 100, constraint=constraint))()
+    say(guide, tokenizer, "ab")
+    assert guide.is_complete
+
+
+@pytest.mark.parametrize("weaker", [(), (REFUSED,)])
+def test_a_constraint_whose_grammars_are_all_refused_is_an_error_unless_it_may_be_none(
+    compiler: LocalGrammars, weaker: tuple[Grammar | None, ...]
+) -> None:
+    asked = Request("r", (1,), 100, constraint=Constraint(REFUSED, "tools", weaker=weaker))
+    with pytest.raises(InvalidRequest, match=r"^tools: ."):
+        compiler.guides(asked)
+    assert not is_dispensable(asked)
+    free = Constraint(REFUSED, "tools", behind=(7,), weaker=(*weaker, None))
+    asked = Request("r", (1,), 100, constraint=free)
+    assert is_dispensable(asked)
+    guide = compiler.guides(asked)()
+    guide.accept(7)
+    assert guide.choice is None
+
+
+@pytest.mark.parametrize("answer", [Refused("too costly"), Unanswerable("nobody is there")])
+def test_a_grammar_that_may_be_none_is_let_go_where_it_cannot_be_followed(answer: Answer) -> None:
+    constraint = Constraint(AB, "tools", behind=(7,), repeats=True, weaker=(None,))
+    asked = Request("r", (1,), 100, constraint=constraint)
+    guide = GuideMaker(frozenset()).guides(asked, {AB: Verdict(None, 0.0)})()
+    guide.accept(7)
+    matcher = matcher_of(guide.choice)
+    assert matcher is not None
+    matcher.answer = answer
+    guide.answered()
+    assert guide.choice is None
+    assert not guide.is_complete
+
+
+def test_a_marker_within_reasoning_begins_nothing(
+    compiler: LocalGrammars, tokenizer: LLTokenizer
+) -> None:
+    begin, end, marker = 7, 8, 9
+    opened, closed = ThinkingBlock((), (end,)), ThinkingBlock((begin,), (end,))
+    for thinking, before in ((opened, (marker, 5)), (closed, (begin, marker, 5))):
+        constraint = Constraint(AB, "tools", thinking, behind=(marker,), repeats=True)
+        guide = compiler.guides(Request("r", (1,), 100, constraint=constraint))()
+        for token in (*before, end, 5):
+            guide.accept(token)
+            assert guide.choice is None
+        guide.accept(marker)
+        assert guide.choice is not None
+        say(guide, tokenizer, "ab")
+        assert guide.choice is None
+    constraint = Constraint(AB, "tools", closed, behind=(marker,))
+    guide = compiler.guides(Request("r", (1,), 100, constraint=constraint))()
+    guide.accept(marker)
+    assert guide.choice is not None
 
 
 @pytest.mark.parametrize(

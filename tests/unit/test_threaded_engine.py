@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from engine.api import EngineStopped, InvalidRequest, QueueFull
+from engine.api import EngineStopped, InvalidRequest, NoGrammars, QueueFull
 from engine.loop.idle_recount import IDLE_SECONDS
 from engine.loop.inbox import CALLS_AT_ONCE, Inbox
 from engine.loop.loop import Deliver, EngineLoop
@@ -19,7 +19,7 @@ from engine.step.plan import StepMasks, StepPlan, StepResult
 from engine.step.runner import RunnerLost
 from engine.types.cache import CacheTier
 from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import RefusalReason
+from engine.types.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.watching.latency import LatencyTracker
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES, SilentTelemetry
@@ -474,3 +474,12 @@ async def test_hits_of_the_last_minutes_are_told_as_of_now() -> None:
     setup.now = 2400.5
     assert told() == [(0, 0), (0, 0), (20, 9)]
     await setup.engine.drain(1.0)
+
+
+async def test_where_no_grammar_can_be_read_what_may_do_without_one_is_served(setup: Setup) -> None:
+    setup.runner.open()
+    calls = Constraint(Grammar(GrammarKind.REGEX, "a"), "tools", behind=(1,), weaker=(None,))
+    events = await setup.collect(replace(request("free"), constraint=calls))
+    assert events[-1].finish_reason is FinishReason.LENGTH
+    with pytest.raises(NoGrammars):
+        await setup.collect(replace(request("held"), constraint=replace(calls, weaker=())))

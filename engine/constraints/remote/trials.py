@@ -40,6 +40,12 @@ hundredth of it."""
 IDLE_SECONDS = 60.0
 KEPT_VERDICTS = 4096
 
+MAX_GRAMMAR_CHARACTERS = {
+    GrammarKind.JSON_SCHEMA: 256 * 1024,
+    GrammarKind.REGEX: 32 * 1024,
+    GrammarKind.LARK: 32 * 1024,
+}
+
 WARM_UP = Grammar(GrammarKind.REGEX, "a")
 
 TOO_COSTLY = (
@@ -54,6 +60,14 @@ class Verdict:
 
     error: str | None
     seconds: float
+
+
+def too_long(grammar: Grammar) -> Verdict | None:
+    """The verdict on a grammar that is too long to be tried; None for the others."""
+    n_characters, most = len(grammar.text), MAX_GRAMMAR_CHARACTERS[grammar.kind]
+    if n_characters <= most:
+        return None
+    return Verdict(f"the grammar has {n_characters} characters; {most} are the most", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +97,7 @@ class Trials:
                 trial.verdict.set_exception(EngineStopped("the engine has stopped"))
 
     async def _verdict(self, client: str, grammar: Grammar) -> Verdict:
-        if (known := self._known(grammar)) is not None:
+        if (known := too_long(grammar) or self._known(grammar)) is not None:
             return known
         self._start_threads()
         trial = _Trial(grammar, Future())

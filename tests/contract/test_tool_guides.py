@@ -1,0 +1,193 @@
+"""Calls that nobody has asked to be strict, by the embedded model, in each dialect: what it would
+write against a schema is not sampled, once a call has begun."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.launch import launch
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
+from server.settings import Settings
+from tests.contract.daemon import running
+
+QUESTION = "Get the weather in Paris."
+DESCRIPTION = "Get the current weather."
+MARKER = "1022"
+"""The token <tool_call> of the embedded model."""
+
+Calls = list[tuple[str, Any]]
+Ask = Callable[[httpx.Client, dict[str, Any], bool], Calls]
+"""The calls of an answer to the question, streamed or not, with a tool of these parameters."""
+
+
+def parameters(**city: Any) -> dict[str, Any]:
+    members = {"city": {"type": "string", **city}}
+    return {"type": "object", "properties": members, "required": ["city"]}
+
+
+@contextmanager
+def daemon(**settings: Any) -> Iterator[httpx.Client]:
+    telemetry = EngineTelemetry()
+    engine = launch(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry, lambda line: None)
+    with (
+        running(engine, Settings(port=0, **settings), telemetry) as url,
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        yield http
+
+
+@pytest.fixture(scope="module")
+def http(no_settings_from_outside: None) -> Iterator[httpx.Client]:
+    with daemon() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def strict_only(no_settings_from_outside: None) -> Iterator[httpx.Client]:
+    with daemon(tool_guides="strict-only") as made:
+        yield made
+
+
+def posted(http: httpx.Client, path: str, body: dict[str, Any], stream: bool) -> list[Any]:
+    """The answer's events, or all of it as one."""
+    answer = http.post(path, json={"temperature": 0, "stream": stream, **body})
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        return [answer.json()]
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if "data: " in line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def chat(http: httpx.Client, schema: dict[str, Any], stream: bool, **more: Any) -> Calls:
+    function = {"name": "get_weather", "description": DESCRIPTION, "parameters": schema}
+    body = {
+        "tools": [{"type": "function", "function": function}],
+        "messages": [{"role": "user", "content": QUESTION}],
+        **more,
+    }
+    said = dict[int, tuple[str, str]]()
+    for event in posted(http, "/v1/chat/completions", body, stream):
+        for choice in event["choices"]:
+            message = choice.get("delta") or choice.get("message") or {}
+            for index, call in enumerate(message.get("tool_calls") or ()):
+                name, arguments = said.get(at := call.get("index", index), ("", ""))
+                function = call["function"]
+                name += function.get("name") or ""
+                said[at] = (name, arguments + (function.get("arguments") or ""))
+    return [(name, json.loads(arguments)) for name, arguments in said.values()]
+
+
+def responses(http: httpx.Client, schema: dict[str, Any], stream: bool) -> Calls:
+    tool = {"name": "get_weather", "description": DESCRIPTION, "parameters": schema}
+    body = {"tools": [{"type": "function", **tool, "strict": False}], "input": QUESTION}
+    last = posted(http, "/v1/responses", body, stream)[-1]
+    items = (last["response"] if stream else last)["output"]
+    called = [item for item in items if item["type"] == "function_call"]
+    return [(call["name"], json.loads(call["arguments"])) for call in called]
+
+
+def messages(http: httpx.Client, schema: dict[str, Any], stream: bool) -> Calls:
+    tool = {"name": "get_weather", "description": DESCRIPTION, "input_schema": schema}
+    body = {
+        "tools": [tool],
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 200,
+    }
+    events = posted(http, "/v1/messages", body, stream)
+    if not stream:
+        blocks = [block for block in events[0]["content"] if block["type"] == "tool_use"]
+        return [(block["name"], block["input"]) for block in blocks]
+    begun = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    text = "".join(delta.get("partial_json", "") for delta in deltas)
+    return [(block["name"], json.loads(text)) for block in begun if block["type"] == "tool_use"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ask", [chat, responses, messages])
+def test_arguments_follow_their_schema_once_a_call_has_begun(
+    http: httpx.Client, strict_only: httpx.Client, ask: Ask, stream: bool
+) -> None:
+    ((name, arguments),) = ask(http, parameters(pattern="^R"), stream)
+    assert name == "get_weather"
+    assert arguments["city"].startswith("R")
+    old = ask(strict_only, parameters(pattern="^R"), stream)
+    assert old == [("get_weather", {"city": "Paris"})]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_begins_as_a_call_becomes_one_of_what_is_offered(
+    http: httpx.Client, strict_only: httpx.Client, stream: bool
+) -> None:
+    """The marker comes by force wherever it may, to a question that asks for no call."""
+    question = {"messages": [{"role": "user", "content": "Who are you?"}]}
+    forced = {**question, "logit_bias": {MARKER: 100}, "max_tokens": 45}
+    schema = parameters(enum=["Rome"])
+    calls = chat(http, schema, stream, **forced)
+    assert calls == [("get_weather", {"city": "Rome"})] * 2
+    assert chat(strict_only, schema, stream, **forced) == []
+
+
+@pytest.mark.parametrize("ask", [chat, responses, messages])
+def test_a_schema_that_no_grammar_can_be_made_of_fails_no_request(
+    http: httpx.Client, ask: Ask
+) -> None:
+    """The function's name and those of its parameters still hold."""
+    ((name, arguments),) = ask(http, parameters(pattern="[A-Z"), False)
+    assert name == "get_weather"
+    assert set(arguments) == {"city"}
+
+
+def test_a_strict_function_is_held_to_its_schema_or_refused(strict_only: httpx.Client) -> None:
+    for schema, status in ((parameters(pattern="[A-Z"), 400), (parameters(pattern="^R"), 200)):
+        function = {"name": "f", "parameters": schema, "strict": True}
+        body: dict[str, Any] = {
+            "tools": [{"type": "function", "function": function}],
+            "messages": [{"role": "user", "content": QUESTION}],
+            "max_tokens": 1,
+        }
+        answer = strict_only.post("/v1/chat/completions", json=body)
+        assert answer.status_code == status
+        if status == 400:
+            assert answer.json()["error"]["param"] == "tools"
+
+
+SCHEMA = {"type": "object", "properties": {"sure": {"type": "boolean"}}}
+NAMED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+CHAT = {"messages": [{"role": "user", "content": "JSON?"}]}
+
+
+def answers(http: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
+    """Choices that are drawn nearly by chance."""
+    chance = {"temperature": 2, "max_tokens": 60, **body}
+    return [
+        posted(http, path, {**chance, "seed": seed}, False)[0]["choices"][0] for seed in range(8)
+    ]
+
+
+@pytest.mark.parametrize("asked", [{"response_format": NAMED}, {"guided_json": json.dumps(SCHEMA)}])
+def test_an_answer_has_the_keys_of_its_schema_alone(
+    http: httpx.Client, asked: dict[str, Any]
+) -> None:
+    """By chance it would have others, and go on until max_tokens."""
+    said = [
+        (choice["finish_reason"], choice["message"]["content"])
+        for choice in answers(http, "/v1/chat/completions", {**CHAT, **asked})
+    ] + [
+        (choice["finish_reason"], choice["text"])
+        for choice in answers(http, "/v1/completions", {"prompt": "JSON:", **asked})
+    ]
+    for reason, text in said:
+        assert reason == "stop"
+        assert set(json.loads(text)) <= {"sure"}
+
+
+def test_a_schema_may_be_kept_to_the_letter(no_settings_from_outside: None) -> None:
+    with daemon(json_schemas="literal") as http:
+        said = answers(http, "/v1/chat/completions", {**CHAT, "guided_json": SCHEMA})
+    assert any(choice["finish_reason"] == "length" for choice in said)
