@@ -91,8 +91,8 @@ class App extends Component {
   }
 
   /** Again whenever the daemon is there again: it may serve something else. */
-  async learn() {
-    await served().then((what) => this.setState(what), () => {}); // without it, no more than lines
+  learn() {
+    served().then((what) => this.setState(what), () => {}); // what was known before stays
   }
 
   show(snapshot) {

@@ -1,5 +1,7 @@
 """What the page says of the daemon, how to connect to it, and what a clear leaves."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from pydantic import SecretStr
 
 from server.settings import Settings
 from server.terminal.launch.agents import AGENTS
+from tests.browser.axe import grave
 from tests.browser.clearing import clear
 from tests.browser.conftest import Visit
 from tests.browser.demo import say
@@ -81,6 +84,27 @@ def test_with_keys_a_line_has_a_place_for_one_and_never_the_key(visit: Visit) ->
         expect(page.get_by_role("row").filter(has_text="api_key").first).to_contain_text("***")
 
 
+def test_lines_work_as_they_stand(visit: Visit) -> None:
+    with running(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY))) as url:
+        page = visit(url, expected="401")
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Open").click()
+        expect(page.locator("#connect")).to_be_visible()
+        told = {name: text.replace("YOUR_KEY", KEY) for name, text in lines(page).items()}
+        assert output(sys.executable, "-c", told["openai"]) == "Hello, wörld!"
+        for name in AGENTS:
+            command = told[name].replace(
+                "rootstock launch", f"{sys.executable} -m rootstock launch"
+            )
+            assert AGENTS[name].command in output("sh", "-c", f"{command} --print")
+
+
+def output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def test_a_users_key_shows_how_to_connect_and_nothing_of_the_daemon(
     visit: Visit, tmp_path: Path
 ) -> None:
@@ -137,7 +161,7 @@ def test_a_clear_says_what_it_keeps_and_forgets_it_where_that_is_asked(
 
 
 def test_a_clear_that_fails_says_so(
-    visit: Visit, remembering: httpx.Client, engine: FakeEngine
+    remembering: httpx.Client, visit: Visit, engine: FakeEngine
 ) -> None:
     page = visit(str(remembering.base_url).rstrip("/"), expected="503")
     page.get_by_role("button", name="Clear the cache").click()
@@ -145,6 +169,17 @@ def test_a_clear_that_fails_says_so(
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="Clear", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("stopped")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_grave_in_the_dialog_and_the_settings(
+    visit: Visit, remembering: httpx.Client, scheme: str
+) -> None:
+    page = visit(str(remembering.base_url).rstrip("/"), color_scheme=scheme)
+    page.get_by_text("as they are by default").click()
+    page.get_by_role("button", name="Clear the cache").click()
+    expect(page.get_by_role("dialog")).to_contain_text("1 conversation")
+    assert not grave(page)
 
 
 def test_where_there_is_one_namespace_one_button_clears(

@@ -40,6 +40,7 @@ SAFE_ATTRIBUTES = {
     "div": {"class", "tabindex", "role", "aria-label"},
     "pre": {"tabindex", "aria-label"},
     "button": {"type", "class", "aria-label"},
+    "span": {"class", "aria-hidden"},
     "th": {"style"},
     "td": {"style"},
 }
@@ -94,7 +95,8 @@ def test_markdown_is_elements(page: Page) -> None:
 def test_code_has_its_language_and_a_button(page: Page) -> None:
     shown = rendered(page, "```python title\nif a < b:\n    pass\n```")
     assert shown["innerHTML"] == (
-        '<div class="code"><pre tabindex="0" aria-label="python">'
+        '<div class="code"><span class="name" aria-hidden="true">python</span>'
+        '<pre tabindex="0" aria-label="python">'
         "<code>if a &lt; b:\n    pass</code></pre>"
         '<button type="button" class="copy" aria-label="Copy: python">Copy</button></div>'
     )

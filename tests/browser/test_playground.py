@@ -12,11 +12,28 @@ from playwright.sync_api import Page, expect
 from engine.api import QueueFull
 from engine.types.request import Request
 from server.settings import Settings
+from tests.browser.axe import grave
 from tests.browser.conftest import Visit
 from tests.browser.picture import bars
 from tests.contract.daemon import running
 from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script
 
+MARKDOWN = """# Title
+
+*One* [link](https://example.org), `code`, and
+
+- a list
+
+> a quotation
+
+```python
+print(1)
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
 
 
@@ -255,6 +272,18 @@ def test_a_tool_is_called_answered_by_the_page_and_the_model_goes_on(visit: Visi
         told = page.locator(".message.tool code").inner_text()
         engine.submitted.get(timeout=10)
         assert told.encode() in bytes(engine.submitted.get(timeout=10).prompt)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_grave_in_what_was_said(visit: Visit, scheme: str) -> None:
+    engine = CallingEngine(said=iter((call("current_time"), MARKDOWN)))
+    with running(engine, Settings(port=0, tool_parser="hermes")) as url:
+        page = visit(url, color_scheme=scheme)
+        offer_tool(page)
+        send(page, "Hi")
+        expect(page.locator(".message.assistant table")).to_be_visible()
+        expect(page.locator(".message.assistant").last).to_have_attribute("data-state", "done")
+        assert not grave(page)
 
 
 def test_a_tool_that_is_called_wrongly_says_so_and_no_model_calls_for_ever(visit: Visit) -> None:

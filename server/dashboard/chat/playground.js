@@ -95,9 +95,9 @@ export class Playground extends Component {
   }
 
   /** From here, or from nowhere: what has the focus elsewhere may want the key itself. */
-  stopOn({ key, target }) {
+  stopOn({ key, target, isComposing }) {
     const isOurs = this.section.contains(target) || target === document.body;
-    if (key === "Escape" && isOurs) this.dialogue.stop();
+    if (key === "Escape" && isOurs && !isComposing) this.dialogue.stop();
   }
 
   submit(event) {

@@ -5,10 +5,11 @@ import { Component, html } from "./html.js";
 
 const SAID_MS = 2000;
 
-/** `name` says what it is, for who cannot see what it stands beside. */
+/** `name` says what it is; where something beside it does, styles leave it out. */
 export function Code({ text, name }) {
   return html`
     <div class="code">
+      <span class="name" aria-hidden="true">${name}</span>
       <pre tabindex="0" aria-label=${name || "Code"}><code>${text}</code></pre>
       <${Copy} text=${text} name=${name} />
     </div>`;
