@@ -93,9 +93,7 @@ def test_lines_work_as_they_stand(visit: Visit) -> None:
         told = {name: text.replace("YOUR_KEY", KEY) for name, text in lines(page).items()}
         assert output(sys.executable, "-c", told["openai"]) == "Hello, wörld!"
         for name in AGENTS:
-            command = told[name].replace(
-                "rootstock launch", f"{sys.executable} -m rootstock launch"
-            )
+            command = told[name].replace("rootstock launch", f"{sys.executable} -m server launch")
             assert AGENTS[name].command in output("sh", "-c", f"{command} --print")
 
 

@@ -255,7 +255,7 @@ def offer_tool(page: Page) -> None:
 
 
 def test_a_tool_is_called_answered_by_the_page_and_the_model_goes_on(visit: Visit) -> None:
-    engine = CallingEngine(said=iter((call("current_time", timezone="Asia/Tokyo"), "It is late.")))
+    engine = CallingEngine(said=iter((call("get_time", timezone="Asia/Tokyo"), "It is late.")))
     with running(engine, Settings(port=0, tool_parser="hermes")) as url:
         page = visit(url)
         offer_tool(page)
@@ -263,9 +263,9 @@ def test_a_tool_is_called_answered_by_the_page_and_the_model_goes_on(visit: Visi
         answer = page.locator(".message.assistant")
         expect(answer).to_have_count(2)
         expect(answer.first.locator(".call")).to_have_text(
-            'calls current_time({"timezone": "Asia/Tokyo"})'
+            'calls get_time({"timezone": "Asia/Tokyo"})'
         )
-        expect(page.locator(".message.tool")).to_contain_text("current_time says")
+        expect(page.locator(".message.tool")).to_contain_text("get_time says")
         expect(page.locator(".message.tool")).to_contain_text(re.compile(r"20\d\d .*GMT\+9"))
         expect(answer.last.locator(".text")).to_have_text("It is late.")
         expect(answer.last.locator(".figures")).to_contain_text("tokens written")
@@ -274,9 +274,22 @@ def test_a_tool_is_called_answered_by_the_page_and_the_model_goes_on(visit: Visi
         assert told.encode() in bytes(engine.submitted.get(timeout=10).prompt)
 
 
+def test_the_embedded_model_can_try_the_tool(
+    visit: Visit, demo_url: str, daemon: httpx.Client
+) -> None:
+    page = visit(demo_url)
+    offer_tool(page)
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_role("button", name="Get the time.").click()
+    expect(page.locator(".message.tool")).to_contain_text("get_time says")
+    answer = page.locator(".message.assistant").last
+    expect(answer).to_have_attribute("data-state", "done")
+    expect(answer.locator(".figures b").first).not_to_have_text("0")  # the first leg's prompt
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_grave_in_what_was_said(visit: Visit, scheme: str) -> None:
-    engine = CallingEngine(said=iter((call("current_time"), MARKDOWN)))
+    engine = CallingEngine(said=iter((call("get_time"), MARKDOWN)))
     with running(engine, Settings(port=0, tool_parser="hermes")) as url:
         page = visit(url, color_scheme=scheme)
         offer_tool(page)
@@ -287,8 +300,8 @@ def test_axe_finds_nothing_grave_in_what_was_said(visit: Visit, scheme: str) -> 
 
 
 def test_a_tool_that_is_called_wrongly_says_so_and_no_model_calls_for_ever(visit: Visit) -> None:
-    wrong = (call("current_time", timezone="Mars/North"), call("rm", path="/"))
-    said = (*wrong, *[call("current_time")] * 3, "I give up.")
+    wrong = (call("get_time", timezone="Mars/North"), call("rm", path="/"))
+    said = (*wrong, *[call("get_time")] * 3, "I give up.")
     engine = CallingEngine(said=iter(said))
     with running(engine, Settings(port=0, tool_parser="hermes")) as url:
         page = visit(url)

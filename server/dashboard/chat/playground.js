@@ -5,6 +5,7 @@ import { Component, html } from "../parts/html.js";
 import { Dialogue } from "./dialogue.js";
 import { Answer, Question, ToolResult } from "./message.js";
 import { NO_OPTIONS, Options } from "./options.js";
+import { SUGGESTION } from "./tool.js";
 
 const AT_ONCE = 8;
 const SUGGESTIONS = ["How does the cache work?", "Who are you?", "What is Rootstock?"];
@@ -45,7 +46,9 @@ export class Playground extends Component {
                     onChange=${(changed) => this.setState({ options: changed })} />
         <ol class="messages" ref=${(list) => (this.list = list)} tabindex="0"
             aria-label="The conversation" onScroll=${() => this.noteScroll()}>
-          ${path.length === 0 && html`<${Welcome} onPick=${(text) => this.say(text, 1)} />`}
+          ${path.length === 0 && html`
+            <${Welcome} suggestions=${options.offersTool ? [SUGGESTION, ...SUGGESTIONS] : SUGGESTIONS}
+                        onPick=${(text) => this.say(text, 1)} />`}
           ${path.map((message) => this.message(message))}
         </ol>
         ${this.composer()}
@@ -134,12 +137,12 @@ export class Playground extends Component {
   }
 }
 
-function Welcome({ onPick }) {
+function Welcome({ suggestions, onPick }) {
   return html`
     <li class="welcome">
       <p class="muted">Chat with this daemon and watch the picture: the second message finds the first
         in the cache. Edit an earlier one and send it again: the branches share their beginning.</p>
-      ${SUGGESTIONS.map((text) => html`
+      ${suggestions.map((text) => html`
         <button key=${text} onClick=${() => onPick(text)}>${text}</button>`)}
     </li>`;
 }

@@ -1,12 +1,14 @@
 // A tool to try: harmless, and answered by the page itself.
 
-const NAME = "current_time";
+const NAME = "get_time"; // a name of the kind that the embedded model was trained on
+
+export const SUGGESTION = "Get the time.";
 
 export const TOOL = {
   type: "function",
   function: {
     name: NAME,
-    description: "The current date and time, in a time zone.",
+    description: "Get the date and time in a time zone.",
     parameters: {
       type: "object",
       properties: {
