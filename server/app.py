@@ -1,6 +1,6 @@
 """The HTTP application around one engine."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from anyio import create_task_group
@@ -28,6 +28,7 @@ from server.routes import (
     cache_tree,
     chat,
     completions,
+    daemon,
     dashboard,
     messages,
     metrics,
@@ -47,7 +48,7 @@ SECTIONS = {
     "Answers, as Anthropic has them": (messages,),
     "Models": (models,),
     "Prompts and tokens": (render, tokens),
-    "Watching the daemon": (status, metrics),
+    "Watching the daemon": (status, daemon, metrics),
     "The cache and what runs": (admin, cache),
     "Pages": (dashboard,),
 }
@@ -55,8 +56,12 @@ DASHBOARD = {"The cache as it moves": (cache_tree, page)}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
-def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -> FastAPI:
-    """The application. Whoever runs it drains the engine; `telemetry` is what that reports to."""
+def create_app(
+    engine: Engine, settings: Settings, telemetry: EngineTelemetry, agents: Sequence[str] = ()
+) -> FastAPI:
+    """The application. Whoever runs it drains the engine; `telemetry` is what that reports to, and
+    `agents` are those that the page says how to launch.
+    """
     aliases = (vllm_families,) if settings.vllm_metric_names else ()
     answers = HttpAnswers()
     unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
@@ -66,7 +71,9 @@ def create_app(engine: Engine, settings: Settings, telemetry: EngineTelemetry) -
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the engine
-            app.state.service = create_service(engine, settings, metrics_page, unsent, tasks)
+            app.state.service = create_service(
+                engine, settings, metrics_page, unsent, tasks, agents
+            )
             yield
 
     app = FastAPI(

@@ -1,7 +1,7 @@
 """The objects that routes work with. One Service per application, passed as a dependency."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Generic, cast
 
@@ -14,8 +14,10 @@ from server.dialects.responses.storage.background import BackgroundResponses
 from server.dialects.responses.storage.store import ResponseStore
 from server.errors import ApiError, invalid
 from server.generation.models import ServedModel, served_models
+from server.generation.replays import Replays
 from server.metrics.metrics import Metrics
 from server.record import RequestRecord, request_record
+from server.schemas.cache import Remembered
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
 from server.transport.unsent import UnsentBudget
@@ -33,6 +35,7 @@ class Service:
     background: BackgroundResponses
     feed: CacheFeed
     created: int  # seconds since the epoch
+    agents: tuple[str, ...]  # that `rootstock launch` knows
 
     def resolve(self, name: str) -> ServedModel:
         """The model of that name; without a name, the first.
@@ -52,6 +55,14 @@ class Service:
         """Whose cache and requests `/admin` shows, and on which health depends."""
         return self.resolve("").engine
 
+    @property
+    def replays(self) -> Replays:
+        """Of the model, whichever of its names was asked for."""
+        return self.resolve("").replays
+
+    def remembered(self) -> Remembered:
+        return Remembered(replays=len(self.replays), responses=len(self.responses))
+
     def check_priority(self, priority: int) -> None:
         """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""
         if priority and not self.settings.allow_priority:
@@ -62,7 +73,12 @@ class Service:
 
 
 def create_service(
-    engine: Engine, settings: Settings, metrics: Metrics, unsent: UnsentBudget, tasks: TaskGroup
+    engine: Engine,
+    settings: Settings,
+    metrics: Metrics,
+    unsent: UnsentBudget,
+    tasks: TaskGroup,
+    agents: Sequence[str],
 ) -> Service:
     """`tasks` are those that outlive the request that begins them."""
     workers = Workers()
@@ -77,6 +93,7 @@ def create_service(
         background=BackgroundResponses(tasks, unsent, workers, settings.max_background_responses),
         feed=CacheFeed(engine, next(iter(models)), tasks),
         created=int(time.time()),
+        agents=tuple(agents),
     )
 
 

@@ -1,11 +1,14 @@
 // The page: watches the daemon, and hands what it sees to the parts.
 
 import { Playground } from "./chat/playground.js";
-import { ask, forgetKey, hasKey, reason } from "./net/api.js";
+import { Connect } from "./connect/connect.js";
+import { Daemon } from "./daemon/panel.js";
+import { forgetKey, hasKey } from "./net/api.js";
+import { served } from "./net/served.js";
 import { Watch } from "./net/watch.js";
 import { Charts } from "./overview/charts.js";
 import { Memory, Numbers } from "./overview/numbers.js";
-import { Confirm } from "./parts/confirm.js";
+import { Clear } from "./parts/clear.js";
 import { Component, html, render } from "./parts/html.js";
 import { KeyForm } from "./parts/key.js";
 import { Adopted } from "./state/adopted.js";
@@ -13,11 +16,6 @@ import { History } from "./state/history.js";
 import { Picture } from "./tree/picture.js";
 
 const TICK_MS = 1000;
-const TIERS = [
-  ["Clear memory?", "memory"],
-  ["Clear the disk?", "disk"],
-  ["Clear both?", "memory,disk"],
-];
 const STATUS = {
   connecting: "connecting …",
   live: "live",
@@ -26,27 +24,34 @@ const STATUS = {
 };
 
 class App extends Component {
-  state = { snapshot: null, received: 0, now: 0, status: "connecting", refusal: null, problem: null };
+  state = {
+    ...{ snapshot: null, received: 0, now: 0, status: "connecting", refusal: null },
+    ...{ model: null, agents: [] }, // what is served, for whoever may use it
+  };
   history = new History();
   adopted = new Adopted();
 
   componentDidMount() {
     this.watch = new Watch(
       (snapshot) => this.show(snapshot),
-      (status, refusal = null) => this.setState({ status, refusal }),
+      (status, refusal = null) => this.note(status, refusal),
     );
     this.watch.start();
     this.timer = setInterval(() => this.tick(), TICK_MS);
     document.addEventListener("visibilitychange", () => this.onVisibility());
   }
 
-  render(_, { snapshot, status, refusal }) {
+  render(_, { snapshot, status, refusal, model, agents }) {
     if (refusal?.status === 401) return this.keyForm(refusal);
     return html`
       <${Header} snapshot=${snapshot} status=${status} onForget=${() => this.forget()} />
       <main>
         <div class="watching">${this.watching(snapshot, refusal)}</div>
-        <${Playground} />
+        <${Playground} model=${model} />
+        <div class="about">
+          ${model && html`<${Connect} model=${model} agents=${agents} />`}
+          ${snapshot && html`<${Daemon} isLive=${status === "live"} />`}
+        </div>
       </main>`;
   }
 
@@ -58,14 +63,13 @@ class App extends Component {
   watching(snapshot, refusal) {
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
     if (!snapshot) return html`<p class="notice">Waiting for the first picture …</p>`;
-    const { now, received, problem } = this.state;
+    const { now, received } = this.state;
     const seconds = (now - received) / 1000;
     return html`
       <section class="overview" aria-label="Right now">
         <${Numbers} snapshot=${snapshot} history=${this.history} />
         <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
       </section>
-      ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       <${Picture} snapshot=${snapshot} lit=${this.adopted.lit(now)} seconds=${seconds}
                   clear=${(namespace) => this.clearButton(namespace)} />
       <section aria-labelledby="history">
@@ -74,14 +78,21 @@ class App extends Component {
       </section>`;
   }
 
-  /** Without a namespace, of everything. */
+  /** Without a namespace, of everything. One that is alone is everything. */
   clearButton(namespace) {
-    const what = namespace ? `“${namespace.name}”` : "the cache";
-    const choices = this.state.snapshot.disk ? TIERS : [[`Really clear ${what}?`, "memory"]];
-    const answers = choices.map(([text, tiers]) => [text, () => this.clear(namespace, tiers)]);
-    return html`
-      <${Confirm} label=${namespace ? "Clear this namespace" : "Clear the cache"}
-                  answers=${answers} />`;
+    const { disk, namespaces } = this.state.snapshot;
+    if (namespace && namespaces.length === 1) return null;
+    return html`<${Clear} namespace=${namespace} hasDisk=${disk !== null} />`;
+  }
+
+  note(status, refusal) {
+    this.setState({ status, refusal });
+    if (status === "live" || refusal?.status === 403) this.learn();
+  }
+
+  /** Again whenever the daemon is there again: it may serve something else. */
+  learn() {
+    served().then((what) => this.setState(what), () => {}); // what was known before stays
   }
 
   show(snapshot) {
@@ -106,16 +117,6 @@ class App extends Component {
     this.setState({ status: "connecting" });
   }
 
-  async clear(namespace, tiers) {
-    const query = new URLSearchParams({ tiers, ...(namespace && { namespace: namespace.id }) });
-    try {
-      await ask(`admin/cache/clear?${query}`, { method: "POST" });
-      this.setState({ problem: null });
-    } catch (error) {
-      this.setState({ problem: reason(error) });
-    }
-  }
-
   forget() {
     forgetKey();
     this.setState({ snapshot: null });
@@ -128,6 +129,9 @@ function Header({ snapshot, status, onForget }) {
     <header class="top">
       <h1><img src="dashboard/icon.svg" alt="" width="28" height="28" />Rootstock</h1>
       <span class="model">${snapshot?.model}</span>
+      <nav aria-label="Further down">
+        <a href="#connect">Connect a client</a>
+      </nav>
       <span class="status ${status}" role="status">${STATUS[status]}</span>
       ${hasKey() && html`<button class="quiet" onClick=${onForget}>Forget the key</button>`}
     </header>`;

@@ -52,6 +52,17 @@ class Replays:
             while self._tokens > self._max_tokens or len(self._answers) > self._max_answers:
                 self._forget(next(iter(self._answers)))
 
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def clear(self) -> int:
+        """Forget all answers. Returns how many there were."""
+        with self._lock:
+            n_answers = len(self._answers)
+            self._answers.clear()
+            self._tokens = 0
+        return n_answers
+
     def knows(self, cache_salt: str, call_ids: Sequence[str]) -> bool:
         """Whether an answer with these calls is remembered."""
         return (cache_salt, *call_ids) in self._answers

@@ -1,21 +1,30 @@
 """`/admin/cache`: what the cache holds, what it would find, and a way to empty it."""
 
+from collections.abc import Collection
+from enum import StrEnum
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import BeforeValidator
 
-from engine.types.cache import CacheTier
+from engine.types.cache import ALL_TIERS, CacheTier, Cleared
+from server.errors import invalid
 from server.generation.engine_requests import check_prompt
 from server.generation.tokens import prompt_tokens
 from server.openapi import errors, json_body
-from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse
+from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, Remembered
 from server.schemas.prompt import PromptOrChat
 from server.service import JsonBody, RecordDependency, ServiceDependency
 
 router = APIRouter(prefix="/admin/cache")
 
-EVERY_TIER = tuple(CacheTier)
+
+class Clearable(StrEnum):
+    """What may be cleared."""
+
+    KV = "kv"
+    REPLAYS = "replays"
+    RESPONSES = "responses"
 
 
 def _split(values: object) -> object:
@@ -32,21 +41,59 @@ NamespaceId = Annotated[
 ]
 
 Tiers = Annotated[
-    tuple[CacheTier, ...],
+    tuple[CacheTier, ...] | None,
     BeforeValidator(_split),
-    Query(max_length=len(EVERY_TIER), description="With commas between them; without, all."),
+    Query(max_length=len(CacheTier), description="With commas between them; without, all."),
+]
+
+
+What = Annotated[
+    tuple[Clearable, ...],
+    BeforeValidator(_split),
+    Query(
+        max_length=len(Clearable),
+        description="With commas between them. `kv` is what prompts share; `replays` are answers "
+        "with tool calls, remembered as tokens; `responses` those that `/v1/responses` has stored.",
+    ),
 ]
 
 
 @router.post("/clear", responses=errors(400, 503))
 async def clear_cache(
-    service: ServiceDependency, namespace: NamespaceId = None, tiers: Tiers = EVERY_TIER
+    service: ServiceDependency,
+    namespace: NamespaceId = None,
+    tiers: Tiers = None,
+    what: What = (Clearable.KV,),
 ) -> ClearResponse:
     """Blocks that live sequences hold stay with them; only their index is forgotten. What was freed
-    is counted in memory alone.
+    is counted in memory alone. Replays and stored responses are kept unless `what` names them; they
+    have neither namespaces nor tiers.
     """
-    cleared = await service.engine.clear_cache(namespace, tiers)
-    return ClearResponse(blocks_freed=cleared.blocks, bytes_freed=cleared.bytes)
+    _check_scope(namespace, tiers, what)
+    cleared = Cleared(0, 0)
+    if Clearable.KV in what:
+        cleared = await service.engine.clear_cache(namespace, ALL_TIERS if tiers is None else tiers)
+    forgotten = Remembered(
+        replays=service.replays.clear() if Clearable.REPLAYS in what else 0,
+        responses=service.responses.clear() if Clearable.RESPONSES in what else 0,
+    )
+    return ClearResponse(
+        blocks_freed=cleared.blocks,
+        bytes_freed=cleared.bytes,
+        forgotten=forgotten,
+        kept=service.remembered(),
+    )
+
+
+def _check_scope(
+    namespace: str | None, tiers: Collection[CacheTier] | None, what: Collection[Clearable]
+) -> None:
+    """Raise ApiError (400) where a namespace or tiers are named for what has none."""
+    if namespace is not None and set(what) != {Clearable.KV}:
+        message = "namespace: only kv has any, so with one what may name nothing else"
+        raise invalid(message, "namespace")
+    if tiers is not None and Clearable.KV not in what:
+        raise invalid("tiers: only kv has any, and what does not name it", "tiers")
 
 
 @router.head("/stats", include_in_schema=False)

@@ -9,6 +9,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 import server
+from server.schemas.page import Agents
+from server.service import ServiceDependency
 
 METHODS = ["GET", "HEAD"]
 
@@ -44,6 +46,12 @@ files = PageFiles(directory=Path(server.__file__).parent / "dashboard")
 async def docs(request: Request) -> Response:
     """The API's description, for people: `/openapi.json` as a page."""
     return await files.get_response("docs/index.html", request.scope)
+
+
+@router.api_route("/dashboard/agents", methods=METHODS)
+async def agents(service: ServiceDependency) -> Agents:
+    """For the lines that connect a client: what the terminal knows, so that they never differ."""
+    return Agents(agents=list(service.agents))
 
 
 @router.api_route("/dashboard/{path:path}", methods=METHODS)

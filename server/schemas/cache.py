@@ -13,9 +13,18 @@ class ProbeResponse(BaseModel):
     block_digests: list[str]  # of the whole blocks that would hit, hexadecimal
 
 
+class Remembered(BaseModel):
+    """What the server remembers of conversations, beside their KV: how many of each."""
+
+    replays: int  # answers with tool calls, as tokens, for when they come back
+    responses: int  # stored by /v1/responses
+
+
 class ClearResponse(BaseModel):
     blocks_freed: int
     bytes_freed: int
+    forgotten: Remembered
+    kept: Remembered  # `what` names what else is to be cleared
 
 
 class GroupSlots(BaseModel):

@@ -17,6 +17,7 @@ from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from tests.browser.axe import grave
+from tests.browser.clearing import clear
 from tests.browser.conftest import Visit
 from tests.browser.demo import CLIENT_SECONDS
 from tests.browser.picture import GAP
@@ -138,18 +139,13 @@ def test_memory_and_disk_are_cleared_apart_or_at_once(
     open_page: Callable[..., Page], daemon: httpx.Client
 ) -> None:
     page = open_page()
-
-    def clear(which: str) -> None:
-        page.get_by_role("button", name="Clear the cache").click()
-        page.get_by_role("button", name=which).click()
-
-    clear("Clear memory?")
+    clear(page, "KV in memory")
     expect(page.get_by_role("heading", name="Nothing is in memory yet")).to_be_visible()
-    clear("Clear the disk?")
+    clear(page, "KV on disk")
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
     ask(daemon)
     expect(page.locator(".bar .disk")).to_have_count(1)
-    clear("Clear both?")
+    clear(page, "KV in memory", "KV on disk")
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
 
 
@@ -187,4 +183,4 @@ def test_without_a_disk_nothing_is_said_of_one(
     said = page.locator(".watching").inner_text()
     assert "disk" not in said.lower()
     page.get_by_role("button", name="Clear the cache").click()
-    expect(page.get_by_role("button", name="Really clear the cache?")).to_be_visible()
+    expect(page.get_by_role("dialog")).not_to_contain_text("disk")

@@ -51,7 +51,7 @@ def test_after_a_clear_it_is_empty(page: Page, daemon: httpx.Client) -> None:
     expect(page.locator(".bar")).to_have_count(1)
     page.get_by_role("button", name="Clear the cache").click()
     expect(page.locator(".bar")).to_have_count(1)  # it asks first
-    page.get_by_role("button", name="Really clear the cache?").click()
+    page.get_by_role("dialog").get_by_role("button", name="Clear", exact=True).click()
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
     assert daemon.get("/admin/cache/stats").json()["blocks_cached"] == 0
 
@@ -83,7 +83,9 @@ def test_one_namespace_is_cleared_alone(page: Page, daemon: httpx.Client) -> Non
     salted = page.locator(".namespace").filter(has_text="salted")
     expect(salted).to_have_count(1)
     salted.get_by_role("button", name="Clear this namespace").click()
-    salted.get_by_role("button", name="Really clear").click()
+    expect(page.get_by_role("dialog")).to_contain_text("salted")
+    expect(page.get_by_role("dialog")).not_to_contain_text("responses")
+    page.get_by_role("dialog").get_by_role("button", name="Clear", exact=True).click()
     expect(page.locator(".bar")).to_have_count(1)
     expect(salted).to_have_count(0)
 

@@ -13,6 +13,7 @@ from server.app import create_app
 from server.lifecycle import DrainingServer, bind, url
 from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
+from server.terminal.launch.agents import AGENTS
 
 START_SECONDS = 10
 STOP_SECONDS = 30
@@ -42,7 +43,7 @@ def running(
     with bind(settings) as bound:
         for option, value in socket_options.items():
             bound.setsockopt(socket.SOL_SOCKET, option, value)
-        app = create_app(engine, settings, telemetry or EngineTelemetry())
+        app = create_app(engine, settings, telemetry or EngineTelemetry(), tuple(AGENTS))
         server = _ThreadedServer(app, engine, settings)
         thread = threading.Thread(target=server.run, args=([bound],), name="server")
         thread.start()

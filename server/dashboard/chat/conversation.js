@@ -3,6 +3,7 @@
 /** Every message has `id`, `parent` (an id or null), `role`, `text`, and what its author notes. */
 export class Conversation {
   constructor() {
+    this.count = 0;
     this.messages = new Map();
     this.children = new Map([[null, []]]);
     this.chosen = new Map(); // of each parent, the child that is shown
@@ -10,12 +11,26 @@ export class Conversation {
 
   /** A new message behind `parent`, shown at once. */
   add(parent, role, text, notes = {}) {
-    const message = { id: this.messages.size, parent, role, text, ...notes };
+    const message = { id: this.count++, parent, role, text, ...notes };
     this.messages.set(message.id, message);
     this.children.set(message.id, []);
     this.children.get(parent).push(message);
     this.chosen.set(parent, message.id);
     return message;
+  }
+
+  /** Forget a message, if it says nothing and nothing is behind it. */
+  dropEmpty({ id, parent, text }) {
+    if (text || this.children.get(id).length) return;
+    this.messages.delete(id);
+    this.children.delete(id);
+    const rest = this.children.get(parent).filter((message) => message.id !== id);
+    this.children.set(parent, rest);
+    if (this.chosen.get(parent) === id) this.chosen.set(parent, rest.at(-1)?.id);
+  }
+
+  get(id) {
+    return this.messages.get(id);
   }
 
   /** Show the branch that this message begins. */
@@ -43,9 +58,21 @@ export class Conversation {
   upTo(message, system) {
     const said = [];
     for (let id = message.id; id !== null; id = this.messages.get(id).parent) {
-      const { role, text } = this.messages.get(id);
-      said.unshift({ role, content: text });
+      said.unshift(asSent(this.messages.get(id)));
     }
     return system ? [{ role: "system", content: system }, ...said] : said;
   }
+}
+
+/** Calls that were cut off are left out: nobody has answered them. */
+function asSent({ role, text, reasoning, calls, call, finish }) {
+  if (role === "tool") return { role, tool_call_id: call.id, content: text };
+  if (finish !== "tool_calls") return { role, content: text };
+  return {
+    role,
+    content: text || null,
+    reasoning_content: reasoning || undefined,
+    tool_calls: calls.map(({ id, name, arguments: given }) =>
+      ({ id, type: "function", function: { name, arguments: given } })),
+  };
 }

@@ -1,5 +1,6 @@
 // One message: what was said, its branches, and what the answer took.
 
+import { Markdown } from "../markdown/markdown.js";
 import { count, percent, rate, seconds, whole } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
 
@@ -12,18 +13,34 @@ export function Question({ message, siblings, isBusy, onChoose, onEdit }) {
     </li>`;
 }
 
-export function Answer({ message, siblings, onChoose }) {
-  const isWriting = message.state === "writing";
+export function Answer({ message, siblings, isBusy, onChoose, onRetry }) {
+  const isOver = message.state === "failed" || message.state === "stopped";
   return html`
     <li class="message assistant" data-state=${message.state}>
       ${message.reasoning && html`
         <details class="reasoning"><summary>Reasoning</summary><p>${message.reasoning}</p></details>`}
-      <p class="text">${message.text}${isWriting && html`<span class="caret"></span>`}</p>
+      <${Markdown} key=${message.id} text=${message.text} />
+      ${message.calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
       ${message.problem && html`<p class="problem" role="alert">${message.problem}</p>`}
       <footer>
         <${Branches} message=${message} siblings=${siblings} onChoose=${onChoose} />
         <${Figures} message=${message} />
+        ${isOver && html`
+          <button class="quiet" disabled=${isBusy} onClick=${onRetry}>Retry</button>`}
       </footer>
+    </li>`;
+}
+
+function Call({ call }) {
+  return html`
+    <p class="call"><span>calls</span> <code>${call.name}(${call.arguments})</code></p>`;
+}
+
+/** What the page has answered to a call. */
+export function ToolResult({ message }) {
+  return html`
+    <li class="message tool">
+      <p class="call"><span>${message.call.name} says</span> <code>${message.text}</code></p>
     </li>`;
 }
 
@@ -77,7 +94,8 @@ function Figures({ message }) {
   if (!message.figures) return null;
   const { prompt, cached, written, firstToken, perSecond } = message.figures;
   const share = prompt ? cached / prompt : 0;
-  const all = message.together > 1 ? `, ${message.together} answers together` : "";
+  const answers = message.together.length;
+  const all = answers > 1 ? ` in ${answers} answers together` : "";
   return html`
     <span class="figures">
       <span class="share" role="img" aria-label="${percent(share)} of the prompt was cached">
@@ -85,7 +103,8 @@ function Figures({ message }) {
       </span>
       <span><b>${whole(cached)}</b> of ${count(prompt, "prompt token")} cached</span>
       <span>first after <b>${seconds(firstToken)}</b></span>
-      <span><b>${rate(perSecond)}</b> tokens/s (${whole(written)}${all})</span>
+      <span><b>${whole(written)}</b> ${written === 1 ? "token" : "tokens"} written${all}</span>
+      <span><b>${rate(perSecond)}</b> tokens/s</span>
       ${message.finish === "length" && html`<span>cut by length</span>`}
     </span>`;
 }

@@ -1,17 +1,25 @@
 // A chat with this daemon, so that the picture beside it has something to show.
 
-import { reason } from "../net/api.js";
+import { oncePerFrame } from "../parts/frame.js";
 import { Component, html } from "../parts/html.js";
-import { Conversation } from "./conversation.js";
-import { Answer, Question } from "./message.js";
-import { send } from "./send.js";
+import { Dialogue } from "./dialogue.js";
+import { Answer, Question, ToolResult } from "./message.js";
+import { NO_OPTIONS, Options } from "./options.js";
+import { SUGGESTION } from "./tool.js";
 
 const AT_ONCE = 8;
 const SUGGESTIONS = ["How does the cache work?", "Who are you?", "What is Rootstock?"];
 
 export class Playground extends Component {
-  state = { draft: "", system: "", busy: null };
-  conversation = new Conversation();
+  state = { draft: "", options: NO_OPTIONS };
+  redraw = oncePerFrame(() => this.forceUpdate());
+  dialogue = new Dialogue(this.redraw);
+  isAtEnd = true;
+
+  componentDidMount() {
+    this.onEscape = (event) => this.stopOn(event);
+    document.addEventListener("keydown", this.onEscape);
+  }
 
   componentDidUpdate() {
     const { scrollHeight } = this.list;
@@ -20,45 +28,52 @@ export class Playground extends Component {
   }
 
   componentWillUnmount() {
-    this.state.busy?.abort();
+    document.removeEventListener("keydown", this.onEscape);
+    this.dialogue.stop();
   }
 
-  isAtEnd = true;
-
-  render(_, { busy }) {
-    const path = this.conversation.path();
+  render({ model }, { options }) {
+    const path = this.dialogue.conversation.path();
     return html`
-      <section class="playground" aria-labelledby="playground">
+      <section class="playground" aria-labelledby="playground"
+               ref=${(section) => (this.section = section)}>
         <header>
           <h2 id="playground">Playground</h2>
           ${path.length > 0 && html`
             <button class="quiet" onClick=${() => this.begin()}>New chat</button>`}
         </header>
-        <${System} text=${this.state.system} onInput=${(system) => this.setState({ system })} />
+        <${Options} options=${options} model=${model}
+                    onChange=${(changed) => this.setState({ options: changed })} />
         <ol class="messages" ref=${(list) => (this.list = list)} tabindex="0"
             aria-label="The conversation" onScroll=${() => this.noteScroll()}>
-          ${path.length === 0 && html`<${Welcome} onPick=${(text) => this.say(text, 1)} />`}
-          ${path.map((message) => this.message(message, busy !== null))}
+          ${path.length === 0 && html`
+            <${Welcome} suggestions=${options.offersTool ? [SUGGESTION, ...SUGGESTIONS] : SUGGESTIONS}
+                        onPick=${(text) => this.say(text, 1)} />`}
+          ${path.map((message) => this.message(message))}
         </ol>
-        ${this.composer(busy)}
+        ${this.composer()}
       </section>`;
   }
 
-  message(message, isBusy) {
-    const siblings = this.conversation.siblings(message);
-    const choose = (other) => {
-      this.conversation.choose(other);
-      this.forceUpdate();
+  message(message) {
+    const { dialogue } = this;
+    const shared = {
+      key: message.id,
+      message,
+      siblings: dialogue.conversation.siblings(message),
+      isBusy: dialogue.running !== null,
+      onChoose: (other) => {
+        dialogue.conversation.choose(other);
+        this.forceUpdate();
+      },
     };
+    if (message.role === "tool") return html`<${ToolResult} ...${shared} />`;
     return message.role === "user"
-      ? html`<${Question} key=${message.id} message=${message} siblings=${siblings} isBusy=${isBusy}
-                          onChoose=${choose}
-                          onEdit=${(text) => this.ask(message.parent, text, 1)} />`
-      : html`<${Answer} key=${message.id} message=${message} siblings=${siblings}
-                        onChoose=${choose} />`;
+      ? html`<${Question} ...${shared} onEdit=${(text) => this.ask(message.parent, text, 1)} />`
+      : html`<${Answer} ...${shared} onRetry=${() => this.retry(message)} />`;
   }
 
-  composer(busy) {
+  composer() {
     const { draft } = this.state;
     const isEmpty = !draft.trim();
     return html`
@@ -67,8 +82,9 @@ export class Playground extends Component {
                   onInput=${(event) => this.setState({ draft: event.target.value })}
                   onKeyDown=${(event) => this.onKey(event)}></textarea>
         <div class="row">
-          ${busy
-            ? html`<button type="button" class="primary" onClick=${() => busy.abort()}>Stop</button>`
+          ${this.dialogue.running
+            ? html`<button type="button" class="primary" aria-keyshortcuts="Escape"
+                           onClick=${() => this.dialogue.stop()}>Stop <kbd>Esc</kbd></button>`
             : html`
               <button class="primary" disabled=${isEmpty}>Send</button>
               <button type="button" disabled=${isEmpty} title="${AT_ONCE} answers to one prompt"
@@ -81,14 +97,20 @@ export class Playground extends Component {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) this.submit(event);
   }
 
+  /** From here, or from nowhere: what has the focus elsewhere may want the key itself. */
+  stopOn({ key, target, isComposing }) {
+    const isOurs = this.section.contains(target) || target === document.body;
+    if (key === "Escape" && isOurs && !isComposing) this.dialogue.stop();
+  }
+
   submit(event) {
     event.preventDefault();
     this.say(this.state.draft, 1);
   }
 
   begin() {
-    this.state.busy?.abort();
-    this.conversation = new Conversation();
+    this.dialogue.stop();
+    this.dialogue = new Dialogue(this.redraw);
     this.forceUpdate();
   }
 
@@ -98,56 +120,29 @@ export class Playground extends Component {
   }
 
   /** Go on behind what is shown. */
-  say(text, answers) {
-    if (!text.trim() || this.state.busy) return;
+  say(text, together) {
+    if (!text.trim() || this.dialogue.running) return;
     this.setState({ draft: "" });
-    this.ask(this.conversation.path().at(-1)?.id ?? null, text.trim(), answers);
+    this.ask(this.dialogue.conversation.path().at(-1)?.id ?? null, text.trim(), together);
   }
 
-  /** A message behind `parent` and as many answers to it, of which the first is shown. */
-  async ask(parent, text, together) {
-    const { conversation } = this;
-    const question = conversation.add(parent, "user", text);
-    const messages = conversation.upTo(question, this.state.system.trim());
-    const notes = { reasoning: "", finish: null, state: "writing", together };
-    const answers = Array.from({ length: together }, () =>
-      conversation.add(question.id, "assistant", "", notes));
-    conversation.choose(answers[0]);
-    const busy = new AbortController();
+  ask(parent, text, together) {
     this.isAtEnd = true;
-    this.setState({ busy });
-    const outcome = await this.outcome(messages, answers, busy.signal);
-    for (const answer of answers) Object.assign(answer, outcome);
-    this.setState({ busy: null });
+    this.dialogue.ask(parent, text, together, this.state.options);
   }
 
-  async outcome(messages, answers, signal) {
-    const onChange = () => this.forceUpdate();
-    try {
-      return { state: "done", figures: await send({ messages, answers, signal, onChange }) };
-    } catch (error) {
-      if (signal.aborted) return { state: "stopped" };
-      return { state: "failed", problem: reason(error) };
-    }
+  retry(message) {
+    this.isAtEnd = true;
+    this.dialogue.retry(message, this.state.options);
   }
 }
 
-function Welcome({ onPick }) {
+function Welcome({ suggestions, onPick }) {
   return html`
     <li class="welcome">
       <p class="muted">Chat with this daemon and watch the picture: the second message finds the first
         in the cache. Edit an earlier one and send it again: the branches share their beginning.</p>
-      ${SUGGESTIONS.map((text) => html`
+      ${suggestions.map((text) => html`
         <button key=${text} onClick=${() => onPick(text)}>${text}</button>`)}
     </li>`;
-}
-
-function System({ text, onInput }) {
-  return html`
-    <details class="system">
-      <summary>System prompt${text.trim() ? "" : " (none)"}</summary>
-      <textarea rows="4" aria-label="System prompt" value=${text}
-                placeholder="What every chat begins with, and so shares"
-                onInput=${(event) => onInput(event.target.value)}></textarea>
-    </details>`;
 }

@@ -6,15 +6,13 @@ import { events } from "../net/events.js";
 /**
  * Writes `answers.length` answers into the messages as their text arrives, and calls `onChange`
  * after each piece. All are one request with `n`: a browser opens six connections to a host at
- * most, so as many requests of their own would wait for each other.
+ * most, so as many requests of their own would wait for each other. `fields` are others of its body.
  * Returns figures: tokens, and times in seconds. Throws what ask() throws, or the stream's error.
  */
-export async function send({ messages, answers, signal, onChange }) {
+export async function send({ messages, fields, answers, signal, onChange }) {
   const sent = performance.now();
-  const response = await ask("v1/chat/completions", {
-    signal,
-    json: { messages, n: answers.length, stream: true, stream_options: { include_usage: true } },
-  });
+  const asked = { messages, n: answers.length, stream: true, stream_options: { include_usage: true } };
+  const response = await ask("v1/chat/completions", { signal, json: { ...fields, ...asked } });
   let first = null;
   let usage = null;
   for await (const data of events(response)) {
@@ -30,13 +28,18 @@ export async function send({ messages, answers, signal, onChange }) {
   return figures(usage, sent, first ?? performance.now(), performance.now());
 }
 
-/** Whether the choice brought text. */
+/** Whether the choice brought anything. */
 function note(answer, { delta, finish_reason }) {
   const [text, reasoning] = [delta.content ?? "", delta.reasoning_content ?? ""];
+  const calls = delta.tool_calls ?? [];
   answer.text += text;
   answer.reasoning += reasoning;
+  for (const { index, id, function: part } of calls) {
+    answer.calls[index] ??= { id, name: part.name, arguments: "" };
+    answer.calls[index].arguments += part.arguments ?? "";
+  }
   answer.finish = finish_reason ?? answer.finish;
-  return text !== "" || reasoning !== "";
+  return text !== "" || reasoning !== "" || calls.length > 0;
 }
 
 function figures(usage, sent, first, ended) {

@@ -1,5 +1,7 @@
 // /docs: the daemon's OpenAPI document as a page. Whatever comes from it goes in as text.
 
+import { copy } from "../parts/clipboard.js";
+import { quoted } from "../parts/shell.js";
 import { element } from "./elements.js";
 import { Schemas } from "./schemas.js";
 
@@ -124,18 +126,15 @@ function contentElements(content, schemas) {
 function example(route) {
   const command = curl(route);
   const shown = element("pre", { tabindex: "0" }, element("code", {}, command));
-  return part("Example", shown, ...copyButton(command));
+  return part("Example", shown, copyButton(command));
 }
 
-/** Browsers have no clipboard for pages that come unencrypted from another machine. */
 function copyButton(text) {
-  if (!navigator.clipboard) return [];
   const button = element("button", { type: "button" }, "Copy");
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
+    button.textContent = await copy(text) ? "Copied" : "Not copied";
   });
-  return [button];
+  return button;
 }
 
 /** A path's parameters stand in capitals; those of the query only where they are required. */
@@ -152,8 +151,5 @@ function curl({ method, path, parameters, requestBody, security }) {
   }
   return words.join(" \\\n  ");
 }
-
-const quoted = (text) =>
-  /^[\w./:-]+$/.test(text) ? text : `'${text.replaceAll("'", String.raw`'\''`)}'`;
 
 await main();

@@ -1,6 +1,8 @@
 // What a visitor sees before anything is cached: what to do about it.
 
-import { address, hasKey } from "../net/api.js";
+import { curl } from "../connect/lines.js";
+import { address } from "../net/api.js";
+import { Code } from "../parts/code.js";
 import { html } from "../parts/html.js";
 
 export function Empty({ disk }) {
@@ -12,14 +14,6 @@ export function Empty({ disk }) {
       <p>Send a message in the playground, point a client at <code>${address("v1")}</code>, or paste
         this into a terminal. The tokens of the prompt appear here as they are computed; send it
         again, and they are found instead.</p>
-      <pre tabindex="0" aria-label="A request to try">${curl()}</pre>
+      <${Code} text=${curl("How does the cache work?")} name="A request to try" />
     </div>`;
-}
-
-function curl() {
-  const key = hasKey() ? ` \\\n  -H 'Authorization: Bearer YOUR_KEY'` : "";
-  const body = '{"messages": [{"role": "user", "content": "How does the cache work?"}]}';
-  return `curl ${address("v1/chat/completions")}${key} \\
-  -H 'Content-Type: application/json' \\
-  -d '${body}'`;
 }

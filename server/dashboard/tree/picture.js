@@ -24,7 +24,7 @@ export class Picture extends Component {
       <section class="picture" aria-labelledby="picture" onKeyDown=${(event) => this.leave(event)}>
         <header>
           <h2 id="picture">The cache</h2>
-          ${(!isEmpty || disk?.entries > 0) && clear(null)}
+          ${clear(null)}
         </header>
         <p class="muted">A bar is a run of tokens, as wide as it is long. Prompts that begin alike share
           their first bars; where they part, they fan out to the right.</p>

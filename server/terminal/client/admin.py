@@ -31,9 +31,10 @@ class Admin:
     def cache_stats(self) -> CacheStatsResponse:
         return self._asked(CacheStatsResponse, "GET", "cache/stats")
 
-    def clear_cache(self, tiers: str | None = None) -> ClearResponse:
-        query = "" if tiers is None else f"?{urlencode({'tiers': tiers})}"
-        return self._asked(ClearResponse, "POST", f"cache/clear{query}")
+    def clear_cache(self, tiers: str | None = None, what: str | None = None) -> ClearResponse:
+        named = {"tiers": tiers, "what": what}
+        query = urlencode({name: value for name, value in named.items() if value is not None})
+        return self._asked(ClearResponse, "POST", f"cache/clear?{query}")
 
     def probe_cache(self, body: dict[str, object]) -> ProbeResponse:
         return self._asked(ProbeResponse, "POST", "cache/probe", body)

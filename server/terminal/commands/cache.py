@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from server.schemas.cache import CacheStatsResponse, DiskCache, MemoryUse
+from server.schemas.cache import CacheStatsResponse, DiskCache, MemoryUse, Remembered
 from server.terminal import disk_folder
 from server.terminal.chat.screen import replace_bad_text
 from server.terminal.client.admin import Admin, administered
@@ -64,6 +64,13 @@ def clear(
     tiers: Annotated[
         str | None, typer.Option(help="Of the daemon's: memory, disk or, without it, memory,disk.")
     ] = None,
+    what: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of kv, replays (answers with tool calls, remembered as tokens) and "
+            "responses (stored ones), with commas between them. Without it kv."
+        ),
+    ] = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
@@ -71,12 +78,14 @@ def clear(
     cache's directory, of all models.
     """
     if directory is not None:
-        _clear_directory(directory, {"--tiers": tiers, "--url": url})
+        _clear_directory(directory, {"--tiers": tiers, "--what": what, "--url": url})
         return
     with _daemon(url, api_key) as daemon:
-        cleared = daemon.clear_cache(tiers)
+        cleared = daemon.clear_cache(tiers, what)
     freed = bytes_text(cleared.bytes_freed)
     typer.echo(f"{cleared.blocks_freed:,} blocks freed in memory, {freed}")
+    typer.echo(f"forgotten: {_remembered_text(cleared.forgotten)}")
+    typer.echo(f"kept: {_remembered_text(cleared.kept)}")
 
 
 @app.command()
@@ -131,6 +140,10 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     with errors_printed():
         n_bytes = disk_folder.emptied(directory)
     typer.echo(f"{bytes_text(n_bytes)} freed")
+
+
+def _remembered_text(remembered: Remembered) -> str:
+    return f"{remembered.replays:,} replays, {remembered.responses:,} stored responses"
 
 
 @contextmanager

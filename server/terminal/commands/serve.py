@@ -14,6 +14,7 @@ from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from server.terminal.commands.on_demand import command_app
 from server.terminal.flags import with_settings
+from server.terminal.launch.agents import AGENTS
 
 log = logging.getLogger("rootstock")
 
@@ -33,7 +34,7 @@ def serve(settings: Settings) -> None:
     with bound:
         telemetry = EngineTelemetry()
         engine = _launch(settings, telemetry)
-        application = create_app(engine, settings, telemetry)
+        application = create_app(engine, settings, telemetry, tuple(AGENTS))
         server = DrainingServer(application, engine, settings)
         spare_full_collections()
         server.run(sockets=[bound])

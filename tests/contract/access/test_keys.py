@@ -38,6 +38,7 @@ ADMINS_PATHS = [
     ("GET", "/admin/cache/stats"),
     ("HEAD", "/admin/cache/stats"),
     ("POST", "/admin/cache/probe"),
+    ("GET", "/admin/daemon"),
     ("GET", "/admin/requests"),
     ("GET", "/admin"),
 ]

@@ -187,8 +187,21 @@ def test_cache_clear_of_no_tier_says_what_there_are(url: str, engine: FakeEngine
     assert engine.cleared.empty()
 
 
-def test_cache_clear_says_what_it_freed(url: str) -> None:
-    assert run("cache", "clear", "--url", url).stdout == "20 blocks freed in memory, 640.00 KiB\n"
+def test_cache_clear_says_what_it_freed_and_what_it_kept(url: str, base_url: str) -> None:
+    def said(*flags: str) -> list[str]:
+        return run("cache", "clear", "--url", url, *flags).stdout.splitlines()
+
+    httpx.post(f"{base_url}/v1/responses", json={"input": "Hi"}).raise_for_status()
+    freed, none, all_of_it = said()
+    assert freed == "20 blocks freed in memory, 640.00 KiB"
+    assert none == "forgotten: 0 replays, 0 stored responses"
+    kept = all_of_it.removeprefix("kept: 0 replays, ")
+    assert kept != "0 stored responses"
+    assert said("--what", "replays,responses") == [
+        "0 blocks freed in memory, 0 bytes",
+        f"forgotten: 0 replays, {kept}",
+        "kept: 0 replays, 0 stored responses",
+    ]
 
 
 def test_cache_probe_asks_as_a_chat_would(url: str) -> None:

@@ -109,7 +109,7 @@ def test_a_directory_that_is_no_disk_cache_is_left_as_it_is(tmp_path: Path, comm
 
 
 def test_a_directory_and_a_daemon_are_not_cleared_at_once(directory: Path) -> None:
-    for flags in (["--tiers", "disk"], ["--url", "http://127.0.0.1:1/v1"]):
+    for flags in (["--tiers", "disk"], ["--what", "kv"], ["--url", "http://127.0.0.1:1/v1"]):
         result = run("clear", directory, *flags)
         assert result.exit_code == 2
         assert f"{flags[0]}: a directory has no daemon" in result.stderr

@@ -33,6 +33,18 @@ class ResponseStore:
         """The bytes of all responses."""
         return sum(stored.n_bytes for stored in self._by_client.values())
 
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def clear(self) -> int:
+        """Forget all responses, whoever may retrieve them. Returns how many there were."""
+        with self._lock:
+            n_responses = len(self._clients)
+            self._by_client.clear()
+            self._clients.clear()
+            self._items.clear()
+        return n_responses
+
     def put(self, client: str, owner: str, id: str, response: StoredResponse) -> None:
         """`client` is whose responses it counts among, `owner` the API key that may retrieve it."""
         with self._lock:

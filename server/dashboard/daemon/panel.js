@@ -1,0 +1,105 @@
+// The daemon itself: its model, its memory, the settings it was started with.
+
+import { ask } from "../net/api.js";
+import { bytes, count, rate, whole } from "../parts/format.js";
+import { Component, html } from "../parts/html.js";
+
+const EVERY_MS = 5000;
+
+/** Asks for itself, and again while it is seen and the daemon answers (`isLive`). */
+export class Daemon extends Component {
+  state = { daemon: null };
+
+  componentDidMount() {
+    this.read();
+    this.timer = setInterval(() => this.props.isLive && this.read(), EVERY_MS);
+  }
+
+  componentWillUnmount() {
+    clearInterval(this.timer);
+  }
+
+  render(_, { daemon }) {
+    if (!daemon) return null;
+    return html`
+      <section class="card daemon" id="daemon" aria-labelledby="daemon-title">
+        <h2 id="daemon-title">This daemon <span class="muted">Rootstock ${daemon.version}</span></h2>
+        <dl class="facts">
+          ${facts(daemon).map(([name, value, note]) => html`
+            <div key=${name}><dt>${name}</dt><dd>${value} <span class="muted">${note}</span></dd></div>`)}
+        </dl>
+        <${Settings} settings=${daemon.settings} />
+      </section>`;
+  }
+
+  /** What cannot be read now is read the next time. */
+  async read() {
+    const daemon = await ask("admin/daemon").then((answer) => answer.json()).catch(() => null);
+    if (daemon) this.setState({ daemon });
+  }
+}
+
+function facts({ names, model, memory, remembered }) {
+  const { weights, storage, workspace } = memory.promise;
+  const aliases = names.slice(1);
+  return [
+    ["Model", names[0], aliases.length ? `also ${aliases.join(", ")}` : ""],
+    ...(model.name === names[0] ? [] : [["From", model.name, ""]]),
+    ["Context", count(model.max_sequence_tokens, "token"), context(model)],
+    ["Weights", model.dtype, `${bytes(weights)} on ${model.device}`],
+    ...(model.blas ? [["BLAS", model.blas, ""]] : []),
+    ["KV", bytes(storage), `${bytes(model.kv_bytes_per_token)} a token`],
+    ["Memory", `${bytes(memory.active)} in use`,
+      `${bytes(memory.peak)} at most, of ${bytes(weights + storage + workspace)} reckoned with`],
+    ["Process", bytes(memory.resident), "resident"],
+    ["Sampling", `temperature ${rate(model.sampling.temperature)}`, sampling(model.sampling)],
+    ["Remembered", count(remembered.replays, "answer"),
+      `with tool calls; ${count(remembered.responses, "stored response")}`],
+  ];
+}
+
+function context({ max_context_tokens, max_sequence_tokens }) {
+  return max_sequence_tokens < max_context_tokens
+    ? `as many as the KV cache holds; the model takes ${whole(max_context_tokens)}` : "the model's own";
+}
+
+function sampling({ top_p, top_k, min_p, repetition_penalty }) {
+  const said = [
+    top_p < 1 && `top_p ${top_p}`,
+    top_k > 0 && `top_k ${top_k}`,
+    min_p > 0 && `min_p ${min_p}`,
+    repetition_penalty !== 1 && `repetition_penalty ${repetition_penalty}`,
+  ].filter(Boolean);
+  return said.length ? said.join(", ") : "where a request is silent";
+}
+
+function Settings({ settings }) {
+  const [changed, others] = [false, true].map((isDefault) =>
+    settings.filter((setting) => setting.is_default === isDefault));
+  return html`
+    <h3>Settings in force</h3>
+    ${changed.length > 0 ? html`<${Table} settings=${changed} />` : html`
+      <p class="muted">All as they are by default.</p>`}
+    <details>
+      <summary>${whole(others.length)} as they are by default</summary>
+      <${Table} settings=${others} />
+    </details>`;
+}
+
+function Table({ settings }) {
+  return html`
+    <table class="settings">
+      ${settings.map((setting) => html`
+        <tr key=${setting.name}>
+          <th scope="row" title=${setting.description}><code>${setting.name}</code></th>
+          <td>${told(setting)}</td>
+        </tr>`)}
+    </table>`;
+}
+
+function told({ name, value }) {
+  if (value === null || value === "" || value?.length === 0) return "–";
+  if (typeof value === "boolean") return value ? "on" : "off";
+  if (typeof value === "number") return name.endsWith("_bytes") ? bytes(value) : String(value);
+  return Array.isArray(value) ? value.join(", ") : value;
+}

@@ -1,0 +1,43 @@
+"""`GET /admin/daemon`: what an operator wants to know of the daemon that runs."""
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter
+
+from server import __version__
+from server.openapi import errors
+from server.schemas.cache import MemoryUse
+from server.schemas.daemon import Daemon, DaemonModel, SettingInForce
+from server.service import ServiceDependency
+from server.settings import Settings
+
+router = APIRouter(prefix="/admin")
+
+
+@router.head("/daemon", include_in_schema=False)
+@router.get("/daemon", responses=errors(503))
+async def daemon(service: ServiceDependency) -> Daemon:
+    """At once, whatever step is running. Settings are as they were read at start, and no secret is
+    among them.
+    """
+    return Daemon(
+        version=__version__,
+        names=list(service.models),
+        model=DaemonModel.model_validate(service.engine.card),
+        settings=list(_in_force(service.settings)),
+        memory=MemoryUse.model_validate(service.engine.stats().memory),
+        remembered=service.remembered(),
+    )
+
+
+def _in_force(settings: Settings) -> Iterator[SettingInForce]:
+    """As JSON has them, in which pydantic masks secrets."""
+    values = settings.model_dump(mode="json")
+    defaults = Settings.model_construct().model_dump(mode="json")
+    for name, field in Settings.model_fields.items():
+        yield SettingInForce(
+            name=name,
+            value=values[name],
+            is_default=values[name] == defaults[name],
+            description=field.description or "",
+        )

@@ -1,0 +1,49 @@
+"""`GET /admin/daemon`, and what the page is told of agents."""
+
+from pathlib import Path
+
+import httpx
+from pydantic import SecretStr
+
+from server.settings import Settings
+from server.terminal.launch.agents import AGENTS
+from tests.contract.access.helpers import bearer, client_of, key_file, secret_of
+from tests.contract.daemon import running
+from tests.contract.fake_engine import CARD, FakeEngine
+
+SECRET = "sk-of-the-operator"
+
+
+def test_it_tells_the_model_and_what_memory_it_takes(http: httpx.Client) -> None:
+    told = http.get("/admin/daemon").json()
+    assert told["names"] == [CARD.name]
+    assert told["model"]["dtype"] == CARD.dtype
+    assert told["model"]["max_context_tokens"] == CARD.max_context_tokens
+    assert told["model"]["max_sequence_tokens"] == CARD.max_sequence_tokens
+    assert told["memory"] == http.get("/admin/cache/stats").json()["memory"]
+
+
+def test_it_tells_every_setting_and_which_were_changed() -> None:
+    with running(FakeEngine(), Settings(port=0, step_tokens=64, cors_origin=("app://*",))) as url:
+        settings = httpx.get(f"{url}/admin/daemon").json()["settings"]
+    assert {setting["name"] for setting in settings} == set(Settings.model_fields)
+    assert all(setting["description"] for setting in settings)
+    changed = {each["name"]: each["value"] for each in settings if not each["is_default"]}
+    assert changed == {"port": 0, "step_tokens": 64, "cors_origin": ["app://*"]}
+
+
+def test_no_key_is_ever_told(tmp_path: Path) -> None:
+    keys = key_file(tmp_path, ann={"role": "admin"})
+    settings = Settings(port=0, api_key=SecretStr(SECRET), api_keys_file=keys)
+    with running(FakeEngine(), settings) as url:
+        text = httpx.get(f"{url}/admin/daemon", headers=bearer(SECRET)).raise_for_status().text
+    assert '"name":"api_key","value":"**********","is_default":false' in text
+    for secret in (SECRET, secret_of("ann"), keys.read_text().split("sha256: ")[1].split()[0]):
+        assert secret not in text
+
+
+def test_agents_are_those_that_launch_knows_and_no_secret(tmp_path: Path) -> None:
+    with running(FakeEngine(), Settings(port=0, api_keys_file=key_file(tmp_path, bob={}))) as url:
+        assert httpx.get(f"{url}/dashboard/agents").json() == {"agents": list(AGENTS)}
+        with client_of(url, "bob") as bob:
+            assert bob.get("/admin/daemon").status_code == 403
