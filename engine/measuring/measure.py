@@ -87,8 +87,10 @@ class SectionRun:
     def go_on(self, until: float) -> None:
         """Measure case after case, until that time by the clock."""
         started = self._clock()
-        self._cut = self._cut_at(until)
-        self._seconds += self._clock() - started
+        try:
+            self._cut = self._cut_at(until)
+        finally:
+            self._seconds += self._clock() - started
 
     @property
     def _done(self) -> int:
@@ -100,7 +102,7 @@ class SectionRun:
             answers = self._start(replace(self._task, first=self._done))
             try:
                 if not self._take(answers, until):
-                    return f"no time for more than {self._done} of {len(self._names or ())} cases"
+                    return self._out_of_time()
             except EOFError:
                 ended = answers.how_it_ended() or "its process ended early"
                 if self._names is None:
@@ -109,6 +111,11 @@ class SectionRun:
             finally:
                 answers.kill()
         return ""
+
+    def _out_of_time(self) -> str:
+        if not self._done:
+            return "no time for its first case"
+        return f"no time for more than {self._done} of {len(self._names or ())} cases"
 
     def _take(self, answers: Answers, until: float) -> bool:
         """All that a process answers; False where time is over. Raises EOFError."""
