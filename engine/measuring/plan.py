@@ -21,7 +21,7 @@ SECTIONS = (
     ),
     SectionPlan(
         "layouts",
-        12,
+        16,
         "The same attention behind a gather of shuffled blocks, in two layouts of the arena: "
         "`today`, [blocks, heads, block, dim], and `other`, [blocks, block, heads, dim]. `gather` "
         "is the gather alone, and `by row` the attention of one row after the other. `other_times` "
