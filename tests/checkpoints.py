@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from tokenizers import Tokenizer
 
-from load_tests.random_checkpoint import QuantizationRule, train_tokenizer, write_checkpoint
-from tests.conformance.configs import CONFIGS
+from engine.mlx_backend.measuring.configs import CONFIGS
+from engine.mlx_backend.measuring.random_checkpoint import (
+    QuantizationRule,
+    tiny_tokenizer,
+    write_checkpoint,
+)
 
-VOCAB_SIZE = 320
 _ARCHITECTURES = (
     "llama",
     "qwen3",
@@ -63,11 +65,6 @@ FAMILIES = {
 
 SHALLOW = Family("shallow", {**CONFIGS["qwen3"], "num_hidden_layers": 1})
 """Of one layer, for tests of what stands above a model."""
-
-
-def tiny_tokenizer() -> Tokenizer:
-    """Byte-level BPE of a few merges."""
-    return train_tokenizer(["the cat sat on the mat and the dog sat on the log\n"] * 4, VOCAB_SIZE)
 
 
 def write_family(family: Family, parent: Path, seed: int = 0, dtype: mx.Dtype = mx.float32) -> Path:

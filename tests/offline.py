@@ -10,6 +10,7 @@ from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.remote.answers import Answers
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.loop.pipeline import Pipeline
+from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
@@ -34,7 +35,7 @@ from kvstore.groups.window import lease_slots
 from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.grammars import NoAnswers
-from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
+from tests.simulation.daemon import LetterDetokenizer
 
 
 @dataclass(frozen=True, slots=True)

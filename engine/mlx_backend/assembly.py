@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -42,12 +43,38 @@ from engine.types.statistics import MachineReport
 from kvstore.groups.sizes import StorageSizes
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model whose weights have not been read, and the machine as it was before."""
+
+    checkpoint: Path
+    loaded: LoadedModel
+    host: machine.Machine
+    used_bytes: int  # that MLX had given out
+
+
 def assemble(config: EngineConfig, checkpoint: Path, blas: Blas, report: Report) -> Backend:
     """See `load_backend`."""
     machine.keep_resident()
-    used_bytes = mx.get_active_memory()
-    host = machine.examine()
-    loaded = open_model(checkpoint, host.left_bytes)
+    return assemble_opened(config, open_checkpoint(checkpoint), blas, report)
+
+
+def open_configured(config: EngineConfig) -> OpenedModel:
+    """The configured model, which must have been fetched. Raises ModelError."""
+    return open_checkpoint(find_checkpoint(config.model, download=False))
+
+
+def open_checkpoint(checkpoint: Path) -> OpenedModel:
+    """Raises ModelError."""
+    used_bytes, host = mx.get_active_memory(), machine.examine()
+    return OpenedModel(checkpoint, open_model(checkpoint, host.left_bytes), host, used_bytes)
+
+
+def assemble_opened(
+    config: EngineConfig, opened: OpenedModel, blas: Blas, report: Report
+) -> Backend:
+    """Read the weights, and allocate the arena. Raises ModelError."""
+    loaded, host, used_bytes = opened.loaded, opened.host, opened.used_bytes
     sizes = _sizes(config, loaded, host)
     workspace, longest = _workspace(config, loaded), _longest(config, loaded, sizes)
     working = working_bytes(config, loaded.layout.vocab_size) + workspace.bytes(longest)
@@ -60,8 +87,8 @@ def assemble(config: EngineConfig, checkpoint: Path, blas: Blas, report: Report)
     most_keys = workspace.forward_keys(longest) if loaded.layout.full_layers else math.inf
     context_tokens = loaded.max_context_tokens
     model = CachedModel(loaded.model, loaded.layout, storage, execution, most_keys, context_tokens)
-    sampling = _sampling(config, checkpoint, report)
-    stored = storage_bytes(_footprint(loaded.layout, config.block_size), sizes)
+    sampling = _sampling(config, opened.checkpoint, report)
+    stored = storage_bytes(footprint(loaded.layout, config.block_size), sizes)
     promise = MemoryPromise(loaded.weight_bytes, stored.arenas + stored.states, working)
     meter = MemoryMeter(promise, used_bytes, time.monotonic)
     runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch())
@@ -98,7 +125,7 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
         sizes = _sizes(config, loaded, host)
         weight_bytes = loaded.weight_bytes
         arena_tokens = sizes.n_blocks * config.block_size
-        arena_bytes = storage_bytes(_footprint(loaded.layout, config.block_size), sizes).arenas
+        arena_bytes = storage_bytes(footprint(loaded.layout, config.block_size), sizes).arenas
     except ModelError as error:
         problem = str(error)
     except Exception as error:  # as `load_backend` has it
@@ -129,8 +156,8 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, host: machine.Machine) -> 
         workspace=_workspace(config, loaded),
         share=host.kv_share,
     )
-    footprint = _footprint(loaded.layout, config.block_size)
-    return fit(config, footprint, loaded.max_context_tokens, room)
+    kept = footprint(loaded.layout, config.block_size)
+    return fit(config, kept, loaded.max_context_tokens, room)
 
 
 def _workspace(config: EngineConfig, loaded: LoadedModel) -> Workspace:
@@ -144,7 +171,8 @@ def _longest(config: EngineConfig, loaded: LoadedModel, sizes: StorageSizes) -> 
     return min(loaded.max_context_tokens, sizes.n_blocks * config.block_size)
 
 
-def _footprint(layout: Layout, block_size: int) -> Footprint:
+def footprint(layout: Layout, block_size: int) -> Footprint:
+    """What the layers keep, in bytes."""
     return Footprint(
         block_bytes(layout.full_layers, block_size),
         tuple(

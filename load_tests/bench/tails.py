@@ -14,17 +14,18 @@ from typing import TypeAlias
 import typer
 from rich.console import Console
 
+from engine.measuring.turned_engine import TurnedEngine, open_engine
 from engine.mlx_backend.cpu.blas import load_blas
-from load_tests.bench.forward import TurnedEngine
+from engine.types.settings import EngineConfig
+from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.report import Table
-from load_tests.shapes import token_bytes
 
 ROWS, CONTEXT_TOKENS = 8, 256
 STEPS = 6
 """Of a round: the prompt's one, and some until the next comes."""
 WHOLE_TOKENS, TAIL_TOKENS = 513, 511
-MOST_TOKENS = 16_384  # of all rows together, with what they say
+ROW_TOKENS = 2048  # at most, with what it says
 
 Round: TypeAlias = tuple[float, float, float]
 """Seconds beside nothing, beside whole blocks, and beside a tail."""
@@ -62,11 +63,8 @@ def table(taken: list[Round]) -> Table:
 
 def main(n_rounds: int = 40) -> None:
     """Measure rounds, of which the first three are not counted."""
-    blas = load_blas()
-    from load_tests.checkpoint import checkpoint  # noqa: PLC0415 - the BLAS must come first
-
-    conditions = observe(0, (), blas.name or "the system's")
-    engine = TurnedEngine(checkpoint(), ROWS + 1, MOST_TOKENS * token_bytes("qwen3"))
+    conditions = observe(0, (), load_blas().name or "the system's")
+    engine = open_engine(EngineConfig(str(checkpoint())), ROWS + 1, ROW_TOKENS).engine
     engine.begin(ROWS, CONTEXT_TOKENS)
     taken = list(itertools.islice(rounds(engine), 3, 3 + n_rounds))
     console = Console(width=100)

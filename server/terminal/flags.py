@@ -1,7 +1,7 @@
 """Command-line options generated from the fields of Settings."""
 
 from collections.abc import Callable, Collection
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -19,18 +19,26 @@ UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 def with_settings(
     names: Collection[str] = frozenset(Settings.model_fields),
-) -> Callable[[Callable[[Settings], None]], Callable[..., None]]:
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn a function of Settings into a command with an option for each of these fields.
 
-    An option that is not given leaves the setting to the environment and the YAML file.
+    An option that is not given leaves the setting to the environment and the YAML file. Parameters
+    that the function has besides are options of their own, before those.
     """
 
-    def decorate(run: Callable[[Settings], None]) -> Callable[..., None]:
-        def command(**flags: object) -> None:
-            given = {name: value for name, value in flags.items() if value not in (None, [])}
-            run(settings_or_exit(given))
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        _, *others = signature(run).parameters.values()
+        own = {other.name for other in others}
 
-        options = [
+        def command(**flags: object) -> None:
+            given = {
+                name: value
+                for name, value in flags.items()
+                if name not in own and value not in (None, [])
+            }
+            run(settings_or_exit(given), **{name: flags[name] for name in own})
+
+        options = others + [
             _option(name, field) for name, field in Settings.model_fields.items() if name in names
         ]
         command.__name__ = run.__name__

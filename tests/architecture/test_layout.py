@@ -38,6 +38,7 @@ def test_files_stay_small(path: Path) -> None:
         "kvstore.invariants",
         "engine.scheduling.scheduler",
         "engine.loop.threaded",
+        "engine.measuring.measure",
         "server.app",
     ],
 )

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_model
 
+from engine.mlx_backend.measuring.configs import CONFIGS
 from tests.checkpoints import FAMILIES, write_family
 from tests.conformance import document
 from tests.conformance.cases import CASES
-from tests.conformance.configs import CONFIGS
 from tests.conformance.examiner import ERROR_TOLERANCE, Examiner
 from tests.conformance.outcome import Outcome, Verdict
 from tests.conformance.trial import attempt

@@ -12,9 +12,9 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_unflatten
 
 from engine.mlx_backend.loading.loader import named_weights
+from engine.mlx_backend.measuring.configs import CONFIGS
+from engine.mlx_backend.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model.discovery import discover
-from load_tests.random_checkpoint import random_model
-from tests.conformance.configs import CONFIGS
 
 REFUSED = {"deepseek_v41", "olmo"}
 """On any device: a cache of its own kind, a package of its own."""

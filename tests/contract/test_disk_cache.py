@@ -11,13 +11,13 @@ import pytest
 
 from engine.api import Engine
 from engine.launch import launch
+from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.types.cache import CacheTier
 from engine.types.request import Request, SamplingParams
 from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from kvstore.tier.types import MIB, TierError
-from load_tests.random_checkpoint import write_checkpoint
 from server.metrics.metrics import EngineTelemetry
-from tests.checkpoints import FAMILIES, tiny_tokenizer
+from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
 from tests.tier_harness import PATIENCE, segment_files
 

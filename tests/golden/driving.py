@@ -11,6 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
@@ -32,7 +33,6 @@ from kvstore.blocks.pool import BlockPool
 from kvstore.lease import Lease, Refusal
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
-from tests.checkpoints import VOCAB_SIZE
 from tests.offline import Room as EngineRoom
 from tests.offline import Served, cached_model, new_store
 

@@ -10,6 +10,7 @@ import pytest
 
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import LaunchAhead
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.arena import Arena, LayerArena
@@ -19,7 +20,6 @@ from engine.step.runner import RunnerLost
 from engine.types.request import SamplingParams
 from kvstore.actions import TablePatch
 from kvstore.types import SlotId
-from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import BLOCK_SIZE, Driver, compute, random_tokens
 from tests.offline import Room, Served, cached_model

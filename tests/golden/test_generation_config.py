@@ -8,12 +8,13 @@ import pytest
 
 from engine.launch import launch
 from engine.mlx_backend.backend import load_backend
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.types.model import ModelCard, SamplingDefaults
 from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Request, SamplingParams
 from engine.types.settings import EngineConfig
 from server.metrics.metrics import EngineTelemetry
-from tests.checkpoints import FAMILIES, VOCAB_SIZE, write_family
+from tests.checkpoints import FAMILIES, write_family
 
 PROMPT = tuple(range(5, 25))
 

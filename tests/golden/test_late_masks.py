@@ -12,9 +12,10 @@ from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Matcher
 from engine.constraints.remote.trials import Verdict
 from engine.mlx_backend.attention.strategy import GatherAttention
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
+from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
 from engine.step.plan import SequenceId
 from engine.types.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
-from tests.checkpoints import VOCAB_SIZE, tiny_tokenizer
 from tests.grammars import LocalGrammars
 from tests.offline import OfflineDaemon, Room, Served
 

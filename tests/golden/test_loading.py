@@ -20,6 +20,8 @@ from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import ModelError, UnsupportedModel
 from engine.mlx_backend.loading.loader import Report, load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import find_execution
+from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
+from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, train_tokenizer
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.forward import Forward
@@ -29,9 +31,7 @@ from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
 from engine.types.request import SamplingParams
 from engine.types.settings import EngineConfig
 from kvstore.actions import TablePatch
-from load_tests.random_checkpoint import train_tokenizer
-from tests.checkpoints import FAMILIES, VOCAB_SIZE, Family, tiny_tokenizer, write_family
-from tests.conformance.configs import CONFIGS
+from tests.checkpoints import FAMILIES, Family, write_family
 from tests.golden.driving import Driver, compute, random_tokens, reference, rms
 from tests.offline import Served, load
 

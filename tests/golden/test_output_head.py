@@ -3,8 +3,8 @@
 import mlx.core as mx
 import pytest
 
+from engine.mlx_backend.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model import output_head
-from load_tests.random_checkpoint import random_model
 
 CONFIG = {
     "model_type": "qwen3",

@@ -9,6 +9,7 @@ import pytest
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import LaunchAhead
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepMasks, StepPlan
@@ -26,7 +27,6 @@ from kvstore.blocks.table import blocks_for
 from kvstore.groups.recurrent import RecurrentState
 from kvstore.groups.window import WindowState
 from kvstore.types import BlockId, SlotId
-from tests.checkpoints import VOCAB_SIZE
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import BLOCK_SIZE, Driver, Subject, compute, random_tokens
 from tests.offline import Room, Served, cached_model

@@ -14,6 +14,7 @@ from engine.mlx_backend.attention import dispatch
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.workspace import GATHERED_BYTES, Workspace, find_workspace
+from engine.mlx_backend.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model import output_head
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
@@ -24,7 +25,6 @@ from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.storage.storage import Storage
 from engine.types.settings import EngineConfig
 from kvstore.groups.sizes import StorageSizes
-from load_tests.random_checkpoint import random_model
 
 HEADS = 8
 BLOCK_SIZE = 32

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
 from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from tests.answering import (
     FAMILIES,
@@ -17,7 +18,6 @@ from tests.answering import (
     checkpoint_of,
     ten_steps,
 )
-from tests.checkpoints import tiny_tokenizer
 from tests.property.test_control_tokens import CONTROL, KINDS, MARKUP
 
 TEXT = st.lists(

@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 
+from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
 from load_tests.processes import Process, free_port, running
-from tests.checkpoints import FAMILIES, tiny_tokenizer, write_family
+from tests.checkpoints import FAMILIES, write_family
 from tests.restart.asking import PATIENCE
 
 MIB = 1 << 20

@@ -13,6 +13,7 @@ from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
 from engine.disk_cache.writer import DiskWriter, WriteRules
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver, EngineLoop
+from engine.measuring.telemetry import SilentTelemetry
 from engine.output.output import OutputFactory
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.submission import Submission, prepare
@@ -49,22 +50,6 @@ class LetterDetokenizer:
 
     def finish(self) -> str:
         return ""
-
-
-class SilentTelemetry:
-    """Nobody watches."""
-
-    def step(self, seconds: float) -> None: ...
-
-    def queue_wait(self, seconds: float) -> None: ...
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def token_gap(self, seconds: float) -> None: ...
-
-    def finished(self, seconds: float) -> None: ...
-
-    def mask(self, seconds: float) -> None: ...
 
 
 class Mailbox(Inbox):

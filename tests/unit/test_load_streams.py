@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.loop.threaded import ThreadedEngine
+from engine.measuring.telemetry import SilentTelemetry
 from engine.types.request import Request
 from engine.types.settings import EngineConfig
 from load_tests.client import TargetError
@@ -15,7 +16,6 @@ from load_tests.report import Percentiles
 from load_tests.streams import paced
 from load_tests.streams.command import WORD, Streaming, table
 from load_tests.streams.listening import Heard, WordCounter, listen
-from tests.simulation.daemon import SilentTelemetry
 
 
 def streaming(least: float) -> Streaming:

@@ -8,6 +8,7 @@ from itertools import repeat
 import pytest
 
 from engine.api import PromptTooLong
+from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
 from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from engine.types.model import Replay
 from tests.answering import (
@@ -23,7 +24,6 @@ from tests.answering import (
     checkpoint_of,
     ten_steps,
 )
-from tests.checkpoints import tiny_tokenizer
 
 CALL = ("look", {"place": 'Zürich "west"', "days": [1, 2.5, None, True], "in": {"b": 1, "a": {}}})
 SEED = 20

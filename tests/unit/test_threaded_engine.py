@@ -14,6 +14,7 @@ from engine.loop.idle_recount import IDLE_SECONDS
 from engine.loop.inbox import CALLS_AT_ONCE, Inbox
 from engine.loop.loop import Deliver, EngineLoop
 from engine.loop.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
+from engine.measuring.telemetry import SilentTelemetry
 from engine.scheduling.submission import prepare
 from engine.step.plan import StepMasks, StepPlan, StepResult
 from engine.step.runner import RunnerLost
@@ -22,7 +23,7 @@ from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.watching.latency import LatencyTracker
 from tests.grammars import NoAnswers
-from tests.simulation.daemon import NO_BYTES, SilentTelemetry
+from tests.simulation.daemon import NO_BYTES
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.threaded_harness import Setup, request
 

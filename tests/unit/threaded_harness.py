@@ -11,6 +11,7 @@ from engine.constraints.remote.trials import Trials
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver, EngineLoop
 from engine.loop.threaded import EngineParts, ThreadedEngine
+from engine.measuring.telemetry import SilentTelemetry
 from engine.step.plan import StepMasks, StepPlan, StepResult
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.model import ModelCard
@@ -19,7 +20,7 @@ from engine.types.request import Request, SamplingParams
 from engine.watching.latency import LatencyTracker
 from kvstore.groups.sizes import StorageBytes
 from tests.grammars import NoAnswers
-from tests.simulation.daemon import LetterDetokenizer, SilentTelemetry
+from tests.simulation.daemon import LetterDetokenizer
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
 CARD = ModelCard(

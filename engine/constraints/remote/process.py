@@ -4,16 +4,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO
 
+from engine.child_process import start_module
 from engine.constraints.vocabulary import Vocabulary
-
-ROOT = Path(__file__).parents[3]
-"""Where the package `engine` lies: in a clone, or inside of what the wheel installs."""
 
 ENDED_BY_OTHERS = -signal.SIGKILL
 """The exit code that says nothing of a grammar, unless the daemon has killed the process: it comes
@@ -30,8 +26,7 @@ STUCK_SECONDS = 30.0
 BUSY_FACTOR = 30.0
 """How much longer a job may take on a busy machine: thrice what its niceness says."""
 
-_PROGRAM = ("-P", "-m", "engine.constraints.worker")
-"""-P: nothing is imported from the daemon's current directory, which is the user's."""
+_MODULE = "engine.constraints.worker"
 
 BACKGROUND_NICENESS = 10
 """Above the daemon's own: about a tenth of a processor that the daemon wants, too."""
@@ -53,21 +48,9 @@ class GrammarProcess:
     def __init__(self, vocabulary: BinaryIO) -> None:
         """Raises OSError where no process can be started."""
         self.connection, theirs = socket.socketpair()
-        descriptors = theirs.fileno(), vocabulary.fileno()
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, *_PROGRAM, *map(str, descriptors)],
-                    pass_fds=descriptors,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,  # a library that crashes says so at length
-                    env={**os.environ, "PYTHONPATH": path},
-                    # Ctrl-C is the daemon's. It stays in its session: Linux gives each the same
-                    # part of a busy machine, and niceness counts within one alone.
-                    process_group=0,
-                )
+                self._process = start_module(_MODULE, theirs.fileno(), vocabulary.fileno())
         except OSError:
             self.connection.close()
             raise

@@ -92,7 +92,7 @@ def find_execution(model: Module, layout: Layout, attentions: Sequence[Attention
             problems.append(f"{name}: {str(error).partition(chr(10))[0]}")
             continue
         if deviation < tolerance:
-            return replace(execution, rejected=tuple(problems))
+            return replace(execution, deviation=deviation, rejected=tuple(problems))
         problems.append(f"{name}: logits are wrong by {deviation:.1%} of their size")
     raise UnsupportedModel(
         "the model does not say through shared storage what it says alone ("

@@ -27,12 +27,14 @@ from engine.mlx_backend.storage.storage import Storage
 class Execution:
     """How a model runs over shared storage, as the check at load has found out.
 
-    `rejected`: what was tried before, and why not.
+    `deviation`: the largest error of its logits there, relative to their size. `rejected`: what was
+    tried before, and why not.
     """
 
     batching: Batching
     attention: Attention
     head: OutputHead
+    deviation: float = 0.0
     rejected: tuple[str, ...] = ()
 
 

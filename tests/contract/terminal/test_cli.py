@@ -1,10 +1,12 @@
 """The `rootstock` command as it answers a user who got something wrong."""
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -14,6 +16,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from engine.types.measurements import MeasureConfig, MeasuredCase, Measurements, Section
 from engine.types.statistics import MachineReport
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, TierLimits
@@ -23,6 +26,7 @@ from server.settings import Settings
 from server.terminal.commands.doctor import machine_table
 from server.terminal.commands.on_demand import NAMES
 from server.terminal.flags import with_settings
+from server.terminal.measured import to_markdown
 
 
 @pytest.mark.parametrize(
@@ -285,3 +289,72 @@ def test_doctor_says_what_the_budget_comes_to() -> None:
     lines = console.export_text().splitlines()
     assert any("1.00 GiB" in line and "123,456 tokens" in line for line in lines)
     assert not any("problem" in line or "advice" in line for line in lines)
+
+
+MEASURED = Measurements(
+    (
+        Section(
+            "machine",
+            "The device.",
+            (
+                MeasuredCase("machine", {"cores": 2}, 0.1),
+                MeasuredCase("model", {}, 0, "none | here"),
+            ),
+            1.0,
+        ),
+        Section(
+            "step",
+            "A step.",
+            (
+                MeasuredCase("1 x 256", {"engine_ms": 1.23456, "kind": "gather"}, 0.5),
+                MeasuredCase("8 x 256", {}, 0.1, "MemoryError: it takes 6.0 GiB"),
+            ),
+            2.0,
+            "no time for more than 2 of 6 cases",
+        ),
+    ),
+    3.0,
+)
+
+
+def test_doctor_writes_its_measurements_for_people_and_for_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[MeasureConfig]()
+
+    def measure(config: MeasureConfig, report: Callable[[str], None]) -> Measurements:
+        asked.append(config)
+        report("step, at most 91 s")
+        return MEASURED
+
+    monkeypatch.setattr("server.terminal.commands.doctor.take_measurements", measure)
+    arguments = ["doctor", "--measure", "--into", str(tmp_path), "--max-running", "7"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "step, at most 91 s" in result.stdout.splitlines()
+    assert [config.engine.max_running for config in asked] == [7]
+    text = (tmp_path / "rootstock-measurements.md").read_text("utf-8")
+    assert "| case | engine ms | kind | problem |" in text
+    assert "| 1 x 256 | 1.23 | gather |  |" in text
+    assert "| 8 x 256 |  |  | MemoryError: it takes 6.0 GiB |" in text
+    assert "2 s; no time for more than 2 of 6 cases." in text
+    stored = json.loads((tmp_path / "rootstock-measurements.json").read_text("utf-8"))
+    assert stored["sections"][1]["cases"][0]["figures"] == {"engine_ms": 1.23456, "kind": "gather"}
+
+
+def test_measurements_that_have_nowhere_to_go_are_not_begun(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--measure", "--into", str(tmp_path / "missing")])
+    assert result.exit_code == 2
+    assert "is no folder that can be written to" in result.stderr
+
+
+def test_cases_that_say_different_things_are_lists() -> None:
+    machine = MEASURED.sections[0]
+    model = MeasuredCase("model", {"weights_gib": 17.21, "windows": ""}, 0.1)
+    found = Measurements((replace(machine, cases=(*machine.cases[:1], model)),), 1.0)
+    assert to_markdown(found).splitlines()[-6:-2] == [
+        "  - cores: 2",
+        "- model",
+        "  - weights gib: 17.2",
+        "  - windows: -",
+    ]

@@ -10,6 +10,7 @@ from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
 from engine.loop.inbox import Inbox
 from engine.loop.loop import EngineLoop
+from engine.measuring.telemetry import SilentTelemetry
 from engine.types.cache import ALL_TIERS, CacheTier, Cleared
 from engine.types.settings import DiskWrites
 from engine.watching.latency import LatencyTracker
@@ -19,7 +20,7 @@ from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
 from tests.grammars import NoAnswers
-from tests.simulation.daemon import NO_BYTES, SilentTelemetry
+from tests.simulation.daemon import NO_BYTES
 from tests.tier_harness import LIMITS, PATIENCE
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 

@@ -11,6 +11,7 @@ import pytest
 
 from engine.disk_cache.cache import DiskCache
 from engine.loop.stats import loop_stats
+from engine.measuring.telemetry import SilentTelemetry
 from engine.types.picture import CachePicture, GroupSlots, Hidden
 from engine.types.recent import HitRecord, RecentHits
 from engine.types.statistics import DiskCacheStats
@@ -27,7 +28,6 @@ from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
 from server.schemas.cache_tree import CacheTree
 from tests.contract.fake_engine import DISK
-from tests.simulation.daemon import SilentTelemetry
 from tests.unit.engine_harness import Harness, prompt
 
 BLOCK = 4

@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mlx_lm.utils import quantize_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.mlx_backend.loading.loader import named_weights
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -96,6 +98,12 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    """Byte-level BPE of a few merges, for the vocabulary of `configs.yaml`."""
+    return train_tokenizer(["the cat sat on the mat and the dog sat on the log\n"] * 4, VOCAB_SIZE)
 
 
 def _appear(directory: Path, write: Callable[[Path], None]) -> None:

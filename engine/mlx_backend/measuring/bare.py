@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
@@ -16,12 +17,13 @@ class BareModel:
     """One batch of rows of equal length, decoded greedily. Nothing of it is shared.
 
     A step is the forward of one token a row, the argmax over its logits, and the evaluation of
-    both: the tokens are known when it returns.
+    both: the tokens are known when it returns. The model may be one that an engine serves, too:
+    over mlx-lm's caches it computes what it did before.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._model, config = load_model(checkpoint)
-        self._vocab_size = int(config["vocab_size"])
+    def __init__(self, model: Module, vocab_size: int) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
         self._cache: list[KVCache] = []
         self._tokens = mx.zeros((0,), dtype=mx.int32)
 
@@ -51,3 +53,9 @@ class BareModel:
     def _prefill(self, tokens: np.ndarray) -> None:
         self._model(mx.array(tokens.astype(np.int32)), cache=self._cache)
         mx.eval([layer.state for layer in self._cache])
+
+
+def load_bare(checkpoint: Path) -> BareModel:
+    """As mlx-lm loads it: in the checkpoint's own dtype."""
+    model, config = load_model(checkpoint)
+    return BareModel(model, int(config["vocab_size"]))

@@ -12,4 +12,7 @@ def _read() -> dict[str, dict[str, Any]]:
     return {name: {"model_type": name, **entry} for name, entry in entries.items()}
 
 
+VOCAB_SIZE = 320
+"""Of every one of them."""
+
 CONFIGS = _read()

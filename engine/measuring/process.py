@@ -1,0 +1,69 @@
+"""A process that measures, and the connection to it."""
+
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from engine.child_process import start_module
+from engine.measuring.messages import TASK, Task
+
+
+class Answers(Protocol):
+    """What comes back of a task."""
+
+    def next(self, seconds: float) -> bytes | None:
+        """The next answer, or None where it does not come within so many seconds.
+
+        Raises EOFError when there are no more.
+        """
+        ...
+
+    def how_it_ended(self) -> str:
+        """When there are no more; "" where all is well."""
+        ...
+
+    def kill(self) -> None:
+        """End it, whatever it does, if it has not ended."""
+        ...
+
+
+Start = Callable[[Task], Answers]
+
+_LAST_WORDS_SECONDS = 10.0
+
+
+class MeasuringProcess:
+    """Implements `Answers`, of one `engine.measuring.worker`."""
+
+    def __init__(self, task: Task) -> None:
+        """Raises OSError where no process can be started."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._process = start_module("engine.measuring.worker", theirs.fileno())
+            self._connection = Connection(ours.detach())
+        self._connection.send_bytes(TASK.dump_json(task))
+
+    def next(self, seconds: float) -> bytes | None:
+        try:
+            return self._connection.recv_bytes() if self._connection.poll(seconds) else None
+        except ConnectionError as error:
+            raise EOFError from error
+
+    def how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(_LAST_WORDS_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "its process fell silent"
+        return f"its process ended: {_in_words(code)}" if code else ""
+
+    def kill(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _in_words(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"

@@ -1,0 +1,135 @@
+"""What is measured on the device, in small: that it runs, and that what it compares is the same."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.measuring.memory import MemoryMeasurement
+from engine.measuring.messages import Task
+from engine.measuring.sections import MEASUREMENTS
+from engine.measuring.step import StepMeasurement
+from engine.mlx_backend.host import machine
+from engine.mlx_backend.measuring.attention import (
+    BLOCK_SIZE,
+    DIM,
+    HEADS,
+    KV_HEADS,
+    AttentionMeasurement,
+    filled_arena,
+    random,
+)
+from engine.mlx_backend.measuring.layouts import (
+    LayoutMeasurement,
+    attending,
+    by_row,
+    heads_inside,
+    heads_outside,
+    together,
+)
+from engine.mlx_backend.measuring.room import TooLarge
+from engine.mlx_backend.measuring.rounds import LEAST_ROUNDS, rounds
+from engine.types.measurements import MeasureConfig, Sizes
+from engine.types.settings import EngineConfig
+
+SIZES = Sizes(
+    contexts=(64,),
+    rows=(1, 2),
+    rounds=1,
+    step_contexts=(16, 1 << 20),
+    prompt_tokens=64,
+    pool_bytes=16 << 20,
+    architectures=("llama", "gear", "mamba"),
+)
+UNITS = ("ms", "times")
+CONFIG = MeasureConfig(EngineConfig("", max_running=2, step_tokens=32), SIZES)
+
+
+def test_attention_by_strategy() -> None:
+    measurement = AttentionMeasurement(SIZES)
+    assert measurement.cases() == ["1 x 64", "2 x 64"]
+    figures = measurement.measure("2 x 64")
+    assert {"contiguous_ms", "gather_ms", "gather_times", "rounds"} <= figures.keys()
+
+
+def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = machine.Machine("cpu", 1 << 20, 1 << 10, 1 << 10, 0.1)
+    monkeypatch.setattr(machine, "examine", lambda: nothing)
+    with pytest.raises(TooLarge, match="are free"):
+        AttentionMeasurement(SIZES).measure("1 x 64")
+
+
+def test_both_layouts_say_the_same_of_the_same_keys() -> None:
+    """An arena is laid out by the other layout; read so, it is what another holds in today's."""
+    table = mx.array(np.array([[2, 0], [3, 1]], np.uint32))
+    today, other = filled_arena(4, mx.float32), filled_arena(4, mx.float32)
+    for ours, theirs in zip(today.layers, other.layers, strict=True):
+        inside = [
+            array.swapaxes(1, 2).reshape(-1, KV_HEADS, BLOCK_SIZE, DIM)
+            for array in ours.blocks(mx.arange(4))
+        ]
+        theirs.put_blocks(0, *inside)
+    queries = random(mx.float32, 2, HEADS, 1, DIM)
+    expected = attending(today, queries, heads_outside(today, table))()
+    assert isinstance(expected, mx.array)
+    for attend in (together, by_row):
+        found = attending(other, queries, heads_inside(table), attend)()
+        assert isinstance(found, mx.array)
+        assert mx.allclose(found, expected, atol=1e-5)
+
+
+def test_layouts_are_compared() -> None:
+    figures = LayoutMeasurement(SIZES).measure("2 x 64")
+    ours, theirs = {"today_ms"}, {f"other{how}_{unit}" for how in ("", "_by_row") for unit in UNITS}
+    assert figures.keys() == ours | theirs | {"today_gather_ms", "other_gather_ms", "rounds"}
+
+
+def test_a_step_over_the_bare_model_where_the_context_is_long_enough() -> None:
+    measurement = StepMeasurement(CONFIG)
+    assert measurement.cases() == ["1 x 16", "2 x 16"]
+    figures = measurement.measure("2 x 16")
+    assert figures.keys() >= {"engine_ms", "bare_ms", "engine_times"}
+
+
+def test_memory_is_held_against_what_was_promised() -> None:
+    measurement = MemoryMeasurement(CONFIG)
+    for case in measurement.cases():
+        figures = measurement.measure(case)
+        assert 0 < float(figures["taken_times"]) < 1
+
+
+@pytest.mark.parametrize("case", ["launched ahead", "launched when idle"])
+def test_on_a_cpu_no_write_copies_a_pool(case: str, tmp_path: Path) -> None:
+    task = Task("donation", 0, CONFIG, tmp_path)
+    figures = MEASUREMENTS["donation"](task).measure(case)
+    assert float(figures["pool_mib"]) >= 16
+    assert float(figures["pools_times"]) < 0.5
+
+
+def test_load_checks_say_how_a_model_would_be_served(tmp_path: Path) -> None:
+    check = MEASUREMENTS["load check"](Task("load check", 0, CONFIG, tmp_path))
+    assert list(check.cases()) == ["llama, float32", "gear, float32", "mamba, float32"]
+    llama, mamba = (check.measure(f"{name}, float32") for name in ("llama", "mamba"))
+    assert (llama["batches"], llama["rejected_before"]) == ("joined rows", 0)
+    assert mamba["batches"] == "rows of equal length"
+    assert 0 < float(llama["deviation"]) < 1e-3
+    with pytest.raises(Exception, match="cannot load its tokenizer"):
+        check.measure("gear, float32")
+    assert not list(tmp_path.iterdir())
+
+
+def test_facts_name_no_model(tmp_path: Path) -> None:
+    facts = MEASUREMENTS["machine"](Task("machine", 0, CONFIG, tmp_path))
+    found = {case: facts.measure(case) for case in facts.cases()}
+    assert found["model"]["architecture"] == "qwen3"
+    assert found["machine"]["backend"] in ("cpu", "cuda", "metal")
+    assert not [
+        value for figures in found.values() for value in figures.values() if "/" in str(value)
+    ]
+
+
+def test_rounds_end_with_the_time_and_not_before_the_first_ones() -> None:
+    assert list(rounds(9, 5.0, lambda: 0.0)) == list(range(9))
+    times = iter([0.0, *[100.0] * 9])
+    assert list(rounds(9, 5.0, lambda: next(times))) == list(range(LEAST_ROUNDS))

@@ -1,0 +1,173 @@
+"""Sections within a time, in processes that may end, hang and be stopped by hand."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.measuring.measure import measure
+from engine.measuring.messages import MEASURED, NAMES, Task
+from engine.measuring.plan import SECTIONS
+from engine.measuring.shares import Shares
+from engine.types.measurements import MeasureConfig, MeasuredCase, Section
+from engine.types.settings import EngineConfig
+
+CASES = ("one", "two", "three")
+CONFIG = MeasureConfig(EngineConfig("/home/somebody/model"))
+
+Ending = Callable[[], bytes]
+"""What comes in place of a case's answer."""
+
+
+def crash() -> bytes:
+    raise EOFError
+
+
+def ctrl_c() -> bytes:
+    raise KeyboardInterrupt
+
+
+CRASH, CTRL_C, HANG = (0.0, crash), (0.0, ctrl_c), (math.inf, crash)
+
+
+@dataclass
+class Machine:
+    """Every case takes `case_seconds`; `endings` are of (section, case)."""
+
+    case_seconds: float = 1.0
+    endings: Mapping[tuple[str, str], tuple[float, Ending]] = field(default_factory=dict)
+    now: float = 100.0
+    started: list[Task] = field(default_factory=list)
+    killed: int = 0
+    names: Mapping[str, Sequence[str]] = field(
+        default_factory=lambda: defaultdict(lambda: list(CASES))
+    )
+
+    def start(self, task: Task) -> "Process":
+        self.started.append(task)
+        return Process(self, task)
+
+    def clock(self) -> float:
+        return self.now
+
+    def measured(self) -> dict[str, Section]:
+        found = measure(CONFIG, lambda line: None, self.start, self.clock)
+        assert self.killed == len(self.started)
+        assert found.seconds <= CONFIG.seconds
+        return {section.name: section for section in found.sections}
+
+
+class Process:
+    """Implements `Answers`."""
+
+    def __init__(self, machine: Machine, task: Task) -> None:
+        self._machine = machine
+        self._task = task
+        self._left = self._answers()
+
+    def next(self, seconds: float) -> bytes | None:
+        takes, answer = next(self._left, (0.0, crash))
+        self._machine.now += min(takes, seconds)
+        return answer() if takes <= seconds else None
+
+    def how_it_ended(self) -> str:
+        return "its process ended: SIGABRT"
+
+    def kill(self) -> None:
+        self._machine.killed += 1
+
+    def _answers(self) -> Iterator[tuple[float, Ending]]:
+        """How long each takes, and what it is."""
+        section, machine = self._task.section, self._machine
+        names = machine.names[section]
+        yield machine.endings.get((section, ""), (0.0, lambda: NAMES.dump_json(list(names))))
+        for name in names[self._task.first :]:
+            yield machine.endings.get((section, name), (machine.case_seconds, measured(name)))
+
+
+def measured(name: str) -> Ending:
+    return lambda: MEASURED.dump_json(MeasuredCase(name, {"x_ms": 1.5}, 1.0))
+
+
+def names_of(section: Section) -> list[str]:
+    return [case.case for case in section.cases]
+
+
+def test_all_cases_of_all_sections() -> None:
+    found = Machine().measured()
+    assert list(found) == [plan.name for plan in SECTIONS]
+    assert all(names_of(section) == list(CASES) for section in found.values())
+    assert not any(section.cut for section in found.values())
+
+
+def test_what_ends_a_process_costs_the_case_that_it_was_at() -> None:
+    machine = Machine(endings={("step", "two"): CRASH})
+    step = machine.measured()["step"]
+    assert [case.problem for case in step.cases] == ["", "its process ended: SIGABRT", ""]
+    assert [task.first for task in machine.started if task.section == "step"] == [0, 2]
+    assert step.cut == ""
+
+
+def test_the_last_case_may_end_its_process() -> None:
+    machine = Machine(endings={("step", "three"): CRASH})
+    assert machine.measured()["step"].cases[-1].problem == "its process ended: SIGABRT"
+    assert [task.first for task in machine.started if task.section == "step"] == [0]
+
+
+def test_a_process_that_never_begins_is_tried_once_more() -> None:
+    machine = Machine(endings={("memory", ""): CRASH})
+    memory = machine.measured()["memory"]
+    assert (memory.cases, memory.cut) == ((), "its process ended: SIGABRT")
+    assert [task.section for task in machine.started].count("memory") == 2
+
+
+def test_a_case_that_hangs_cuts_its_section_at_the_case_before() -> None:
+    found = Machine(endings={("attention", "two"): HANG}).measured()
+    assert names_of(found["attention"]) == ["one"]
+    assert found["attention"].cut == "no time for more than 1 of 3 cases"
+    assert not found["load check"].cut
+
+
+def test_a_section_goes_on_with_the_time_that_others_leave() -> None:
+    """A case takes more than half of what `attention` has at first, and more than `machine` has."""
+    names: dict[str, Sequence[str]] = {plan.name: ["one"] for plan in SECTIONS}
+    machine = Machine(case_seconds=40.0, names={**names, "attention": CASES})
+    found = machine.measured()
+    assert names_of(found["attention"]) == list(CASES)
+    firsts = [task.first for task in machine.started if task.section == "attention"]
+    assert firsts == [0, 1]
+    assert not any(section.cut for section in found.values())
+
+
+def test_a_device_that_hangs_in_every_section_is_not_waited_for_longer_than_was_said() -> None:
+    found = Machine(endings={(plan.name, "one"): HANG for plan in SECTIONS}).measured()
+    assert {section.cut for section in found.values()} == {"no time for its first case"}
+
+
+def test_a_section_without_cases_is_whole() -> None:
+    machine = Machine(names={plan.name: [] for plan in SECTIONS})
+    assert not any(section.cut for section in machine.measured().values())
+
+
+def test_ctrl_c_keeps_what_there_is() -> None:
+    found = Machine(endings={("layouts", "three"): CTRL_C}).measured()
+    assert names_of(found["attention"]) == list(CASES)
+    assert names_of(found["layouts"]) == ["one", "two"]
+    assert found["layouts"].seconds == 2
+    assert (found["step"].cases, found["step"].cut) == ((), "stopped by hand")
+
+
+def test_what_a_section_leaves_the_others_have() -> None:
+    now = 0.0
+    shares = Shares(100.0, [1, 1, 2], lambda: now)
+    assert shares.next_end() == 25
+    now = 10.0
+    assert shares.next_end() == 40
+    now = 40.0
+    assert shares.next_end() == 100
+
+
+def test_there_is_no_share_of_a_time_that_is_over() -> None:
+    assert Shares(100.0, [1, 1], lambda: 105.0).next_end() == pytest.approx(105)

@@ -1,0 +1,123 @@
+"""The process that measures: what it answers, and how it ends."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.measuring.messages import MEASURED, NAMES, TASK, Task
+from engine.measuring.process import MeasuringProcess
+from engine.measuring.worker import serve
+from engine.types.measurements import Figures, MeasureConfig
+from engine.types.settings import EngineConfig
+
+PATIENCE_SECONDS = 120.0
+
+
+class Scripted:
+    """A Measurement whose cases do what they are told."""
+
+    def __init__(self, cases: dict[str, Callable[[], Any]]) -> None:
+        self._cases = cases
+
+    def cases(self) -> Sequence[str]:
+        return list(self._cases)
+
+    def measure(self, case: str) -> Figures:
+        return {"answer": self._cases[case]()}
+
+
+def fail() -> int:
+    raise MemoryError("no room in /dev/shm")
+
+
+def leave() -> int:
+    raise SystemExit(1)
+
+
+def task_of(section: str, tmp_path: Path, first: int = 0) -> Task:
+    return Task(section, first, MeasureConfig(EngineConfig("")), tmp_path)
+
+
+def answers_to(task: Task, begin: Callable[[Task], Scripted]) -> Iterator[bytes]:
+    ours, theirs = Pipe()
+    ours.send_bytes(TASK.dump_json(task))
+    with ours:
+        with theirs:
+            assert isinstance(theirs, Connection)
+            serve(theirs, begin)
+        while ours.poll():
+            try:
+                yield ours.recv_bytes()
+            except EOFError:
+                return
+
+
+def test_a_case_that_fails_is_a_case_with_a_reason(tmp_path: Path) -> None:
+    scripted = Scripted({"bad": fail, "exits": leave, "good": lambda: 42})
+    names, *cases = answers_to(task_of("donation", tmp_path), lambda task: scripted)
+    assert NAMES.validate_json(names) == ["bad", "exits", "good"]
+    bad, exits, good = map(MEASURED.validate_json, cases)
+    assert (bad.problem, bad.figures) == ("MemoryError: no room in ...", {})
+    assert exits.problem == "SystemExit: 1"
+    assert (good.problem, good.figures) == ("", {"answer": 42})
+
+
+def test_it_begins_where_another_ended(tmp_path: Path) -> None:
+    scripted = Scripted({"bad": fail, "good": lambda: 1})
+    names, only = answers_to(task_of("donation", tmp_path, first=1), lambda task: scripted)
+    assert len(NAMES.validate_json(names)) == 2
+    assert MEASURED.validate_json(only).case == "good"
+
+
+def test_a_section_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    def begin(task: Task) -> Scripted:
+        raise RuntimeError("no device")
+
+    names, only = answers_to(task_of("donation", tmp_path), begin)
+    assert NAMES.validate_json(names) == ["donation"]
+    assert MEASURED.validate_json(only).problem == "RuntimeError: no device"
+
+
+def test_a_real_process_measures_and_ends_well(tmp_path: Path) -> None:
+    process = MeasuringProcess(task_of("machine", tmp_path))
+    try:
+        names = process.next(PATIENCE_SECONDS)
+        assert names is not None
+        assert NAMES.validate_json(names) == ["machine", "model"]
+        for _ in range(2):
+            answer = process.next(PATIENCE_SECONDS)
+            assert answer is not None
+            assert MEASURED.validate_json(answer).problem == ""
+        with pytest.raises(EOFError):
+            process.next(PATIENCE_SECONDS)
+        assert process.how_it_ended() == ""
+    finally:
+        process.kill()
+
+
+def test_how_a_process_ended_is_said(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    process = MeasuringProcess(task_of("machine", tmp_path))
+    try:
+        (child,) = set(psutil.Process().children()) - before
+        os.kill(child.pid, signal.SIGABRT)
+        with pytest.raises(EOFError):
+            process.next(PATIENCE_SECONDS)
+        assert process.how_it_ended() == "its process ended: SIGABRT"
+    finally:
+        process.kill()
+
+
+def test_a_process_that_does_nothing_is_killed(tmp_path: Path) -> None:
+    process = MeasuringProcess(replace(task_of("load check", tmp_path)))
+    assert process.next(0.0) is None
+    process.kill()
+    assert process.how_it_ended() == "its process ended: SIGKILL"
