@@ -81,8 +81,8 @@ class AnswerPlanner:
         """Raises ApiError (400) for what the model has no format for."""
         functions = _functions(body)
         if functions and self._tools is None:
-            message = "tools: no format of tool calls is known for this model (tool_parser)"
-            raise invalid(message, "tools", UNSUPPORTED)
+            message = "no format of tool calls is known for this model (tool_parser)"
+            raise invalid(f"{body.tools_field}: {message}", body.tools_field, UNSUPPORTED)
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = _Thinking(self._tokenizer, self._reasoning, tail)
         writer = _Writer(self._tokenizer, self._tools, thinking)
@@ -120,13 +120,14 @@ def text_constraint(body: GenerationRequest) -> Constraint | None:
 
 def _functions(body: ChatRequest) -> list[Function]:
     """The functions that may be called."""
-    if body.tool_choice == "none":
+    choice = body.offered_choice
+    if choice == "none":
         return []
-    names = chosen_names(body.tool_choice)
+    names = chosen_names(choice)
     return [
-        Function(tool.function.name, tool.function.parameters or {}, tool.function.strict)
-        for tool in body.tools
-        if names is None or tool.function.name in names
+        Function(function.name, function.parameters or {}, function.strict)
+        for function in (tool.function for tool in body.offered_tools)
+        if names is None or function.name in names
     ]
 
 
@@ -196,9 +197,9 @@ class _Writer:
 
     def constraint(self, body: ChatRequest, functions: Sequence[Function]) -> Constraint | None:
         tools = self._tools if functions else None
-        if tools is not None and must_call(body.tool_choice):
+        if tools is not None and must_call(body.offered_choice):
             begin = tools.syntax.opens + tools.syntax.begin
-            grammar = self._calls(tools, functions, many=body.parallel_tool_calls)
+            grammar = self._calls(tools, functions, many=body.allows_parallel_calls)
             return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
         marker = self._marker(tools) if tools is not None else ""
         calls = self._once_begun(tools, marker, body, functions) if tools and marker else None
@@ -216,9 +217,9 @@ class _Writer:
         self, tools: ToolFormat, marker: str, body: ChatRequest, functions: Sequence[Function]
     ) -> Constraint | None:
         """The constraint on calls that the model chooses to make; None where all are allowed."""
-        parallel = body.parallel_tool_calls
+        parallel = body.allows_parallel_calls
         matters = not parallel or any(function.strict for function in functions)
-        matters |= len(functions) < len(body.tools)
+        matters |= len(functions) < len(body.offered_tools)
         if not matters:
             return None
         return Constraint(

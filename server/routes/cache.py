@@ -34,7 +34,11 @@ NamespaceId = Annotated[
 Tiers = Annotated[
     tuple[CacheTier, ...],
     BeforeValidator(_split),
-    Query(max_length=len(EVERY_TIER), description="With commas between them; without, all."),
+    Query(
+        max_length=len(EVERY_TIER),
+        description="With commas between them; without, all.",
+        json_schema_extra={"maxItems": len(EVERY_TIER)},
+    ),
 ]
 
 
