@@ -23,7 +23,7 @@ from server.schemas.messages.answer import MESSAGE_EVENTS
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.schemas.prompt import PromptOrChat
 from server.schemas.responses.events import RESPONSE_EVENTS
-from server.schemas.responses.request import ResponsesRequest
+from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
 
@@ -145,7 +145,7 @@ def _operations(described: Document) -> Iterator[tuple[str, str, Document]]:
 def _schemas(settings: Settings) -> Document:
     """Of the models that FastAPI does not see. What the settings refuse is not in them."""
     bodies: list[type[BaseModel]] = [
-        *(ChatRequest, CompletionRequest, ResponsesRequest),
+        *(ChatRequest, CompletionRequest, ResponsesRequest, InputTokensRequest),
         *(MessagesRequest, CountTokensRequest),
         *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
     ]
