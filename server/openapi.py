@@ -16,14 +16,14 @@ from server.access.areas import is_limited, needed_role
 from server.access.keys import Role
 from server.dialects.errors import error_shape
 from server.schemas.chat import ChatChunk, ChatRequest
-from server.schemas.completions import CompletionRequest
+from server.schemas.completions import CompletionChunk, CompletionRequest
 from server.schemas.errors import ErrorResponse
 from server.schemas.examples import EXAMPLES
 from server.schemas.messages.answer import MESSAGE_EVENTS
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.schemas.prompt import PromptOrChat
 from server.schemas.responses.events import RESPONSE_EVENTS
-from server.schemas.responses.request import ResponsesRequest
+from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
 
@@ -100,7 +100,7 @@ def document(app: FastAPI, settings: Settings) -> Document:
     """The OpenAPI 3.1 description of a daemon with these settings."""
     described = get_openapi(title=app.title, version=app.version, routes=app.routes)
     components = described["components"]
-    components["schemas"] |= _schemas()
+    components["schemas"] |= _schemas(settings)
     for name in NEVER_SENT:
         components["schemas"].pop(name, None)
     if settings.keys:
@@ -142,10 +142,10 @@ def _operations(described: Document) -> Iterator[tuple[str, str, Document]]:
             yield method.upper(), path, operation
 
 
-def _schemas() -> Document:
-    """Of the models that FastAPI does not see."""
+def _schemas(settings: Settings) -> Document:
+    """Of the models that FastAPI does not see. What the settings refuse is not in them."""
     bodies: list[type[BaseModel]] = [
-        *(ChatRequest, CompletionRequest, ResponsesRequest),
+        *(ChatRequest, CompletionRequest, ResponsesRequest, InputTokensRequest),
         *(MessagesRequest, CountTokensRequest),
         *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
     ]
@@ -153,12 +153,16 @@ def _schemas() -> Document:
         [
             *((body, "validation") for body in bodies),
             (ChatChunk, "serialization"),
+            (CompletionChunk, "serialization"),
             (ErrorResponse, "serialization"),
             *((event, "serialization") for event in (*MESSAGE_EVENTS, *RESPONSE_EVENTS)),
         ],
         ref_template=SCHEMAS,
     )
     found: Document = schemas["$defs"]
+    if not settings.allow_priority:
+        for body in bodies:
+            found[body.__name__]["properties"].pop("priority", None)
     return found
 
 

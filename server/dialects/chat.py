@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from engine.types.output import OutputEvent, TokenLogprob
+from server.dialects.calls import CallShape, Deltas, call_shape
 from server.dialects.dialect import generated, wire_json
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.openai import (
@@ -18,21 +19,16 @@ from server.dialects.openai import (
 )
 from server.generation.answer import ChatAnswer, WholeAnswer
 from server.generation.chat_task import ChatTask
-from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.schemas.chat import (
     AssistantMessage,
-    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
+    ChatFinishReason,
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
-    FunctionDelta,
-    ToolCallBody,
-    ToolCallDelta,
 )
-from server.schemas.common import WireFinishReason
 
 LogprobRenderer = Callable[[Sequence[TokenLogprob]], ChoiceLogprobs | None]
 
@@ -51,6 +47,7 @@ class ChatBuilder:
         self.is_streamed = task.body.stream
         self.new_answer = task.new_answer
         self.with_usage = task.body.include_usage
+        self.calls = call_shape(task.body)
         self.fields = ResponseFields(
             id=f"chatcmpl-{task.request.id}",
             created=int(time.time()),
@@ -77,9 +74,9 @@ class ChatBuilder:
             choices=[
                 ChatChoice(
                     index=index,
-                    message=_message(choice.answer),
+                    message=_message(choice.answer, self.calls),
                     logprobs=self.logprobs(choice.logprobs),
-                    finish_reason=_finish_reason(choice.answer),
+                    finish_reason=_finish_reason(choice.answer, self.calls),
                 )
                 for index, choice in enumerate(choices)
             ],
@@ -88,27 +85,18 @@ class ChatBuilder:
         return wire_json(completion)
 
 
-def _message(answer: ChatAnswer) -> AssistantMessage:
-    """The content is null beside tool calls that have no text, else text, which may be empty."""
-    extras: dict[str, Any] = {}
-    if answer.calls:
-        extras["tool_calls"] = [
-            ToolCallBody(
-                id=call.id,
-                type="function",
-                function=CalledFunction(name=call.name, arguments=call.arguments),
-            )
-            for call in answer.calls
-        ]
+def _message(answer: ChatAnswer, calls: CallShape) -> AssistantMessage:
+    """The content is null beside calls that have no text, else text, which may be empty."""
+    extras: dict[str, Any] = calls.fields(answer.calls) if answer.calls else {}
     if answer.reasoning:
         extras |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
     content = None if answer.calls and not answer.content else answer.content
     return AssistantMessage(role="assistant", content=content, refusal=None, **extras)
 
 
-def _finish_reason(answer: ChatAnswer) -> WireFinishReason:
+def _finish_reason(answer: ChatAnswer, calls: CallShape) -> ChatFinishReason:
     wire = wire_finish_reason(answer.finish_reason)
-    return "tool_calls" if wire == "stop" and answer.calls else wire
+    return calls.finish_reason if wire == "stop" and answer.calls else wire
 
 
 class ChatWriter(ChunkWriter):
@@ -117,6 +105,7 @@ class ChatWriter(ChunkWriter):
     def __init__(self, builder: ChatBuilder) -> None:
         self._builder = builder
         self._answers: dict[int, ChatAnswer] = {}
+        self._deltas: dict[int, Deltas] = {}
         self._templates: dict[int, ChunkTemplate] = {}
 
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
@@ -129,7 +118,10 @@ class ChatWriter(ChunkWriter):
         if choice not in self._answers:
             yield self._begin(choice)
         answer = self._answers[choice]
-        deltas = [delta_of(part) for part in answer.add_all(events)]
+        reason = events[-1].finish_reason
+        deltas = [*self._deltas[choice].add(answer.add_all(events))]
+        if reason is not None:
+            deltas += self._deltas[choice].close()
         entries = [entry for event in events for entry in event.logprobs]
         logprobs = self._builder.logprobs(entries) if entries else None
         if logprobs is not None:
@@ -137,11 +129,13 @@ class ChatWriter(ChunkWriter):
             yield chunk_event(self._chunk(choice, first, logprobs))
         for delta in deltas:
             yield self._templates[choice].event(wire_json(delta))
-        if events[-1].finish_reason is not None:
-            yield chunk_event(self._chunk(choice, Delta(), finish_reason=_finish_reason(answer)))
+        if reason is not None:
+            finish_reason = _finish_reason(answer, self._builder.calls)
+            yield chunk_event(self._chunk(choice, Delta(), finish_reason=finish_reason))
 
     def _begin(self, choice: int) -> bytes:
         self._answers[choice] = self._builder.new_answer()
+        self._deltas[choice] = self._builder.calls.deltas()
         blank = Delta(content="")
         self._templates[choice] = ChunkTemplate(self._chunk(choice, blank), wire_json(blank))
         return chunk_event(self._chunk(choice, Delta(role="assistant", content="", refusal=None)))
@@ -155,7 +149,7 @@ class ChatWriter(ChunkWriter):
         choice: int,
         delta: Delta,
         logprobs: ChoiceLogprobs | None = None,
-        finish_reason: WireFinishReason | None = None,
+        finish_reason: ChatFinishReason | None = None,
     ) -> ChatChunk:
         body = ChunkChoice(
             index=choice, delta=delta, logprobs=logprobs, finish_reason=finish_reason
@@ -174,20 +168,3 @@ class ChatWriter(ChunkWriter):
             choices=choices,
             **usage,
         )
-
-
-def delta_of(part: AnswerPart) -> Delta:
-    """One part of an answer as the delta of a chunk."""
-    match part:
-        case Content(text):
-            return Delta(content=text)
-        case Reasoning(text):
-            return Delta(reasoning_content=text, reasoning=text)
-        case CallBegun(index, id, name):
-            function = FunctionDelta(name=name, arguments="")
-            return Delta(
-                tool_calls=[ToolCallDelta(index=index, id=id, type="function", function=function)]
-            )
-        case CallArguments(index, text):
-            function = FunctionDelta(arguments=text)
-            return Delta(tool_calls=[ToolCallDelta(index=index, function=function)])

@@ -19,7 +19,13 @@ from server.dialects.openai import (
 from server.generation.completion_task import CompletionTask
 from server.generation.engine_requests import sequences_per_prompt
 from server.generation.events import Generated
-from server.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
+from server.schemas.completions import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+)
 
 PromptLogprobs = tuple[TokenLogprob | None, ...]
 
@@ -65,7 +71,16 @@ class CompletionBuilder:
                         finish_reason=wire_finish_reason(sibling.finish_reason),
                     )
                 )
-        return wire_json(_completion(self.fields, rendered, usage=usage_body(self.meter)))
+        completion = Completion(
+            id=self.fields.id,
+            object="text_completion",
+            created=self.fields.created,
+            model=self.fields.model,
+            system_fingerprint=self.fields.system_fingerprint,
+            choices=rendered,
+            usage=usage_body(self.meter),
+        )
+        return wire_json(completion)
 
     def text_of(self, prompt: int) -> "ChoiceText":
         """A new choice of the prompt with that index."""
@@ -137,9 +152,9 @@ class CompletionWriter(ChunkWriter):
             return chunk_event(self._chunk(choice, text, logprobs, reason))
         return b""
 
-    def last_chunks(self) -> Iterable[Completion]:
+    def last_chunks(self) -> Iterable[CompletionChunk]:
         if self._with_usage:
-            yield self._completion([], usage=usage_body(self._builder.meter))
+            yield self._with_choices([], usage=usage_body(self._builder.meter))
 
     def _chunk(
         self,
@@ -147,29 +162,23 @@ class CompletionWriter(ChunkWriter):
         text: str,
         logprobs: CompletionLogprobs | None,
         reason: FinishReason | None,
-    ) -> Completion:
-        body = CompletionChoice(
+    ) -> CompletionChunk:
+        body = CompletionChunkChoice(
             index=choice,
             text=text,
             logprobs=logprobs,
             finish_reason=None if reason is None else wire_finish_reason(reason),
         )
-        usage = {"usage": None} if self._with_usage else {}
-        return self._completion([body], **usage)
+        return self._with_choices([body])
 
-    def _completion(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
-        return _completion(self._builder.fields, choices, **usage)
-
-
-def _completion(
-    fields: ResponseFields, choices: list[CompletionChoice], **usage: Any
-) -> Completion:
-    return Completion(
-        id=fields.id,
-        object="text_completion",
-        created=fields.created,
-        model=fields.model,
-        system_fingerprint=fields.system_fingerprint,
-        choices=choices,
-        **usage,
-    )
+    def _with_choices(self, choices: list[CompletionChunkChoice], **usage: Any) -> CompletionChunk:
+        fields = self._builder.fields
+        return CompletionChunk(
+            id=fields.id,
+            object="text_completion",
+            created=fields.created,
+            model=fields.model,
+            system_fingerprint=fields.system_fingerprint,
+            choices=choices,
+            **usage,
+        )

@@ -2,7 +2,7 @@
 into a ChatRequest, and treated alike from there on.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from engine.types.request import Request
@@ -30,6 +30,11 @@ class ChatTask:
         """An empty answer, for the events of one sequence."""
         remember = partial(self.model.replays.remember, self.request.cache_salt)
         return ChatAnswer(self.plan, self.meter, remember)
+
+    def without_answer(self) -> "ChatTask":
+        """The same, of which the prompt alone is computed, and cached."""
+        request = replace(self.request, max_tokens=0, constraint=None, thinking_budget=None)
+        return replace(self, request=request)
 
 
 async def chat_task(body: ChatRequest, model: ServedModel, record: RequestRecord) -> ChatTask:

@@ -64,9 +64,9 @@ class ConstraintWriter:
     def constraint(self, body: ChatRequest, functions: Sequence[Function]) -> Constraint | None:
         """Raises ApiError (400) for a tool that cannot be held to its schema, but must be."""
         tools = self._tools if functions else None
-        if tools is not None and must_call(body.tool_choice):
+        if tools is not None and must_call(body.offered_choice):
             begin = self._encoded(tools.syntax.opens + tools.syntax.begin)
-            grammar = self._required(tools, functions, many=body.parallel_tool_calls)
+            grammar = self._required(tools, functions, many=body.allows_parallel_calls)
             return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
         marker = self._marker(tools) if tools is not None else None
         calls = self._once_begun(tools, marker, body, functions) if tools and marker else None
@@ -102,9 +102,9 @@ class ConstraintWriter:
         self, tools: ToolFormat, marker: _Marker, body: ChatRequest, functions: Sequence[Function]
     ) -> Constraint | None:
         """The constraint on calls that the model chooses to make; None where all are allowed."""
-        parallel = body.parallel_tool_calls
+        parallel = body.allows_parallel_calls
         is_promised = not parallel or any(function.strict for function in functions)
-        is_promised |= len(functions) < len(body.tools)
+        is_promised |= len(functions) < len(body.offered_tools)
         if not is_promised and self._settings.tool_guides == "strict-only":
             return None
         # Behind a marker that not each call has, others may follow.

@@ -7,11 +7,14 @@ from typing import Any
 from engine.types.model import Replay
 from server.generation.replays import AssistantTurn, Call, Replays
 from server.schemas.chat import Conversation, Message
-from server.schemas.tools import ToolCall
+from server.schemas.tools import CustomToolCall, FunctionToolCall
 
 NO_EFFORT = "none"
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """The names that templates use: most the first, gpt-oss's the last."""
+
+ROLES = {"developer": "system", "function": "tool"}
+"""What templates call these roles."""
 
 WriteArguments = Callable[[str], object]
 """Makes a call's arguments, given as JSON text, into the template's value."""
@@ -38,7 +41,7 @@ def template_messages(
     names: dict[str, str] = {}
     rendered = []
     for message in messages:
-        for call in message.tool_calls or ():
+        for call in message.calls:
             names[call.id] = call.function.name
         rendered.append(_template_message(message, names, arguments))
     return rendered
@@ -46,7 +49,7 @@ def template_messages(
 
 def has_thought_preamble(message: Message) -> bool:
     """Whether it has reasoning, then text, then a call."""
-    return bool(message.tool_calls and _reasoning(message) and _text(message))
+    return bool(message.calls and _reasoning(message) and _text(message))
 
 
 def preamble_as_thought(message: Message) -> Message:
@@ -80,7 +83,7 @@ def found_replays(
     """The tokens of answers that this server wrote, by the index of their message."""
     found = {}
     for index, message in enumerate(messages):
-        calls = message.tool_calls or ()
+        calls = message.calls
         if not calls or not replays.knows(cache_salt, [call.id for call in calls]):
             continue  # before the arguments are parsed
         replay = replays.find(cache_salt, _turn(message, calls))
@@ -89,7 +92,7 @@ def found_replays(
     return found
 
 
-def _turn(message: Message, calls: Sequence[ToolCall]) -> AssistantTurn:
+def _turn(message: Message, calls: Sequence[FunctionToolCall | CustomToolCall]) -> AssistantTurn:
     return AssistantTurn(
         [Call(call.id, call.function.name, as_object(call.function.arguments)) for call in calls],
         _text(message),
@@ -108,27 +111,27 @@ def _text(message: Message) -> str:
 def _declared(body: Conversation) -> list[dict[str, Any]]:
     """The tools in the prompt: with a named choice all, so that the prompt is the same from turn to
     turn; with `none` none."""
-    if body.tool_choice == "none":
+    if body.offered_choice == "none":
         return []
-    return [tool.for_template() for tool in body.tools]
+    return [tool.for_template() for tool in body.offered_tools]
 
 
 def _template_message(
     message: Message, names: Mapping[str, str], arguments: WriteArguments
 ) -> Mapping[str, object]:
-    """One string of content, and `system` for the role `developer`.
+    """One string of content, and a role that templates know.
 
     A template that does not know `developer` would render a role that its model never saw; one that
     does treats `system` alike.
     """
     fields: dict[str, object] = {
-        "role": "system" if message.role == "developer" else message.role,
+        "role": ROLES.get(message.role, message.role),
         "content": _text(message),
     }
-    name = message.name or names.get(message.tool_call_id or "")
+    name = message.name or names.get(message.answered_call or "")
     if name:
         fields["name"] = name
-    if message.tool_calls:
+    if calls := message.calls:
         fields["tool_calls"] = [
             {
                 "id": call.id,
@@ -138,10 +141,10 @@ def _template_message(
                     "arguments": arguments(call.function.arguments),
                 },
             }
-            for call in message.tool_calls
+            for call in calls
         ]
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
+    if message.answered_call is not None:
+        fields["tool_call_id"] = message.answered_call
     if reasoning := _reasoning(message):
         fields |= dict.fromkeys(REASONING_FIELDS, reasoning)
     return fields

@@ -76,8 +76,8 @@ class AnswerPlanner:
         """Raises ApiError (400) for what the model has no format for."""
         functions = _functions(body)
         if functions and self._tools is None:
-            message = "tools: no format of tool calls is known for this model (tool_parser)"
-            raise invalid(message, "tools", UNSUPPORTED)
+            message = "no format of tool calls is known for this model (tool_parser)"
+            raise invalid(f"{body.tools_field}: {message}", body.tools_field, UNSUPPORTED)
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)
@@ -111,11 +111,12 @@ class AnswerPlanner:
 
 def _functions(body: ChatRequest) -> list[Function]:
     """The functions that may be called."""
-    if body.tool_choice == "none":
+    choice = body.offered_choice
+    if choice == "none":
         return []
-    names = chosen_names(body.tool_choice)
+    names = chosen_names(choice)
     return [
-        Function(tool.function.name, tool.function.parameters or {}, tool.function.strict)
-        for tool in body.tools
-        if names is None or tool.function.name in names
+        Function(function.name, function.parameters or {}, function.strict)
+        for function in (tool.function for tool in body.offered_tools)
+        if names is None or function.name in names
     ]

@@ -68,7 +68,7 @@ class PromptEncoder:
             try:
                 return render(fitted, known, as_object)
             except ValueError:
-                if not any(message.tool_calls for message in messages):
+                if not any(message.calls for message in messages):
                     raise
                 return render(fitted, known, as_text)
 

@@ -43,7 +43,11 @@ NamespaceId = Annotated[
 Tiers = Annotated[
     tuple[CacheTier, ...] | None,
     BeforeValidator(_split),
-    Query(max_length=len(CacheTier), description="With commas between them; without, all."),
+    Query(
+        max_length=len(CacheTier),
+        description="With commas between them; without, all.",
+        json_schema_extra={"maxItems": len(CacheTier)},
+    ),
 ]
 
 
@@ -54,6 +58,7 @@ What = Annotated[
         max_length=len(Clearable),
         description="With commas between them. `kv` is what prompts share; `replays` are answers "
         "with tool calls, remembered as tokens; `responses` those that `/v1/responses` has stored.",
+        json_schema_extra={"maxItems": len(Clearable)},
     ),
 ]
 

@@ -9,7 +9,7 @@ from server.dialects.completions import CompletionBuilder
 from server.generation.completion_task import completion_task
 from server.openapi import errors, json_body, stream_of
 from server.routes.delivery import respond
-from server.schemas.completions import Completion, CompletionRequest
+from server.schemas.completions import Completion, CompletionChunk, CompletionRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
 
 router = APIRouter()
@@ -20,7 +20,7 @@ CompletionBody = Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest
 @router.post(
     "/v1/completions",
     response_model=Completion,
-    responses=stream_of(Completion) | errors(400, 404, 408, 413, 429, 503),
+    responses=stream_of(CompletionChunk) | errors(400, 404, 408, 413, 429, 503),
     openapi_extra=json_body(CompletionRequest),
 )
 async def create_completion(

@@ -35,8 +35,10 @@ async def create_message(
     record.cache_marks = body.marks
     chat = await as_chat(body, model, record, strip_billing_header=settings.strip_billing_header)
     task = await chat_task(chat, model, record)
+    if body.max_tokens == 0:
+        task = task.without_answer()
     is_marked = settings.prefix_cache and record.cache_marks > 0
-    return await respond(MessagesBuilder(task, is_marked=is_marked), http, service)
+    return await respond(MessagesBuilder(task, body.max_tokens, is_marked=is_marked), http, service)
 
 
 @router.post(

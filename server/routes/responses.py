@@ -1,27 +1,49 @@
-"""`/v1/responses`: create, get, delete, cancel, and the items that a response was made from."""
+"""`/v1/responses`: create, count, get, delete, cancel, and what a response is made from."""
 
 import json
 from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from server.dialects.responses.builder import ResponsesBuilder
 from server.dialects.responses.storage.stored import Conversation, StoredResponse
-from server.dialects.responses.task import responses_task
+from server.dialects.responses.task import input_tokens, responses_task
 from server.errors import ApiError, invalid
 from server.openapi import errors, json_body, stream_of_events
 from server.routes.delivery import respond
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.responses.events import RESPONSE_EVENTS
-from server.schemas.responses.request import ResponsesRequest
-from server.schemas.responses.response import DeletedResponse, InputItemList, ResponseBody
+from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
+from server.schemas.responses.response import (
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseBody,
+)
 from server.service import JsonBody, RecordDependency, Service, ServiceDependency
 
 router = APIRouter(prefix="/v1/responses")
 
+
+class ResponseId(StringConvertor):
+    """A path's part that is the id of a response: all but the names that stand beside it."""
+
+    regex = "(?!(?:input_tokens|compact)$)[^/]+"
+
+
+register_url_convertor("response", ResponseId())
+
 ResponsesBody = Annotated[ResponsesRequest, Depends(JsonBody(ResponsesRequest))]
+InputTokensBody = Annotated[InputTokensRequest, Depends(JsonBody(InputTokensRequest))]
+
+NO_COMPACTING = (
+    "compact: OpenAI's servers shorten a conversation here, into items that they alone can read. "
+    "In its place ask for a summary with POST /v1/responses, and begin the next conversation with "
+    "that; or let the client compact, as Codex does for other servers."
+)
 
 
 @router.post(
@@ -43,13 +65,33 @@ async def create_response(
     return await respond(builder, http, service)
 
 
-@router.head("/{id}", include_in_schema=False)
-@router.get("/{id}", response_model=ResponseBody, responses=errors(400, 404, 503))
+@router.post(
+    "/input_tokens",
+    responses=errors(400, 404, 408, 413, 503),
+    openapi_extra=json_body(InputTokensRequest),
+)
+async def count_input_tokens(
+    body: InputTokensBody, service: ServiceDependency, record: RecordDependency
+) -> InputTokens:
+    """Those of the prompt that the same request to /v1/responses would have."""
+    model, max_bytes = service.resolve(body.model), service.settings.max_body_bytes
+    tokens = await input_tokens(body, model, record, service.responses, max_bytes)
+    return InputTokens(object="response.input_tokens", input_tokens=tokens)
+
+
+@router.post("/compact", include_in_schema=False)
+async def compact() -> None:
+    """Refused, in words that say what to do."""
+    raise invalid(NO_COMPACTING, None, UNSUPPORTED)
+
+
+@router.head("/{id:response}", include_in_schema=False)
+@router.get("/{id:response}", response_model=ResponseBody, responses=errors(400, 404, 503))
 async def get_response(
     id: str,
     service: ServiceDependency,
     record: RecordDependency,
-    stream: Annotated[bool, Query()] = False,
+    stream: Annotated[bool, Query(include_in_schema=False)] = False,
 ) -> Response:
     if stream:
         message = "stream: a response is streamed where it is made, and not again"
@@ -58,7 +100,7 @@ async def get_response(
     return _json(running or _stored(service, record.key, id).json)
 
 
-@router.delete("/{id}", responses=errors(404, 503))
+@router.delete("/{id:response}", responses=errors(404, 503))
 async def delete_response(
     id: str, service: ServiceDependency, record: RecordDependency
 ) -> DeletedResponse:
@@ -69,7 +111,7 @@ async def delete_response(
     return DeletedResponse(id=id, object="response", deleted=True)
 
 
-@router.post("/{id}/cancel", response_model=ResponseBody, responses=errors(400, 404, 503))
+@router.post("/{id:response}/cancel", response_model=ResponseBody, responses=errors(400, 404, 503))
 async def cancel_response(
     id: str, service: ServiceDependency, record: RecordDependency
 ) -> Response:
@@ -81,8 +123,10 @@ async def cancel_response(
     return _json(stored.json)
 
 
-@router.head("/{id}/input_items", include_in_schema=False)
-@router.get("/{id}/input_items", response_model=InputItemList, responses=errors(400, 404, 503))
+@router.head("/{id:response}/input_items", include_in_schema=False)
+@router.get(
+    "/{id:response}/input_items", response_model=InputItemList, responses=errors(400, 404, 503)
+)
 async def list_input_items(
     id: str,
     service: ServiceDependency,
@@ -91,10 +135,11 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
 ) -> Response:
-    """All that the model was given but instructions, with what came before a response that this
+    """All that the model is given but instructions, with what came before a response that this
     one continues.
     """
-    stored = _stored(service, record.key, id).input
+    running = service.background.input(record.key, id)
+    stored = running or _stored(service, record.key, id).input
     page = partial(_page, stored, order, after, limit)
     return _json(await service.workers.run(record.client, stored.total_bytes, page))
 

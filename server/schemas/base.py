@@ -1,4 +1,4 @@
-"""The base class of all JSON objects from clients."""
+"""The base classes of JSON objects from clients, and of those for them that leave keys out."""
 
 from typing import Any
 
@@ -10,7 +10,8 @@ NULL: JsonSchemaValue = {"type": "null"}
 
 
 class RequestModel(BaseModel):
-    """A JSON object from a client: unknown fields are accepted, and null is the same as absent.
+    """A JSON object from a client: unknown fields are accepted, null is the same as absent, and a
+    number without a fraction is an integer, as JSON Schema has it: `10.0` is 10.
 
     Lists are limited, and validated up to the first error (`fail_fast`): pydantic would make an
     error of each item.
@@ -20,9 +21,9 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, data: Any) -> Any:
+    def _as_json_schema_has_it(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            return {key: value for key, value in data.items() if value is not None}
+            return {key: whole(value) for key, value in data.items() if value is not None}
         return data
 
     @classmethod
@@ -36,6 +37,28 @@ class RequestModel(BaseModel):
             if name not in model.get("required", ()):
                 model["properties"][name] = _nullable(field)
         return schema
+
+
+class SparseModel(BaseModel):
+    """A JSON object for a client. Keys that are not set are not sent: one whose default is None is
+    never null, unless it can be nothing else.
+    """
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        model = handler.resolve_ref_schema(schema)
+        for name, field in cls.model_fields.items():
+            if field.default is None:
+                model["properties"][name] = _never_null(model["properties"][name])
+        return schema
+
+
+def whole(value: object) -> object:
+    """A float without a fraction as an integer; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def type_of(value: object) -> str:
@@ -54,3 +77,9 @@ def _nullable(schema: JsonSchemaValue) -> JsonSchemaValue:
         name: schema.pop(name) for name in ("title", "default") if name in schema
     }
     return {"anyOf": [*schema.get("anyOf", [schema]), NULL], **about}
+
+
+def _never_null(schema: JsonSchemaValue) -> JsonSchemaValue:
+    del schema["default"]
+    options = [option for option in schema.pop("anyOf", [NULL]) if option != NULL]
+    return schema | (options[0] if len(options) == 1 else {"anyOf": options} if options else {})

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -11,19 +12,33 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
+from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from server.schemas.base import RequestModel
+from server.schemas.base import RequestModel, SparseModel
 from server.schemas.common import (
     GenerationRequest,
     PromptRequest,
     TokenLimit,
     UsageBody,
-    WireFinishReason,
 )
 from server.schemas.errors import UNSUPPORTED
-from server.schemas.tools import ToolCalls, ToolChoice, Tools, chosen_names
+from server.schemas.tools import (
+    MAX_TOOLS,
+    ChatCustomTool,
+    ChatFunctionTool,
+    CustomToolCall,
+    FunctionCall,
+    FunctionChoice,
+    FunctionDeclaration,
+    FunctionToolCall,
+    NamedFunction,
+    NamedToolChoice,
+    ToolCalls,
+    ToolChoice,
+    Tools,
+    chosen_names,
+)
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
@@ -62,6 +77,10 @@ Content = Annotated[TextParts, BeforeValidator(as_parts, json_schema_input_type=
 NEEDS_NO_CONTENT = ("assistant", "tool", "function")
 """Roles whose content may be null: beside calls, or where a function gave nothing back."""
 
+FUNCTION_CALL_ID = "function1"
+"""The id of a `function_call`, which has none: its result follows it. Mistral's templates take nine
+letters and digits."""
+
 CONTENT_UNLESS_NEEDLESS: JsonSchemaValue = {
     "anyOf": [
         {"properties": {"role": {"enum": list(NEEDS_NO_CONTENT)}}},
@@ -78,6 +97,7 @@ class Message(RequestModel):
     name: str | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None  # what was there before tool_calls
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same, as some clients spell it
 
@@ -91,7 +111,19 @@ class Message(RequestModel):
     @property
     def is_open(self) -> bool:
         """Whether it is an answer that can be continued."""
-        return self.role == "assistant" and bool(self.content) and not self.tool_calls
+        return self.role == "assistant" and bool(self.content) and not self.calls
+
+    @property
+    def calls(self) -> Sequence[FunctionToolCall | CustomToolCall]:
+        """The calls of an assistant; a `function_call` as one."""
+        if self.tool_calls or self.function_call is None:
+            return self.tool_calls or ()
+        return [FunctionToolCall(id=FUNCTION_CALL_ID, function=self.function_call)]
+
+    @property
+    def answered_call(self) -> str | None:
+        """The id of the call whose result it is."""
+        return self.tool_call_id or (FUNCTION_CALL_ID if self.role == "function" else None)
 
 
 def _plain(arguments: object) -> object:
@@ -122,11 +154,15 @@ class Conversation(PromptRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
+    functions: Annotated[list[FunctionDeclaration], Field(max_length=MAX_TOOLS, fail_fast=True)] = (
+        Field(default_factory=list, description="What was there before tools.")
+    )
+    function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
     reasoning_effort: str | None = Field(None, max_length=32)
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template: str = Field("", json_schema_extra={"maxLength": 0})
+    chat_template: SkipJsonSchema[str] = ""
 
     @field_validator("tool_choice")
     @classmethod
@@ -138,6 +174,24 @@ class Conversation(PromptRequest):
             if name not in names:
                 message = "tools has no function '{name}'"
                 raise PydanticCustomError("tool_choice", message, {"name": name})
+        return choice
+
+    @field_validator("functions")
+    @classmethod
+    def _not_beside_tools(
+        cls, functions: list[FunctionDeclaration], info: ValidationInfo
+    ) -> list[FunctionDeclaration]:
+        if functions and info.data.get("tools"):
+            raise PydanticCustomError("functions", "give either tools or functions")
+        return functions
+
+    @field_validator("function_call")
+    @classmethod
+    def _callable(cls, choice: FunctionChoice, info: ValidationInfo) -> FunctionChoice:
+        names = {function.name for function in info.data.get("functions", ())}
+        if isinstance(choice, NamedFunction) and choice.name not in names:
+            message = "functions has no '{name}'"
+            raise PydanticCustomError("function_call", message, {"name": choice.name})
         return choice
 
     @field_validator("continue_final_message")
@@ -156,6 +210,29 @@ class Conversation(PromptRequest):
             raise PydanticCustomError(UNSUPPORTED, "the model's own is the only one")
         return value
 
+    @property
+    def offered_tools(self) -> Sequence[ChatFunctionTool | ChatCustomTool]:
+        """The tools; `functions` as such."""
+        functions = (ChatFunctionTool(type="function", function=each) for each in self.functions)
+        return [*self.tools, *functions]
+
+    @property
+    def tools_field(self) -> Literal["tools", "functions"]:
+        """The field that they come from, for errors."""
+        return "functions" if self.functions else "tools"
+
+    @property
+    def offered_choice(self) -> ToolChoice:
+        """How the model is to choose among them."""
+        if not self.functions:
+            return self.tool_choice
+        if isinstance(self.function_call, NamedFunction):
+            return NamedToolChoice(type="function", function=self.function_call)
+        return self.function_call
+
+
+Modality = Annotated[str, Field(json_schema_extra={"const": "text"})]
+
 
 class ChatRequest(Conversation, GenerationRequest):
     max_tokens: TokenLimit | None = None
@@ -165,7 +242,9 @@ class ChatRequest(Conversation, GenerationRequest):
 
     parallel_tool_calls: bool = True
     thinking_budget: int | None = Field(None, ge=0)
-    modalities: list[str] = Field(default_factory=list, max_length=MAX_MODALITIES, fail_fast=True)
+    modalities: list[Modality] = Field(
+        default_factory=list, max_length=MAX_MODALITIES, fail_fast=True
+    )
 
     @field_validator("max_tokens", "max_completion_tokens")
     @classmethod
@@ -187,6 +266,11 @@ class ChatRequest(Conversation, GenerationRequest):
         if any(modality != "text" for modality in modalities):
             raise PydanticCustomError(UNSUPPORTED, "only 'text' is supported")
         return modalities
+
+    @property
+    def allows_parallel_calls(self) -> bool:
+        """There is room for one `function_call` in an answer."""
+        return self.parallel_tool_calls and not self.functions
 
 
 class TopLogprob(BaseModel):
@@ -215,22 +299,35 @@ class ToolCallBody(BaseModel):
     function: CalledFunction
 
 
-class AssistantMessage(BaseModel):
-    """Keys that are not set are not sent."""
+class CalledCustomTool(BaseModel):
+    name: str
+    input: str
 
+
+class CustomToolCallBody(BaseModel):
+    id: str
+    type: Literal["custom"]
+    custom: CalledCustomTool
+
+
+class AssistantMessage(SparseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    tool_calls: list[ToolCallBody] | None = None
+    tool_calls: list[ToolCallBody | CustomToolCallBody] | None = None
+    function_call: CalledFunction | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same: clients read one or the other
+
+
+ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: WireFinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(BaseModel):
@@ -243,27 +340,42 @@ class ChatCompletion(BaseModel):
     usage: UsageBody
 
 
-class FunctionDelta(BaseModel):
+class FunctionDelta(SparseModel):
     """The name comes first, whole, then slices of the arguments."""
 
     name: str | None = None
     arguments: str
 
 
-class ToolCallDelta(BaseModel):
+class ToolCallDelta(SparseModel):
     index: int
     id: str | None = None
     type: Literal["function"] | None = None
     function: FunctionDelta
 
 
-class Delta(BaseModel):
-    """What a chunk adds to a message. Keys that are not set are not sent."""
+class CustomDelta(SparseModel):
+    """The name comes first, then the input, whole."""
+
+    name: str | None = None
+    input: str
+
+
+class CustomToolCallDelta(SparseModel):
+    index: int
+    id: str | None = None
+    type: Literal["custom"] | None = None
+    custom: CustomDelta
+
+
+class Delta(SparseModel):
+    """What a chunk adds to a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
+    refusal: None = None
+    tool_calls: list[ToolCallDelta | CustomToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
@@ -272,7 +384,7 @@ class ChunkChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None
-    finish_reason: WireFinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatChunk(BaseModel):

@@ -1,7 +1,7 @@
 """The fields that chat and text completions share."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -17,8 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from engine.types.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from engine.types.request import Grammar
-from server.schemas.base import RequestModel
-from server.schemas.errors import UNSUPPORTED
+from server.schemas.base import RequestModel, whole
 from server.schemas.structure import (
     Choices,
     JsonSchemaText,
@@ -39,7 +38,6 @@ MAX_STOP_CHARACTERS = 512
 MAX_STOP_CHARACTERS_IN_ALL = 4096  # each is looked for in every character of every answer
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 128
-MAX_FUNCTIONS = 1024
 
 
 def _as_list(value: object) -> object:
@@ -67,7 +65,7 @@ StopTexts = Annotated[
     Field(max_length=MAX_STOPS, fail_fast=True),
     AfterValidator(_few_characters),
 ]
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, BeforeValidator(whole), Field(ge=0)]
 TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[
@@ -75,7 +73,6 @@ Biases = Annotated[
     BeforeValidator(_few),
     Field(json_schema_extra={"maxProperties": MAX_LOGIT_BIASES, "additionalProperties": False}),
 ]
-AnyList = Annotated[list[Any], Field(max_length=MAX_FUNCTIONS)]
 TokenLimit = Annotated[int, Field(ge=NO_LIMIT)]
 
 
@@ -129,9 +126,6 @@ class GenerationRequest(SampledRequest):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
 
-    function_call: Any = "auto"
-    functions: AnyList = Field(default_factory=list)
-
     @field_validator("stream_options")
     @classmethod
     def _only_with_stream(
@@ -140,13 +134,6 @@ class GenerationRequest(SampledRequest):
         if value is not None and not info.data.get("stream"):
             raise PydanticCustomError("stream_options", "only allowed when stream is true")
         return value
-
-    @field_validator("functions")
-    @classmethod
-    def _tools_instead(cls, functions: list[Any], info: ValidationInfo) -> list[Any]:
-        if functions and info.data.get("function_call") != "none":
-            raise PydanticCustomError(UNSUPPORTED, "not supported; use tools")
-        return functions
 
     @model_validator(mode="after")
     def _one_structure(self) -> Self:
@@ -196,4 +183,4 @@ class UsageBody(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
-WireFinishReason = Literal["stop", "length", "tool_calls"]
+WireFinishReason = Literal["stop", "length"]

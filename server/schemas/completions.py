@@ -3,8 +3,10 @@
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, field_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
+from server.schemas.base import SparseModel, whole
 from server.schemas.common import (
     GenerationRequest,
     TokenId,
@@ -13,6 +15,7 @@ from server.schemas.common import (
     WireFinishReason,
 )
 from server.schemas.errors import UNSUPPORTED
+from server.schemas.tools import MAX_TOOLS
 
 MAX_PROMPTS = 256
 
@@ -21,7 +24,7 @@ Prompt = str | list[int]
 
 def parse_prompts(value: object) -> list[Prompt]:
     """The four shapes of a prompt - text, token ids, and lists of either - as a list of prompts."""
-    if not isinstance(value, list) or _is_token_ids(value):
+    if not isinstance(value, list) or _token_ids(value) is not None:
         return [_parse(value)]
     if len(value) > MAX_PROMPTS:
         message = "at most {limit} prompts in one request"
@@ -32,8 +35,8 @@ def parse_prompts(value: object) -> list[Prompt]:
 def _parse(value: object) -> Prompt:
     if isinstance(value, str):
         return value
-    if _is_token_ids(value):
-        return value
+    if (tokens := _token_ids(value)) is not None:
+        return tokens
     raise PydanticCustomError(
         "prompt", "must be a string, a list of strings, token ids, or a list of those"
     )
@@ -41,18 +44,31 @@ def _parse(value: object) -> Prompt:
 
 def parse_token_ids(value: object) -> list[int]:
     """Token ids alone. In Python, which lets other threads run: there may be millions of them."""
-    if _is_token_ids(value):
-        return value
+    if (tokens := _token_ids(value)) is not None:
+        return tokens
     raise PydanticCustomError("tokens", "must be a list of token ids")
 
 
-def _is_token_ids(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int for item in value)
+def _token_ids(value: object) -> list[int] | None:
+    """The list as token ids; None for what is none."""
+    if not isinstance(value, list):
+        return None
+    if _is_integers(value):
+        return value
+    tokens = [whole(item) for item in value]
+    return tokens if _is_integers(tokens) else None
 
 
-WirePrompt = str | Annotated[list[TokenId], Field(min_length=1)]
+def _is_integers(values: list[object]) -> TypeGuard[list[int]]:
+    return all(type(value) is int for value in values)
+
+
+WirePrompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
 WirePrompts = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
 Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=WirePrompts)]
+
+
+AnyList = Annotated[list[Any], Field(max_length=MAX_TOOLS)]
 
 
 class CompletionRequest(GenerationRequest):
@@ -61,8 +77,9 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool = False
     best_of: int | None = Field(None, ge=1, le=20)
-    suffix: str = Field("", json_schema_extra={"maxLength": 0})
-    tools: list[Any] = Field(default_factory=list, json_schema_extra={"maxItems": 0})
+    suffix: SkipJsonSchema[str] = ""
+    tools: SkipJsonSchema[AnyList] = Field(default_factory=list)
+    functions: SkipJsonSchema[AnyList] = Field(default_factory=list)
 
     @field_validator("best_of")
     @classmethod
@@ -74,7 +91,7 @@ class CompletionRequest(GenerationRequest):
             raise PydanticCustomError("best_of", "cannot be above n with stream")
         return best_of
 
-    @field_validator("tools")
+    @field_validator("tools", "functions")
     @classmethod
     def _no_tools(cls, tools: list[Any]) -> list[Any]:
         if tools:
@@ -102,16 +119,31 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: WireFinishReason | None  # null in chunks before the last
+    finish_reason: WireFinishReason
 
 
 class Completion(BaseModel):
-    """The answer, or one chunk of it: OpenAI gives both the same shape."""
-
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: UsageBody | None = None  # chunks: set, to null or not, only with include_usage
+    usage: UsageBody
+
+
+class CompletionChunkChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: WireFinishReason | None  # null before the last: clients expect the key
+
+
+class CompletionChunk(SparseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChunkChoice]
+    usage: UsageBody | None = None  # set in the last chunk, with include_usage

@@ -8,7 +8,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.schemas.prompt import PromptOrChat
-from server.schemas.responses.request import ResponsesRequest
+from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 _MESSAGES = [{"role": "user", "content": "What is a radix tree?"}]
@@ -20,6 +20,7 @@ EXAMPLES: Mapping[type[BaseModel], Mapping[str, object]] = {
     },
     CompletionRequest: {"prompt": "A radix tree is", "max_tokens": 32, "temperature": 0},
     ResponsesRequest: {"input": "What is a radix tree?", "max_output_tokens": 100},
+    InputTokensRequest: {"input": "What is a radix tree?"},
     MessagesRequest: {"max_tokens": 100, "messages": _MESSAGES},
     CountTokensRequest: {"messages": _MESSAGES},
     PromptOrChat: {"messages": _MESSAGES},

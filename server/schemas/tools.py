@@ -1,27 +1,20 @@
 """Tools, tool choices and tool calls, as clients send them."""
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.schemas.base import RequestModel
+from server.schemas.base import RequestModel, type_of
+from server.schemas.custom_tools import custom_arguments, custom_function
 from server.schemas.errors import UNSUPPORTED
 
 MAX_TOOLS = 1024
 FUNCTION_NAME = r"^[a-zA-Z0-9_.:/-]{1,256}$"
 
-
-def _function_alone(kind: str) -> str:
-    if kind != "function":
-        message = "tools of type '{kind}' are not supported, only 'function'"
-        raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
-    return kind
-
-
-FunctionType = Annotated[
-    str, AfterValidator(_function_alone), Field(json_schema_extra={"const": "function"})
-]
+FunctionName = Annotated[str, Field(pattern=FUNCTION_NAME)]
 
 
 class FunctionDeclaration(RequestModel):
@@ -29,16 +22,16 @@ class FunctionDeclaration(RequestModel):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(pattern=FUNCTION_NAME)
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
 
 
-class Tool(RequestModel):
+class ChatFunctionTool(RequestModel):
     model_config = ConfigDict(extra="allow")
 
-    type: FunctionType
+    type: Literal["function"]
     function: FunctionDeclaration
 
     def for_template(self) -> dict[str, Any]:
@@ -48,20 +41,120 @@ class Tool(RequestModel):
         return declared
 
 
+class CustomGrammar(RequestModel):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomFormat(RequestModel):
+    """The format of a custom tool's input. It is in the prompt, and not enforced."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"type": {"const": "text"}}},
+                {"properties": {"grammar": {"type": "object"}}, "required": ["grammar"]},
+            ]
+        }
+    )
+
+    type: Literal["text", "grammar"]
+    grammar: CustomGrammar | None = None
+
+    @model_validator(mode="after")
+    def _has_its_grammar(self) -> "CustomFormat":
+        if self.type == "grammar" and self.grammar is None:
+            raise PydanticCustomError("grammar", "grammar is missing")
+        return self
+
+
+class CustomDeclaration(RequestModel):
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class ChatCustomTool(RequestModel):
+    """A tool whose input is free text."""
+
+    type: Literal["custom"]
+    custom: CustomDeclaration
+
+    @property
+    def function(self) -> FunctionDeclaration:
+        """The function that the model is told of."""
+        custom = self.custom
+        grammar = custom.format.grammar if custom.format else None
+        syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, None)
+        declared = custom_function(custom.name, custom.description, syntax, definition)
+        return FunctionDeclaration(**declared)
+
+    def for_template(self) -> dict[str, Any]:
+        """As a function."""
+        return ChatFunctionTool(type="function", function=self.function).for_template()
+
+
+def _known(value: object) -> object:
+    kind = type_of(value)
+    if kind and kind not in {"function", "custom"}:
+        message = "tools of type '{kind}' are not supported, only 'function' and 'custom'"
+        raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
+    return value
+
+
+def _kind(value: object) -> str:
+    """The tag of a tool, a call or a named choice: a name that errors leave out of the place."""
+    return "Custom" if type_of(value) == "custom" else "Function"
+
+
+ChatTool = Annotated[
+    Annotated[ChatFunctionTool, Tag("Function")] | Annotated[ChatCustomTool, Tag("Custom")],
+    Discriminator(_kind),
+    BeforeValidator(_known, json_schema_input_type=ChatFunctionTool | ChatCustomTool),
+]
+Tools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
 class NamedFunction(RequestModel):
-    name: str = Field(pattern=FUNCTION_NAME)
+    name: FunctionName
+
+
+FunctionChoice = Literal["none", "auto"] | NamedFunction
+"""The `function_call` that goes with `functions`."""
 
 
 class NamedToolChoice(RequestModel):
     """This function must be called."""
 
-    type: FunctionType
+    type: Literal["function"]
     function: NamedFunction
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustomChoice(RequestModel):
+    """This custom tool must be called."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+NamedChoice = Annotated[
+    Annotated[NamedToolChoice, Tag("Function")] | Annotated[NamedCustomChoice, Tag("Custom")],
+    Discriminator(_kind),
+    BeforeValidator(_known, json_schema_input_type=NamedToolChoice | NamedCustomChoice),
+]
 
 
 class AllowedTools(RequestModel):
     mode: Literal["auto", "required"]
-    tools: list[NamedToolChoice] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
 
 
 class AllowedToolChoice(RequestModel):
@@ -71,37 +164,34 @@ class AllowedToolChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
-def _kind(choice: object) -> str:
-    if isinstance(choice, RequestModel):
-        return type(choice).__name__
-    if not isinstance(choice, dict):
+def _choice_kind(choice: object) -> str:
+    if isinstance(choice, str):
         return "Mode"
-    is_list = choice.get("type") == "allowed_tools"
-    return AllowedToolChoice.__name__ if is_list else NamedToolChoice.__name__
+    return "Allowed" if type_of(choice) == "allowed_tools" else "Named"
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("Mode")]
-    | Annotated[NamedToolChoice, Tag(NamedToolChoice.__name__)]
-    | Annotated[AllowedToolChoice, Tag(AllowedToolChoice.__name__)],
-    Discriminator(_kind),
+    | Annotated[NamedChoice, Tag("Named")]
+    | Annotated[AllowedToolChoice, Tag("Allowed")],
+    Discriminator(_choice_kind),
 ]
 
 
 def chosen_names(choice: ToolChoice) -> list[str] | None:
-    """The functions that a choice names; None where it names none."""
+    """The tools that a choice names; None where it names none."""
     match choice:
-        case NamedToolChoice(function=function):
-            return [function.name]
+        case NamedToolChoice() | NamedCustomChoice():
+            return [choice.name]
         case AllowedToolChoice(allowed_tools=allowed):
-            return [tool.function.name for tool in allowed.tools]
+            return [tool.name for tool in allowed.tools]
         case _:
             return None
 
 
 def must_call(choice: ToolChoice) -> bool:
     match choice:
-        case NamedToolChoice():
+        case NamedToolChoice() | NamedCustomChoice():
             return True
         case AllowedToolChoice(allowed_tools=allowed):
             return allowed.mode == "required"
@@ -109,18 +199,51 @@ def must_call(choice: ToolChoice) -> bool:
             return choice == "required"
 
 
+def _as_text(arguments: object) -> object:
+    """An object, as other servers take it, as its JSON text."""
+    if isinstance(arguments, Mapping):
+        return json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        raise PydanticCustomError("arguments", "must be JSON text, or an object")
+    return arguments
+
+
 class FunctionCall(RequestModel):
     name: str
-    arguments: str = "{}"
+    arguments: Annotated[
+        str, BeforeValidator(_as_text, json_schema_input_type=str | dict[str, Any])
+    ] = "{}"
 
 
-class ToolCall(RequestModel):
+class FunctionToolCall(RequestModel):
     """A call that an assistant made, in a history."""
 
     id: str = Field("", max_length=256)
-    type: FunctionType = "function"
+    type: Literal["function"] = "function"
     function: FunctionCall
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+class CustomCall(RequestModel):
+    name: str
+    input: str
+
+
+class CustomToolCall(RequestModel):
+    """A call of a custom tool, in a history."""
+
+    id: str = Field("", max_length=256)
+    type: Literal["custom"]
+    custom: CustomCall
+
+    @property
+    def function(self) -> FunctionCall:
+        """The call as the model wrote it."""
+        return FunctionCall(name=self.custom.name, arguments=custom_arguments(self.custom.input))
+
+
+ToolCall = Annotated[
+    Annotated[FunctionToolCall, Tag("Function")] | Annotated[CustomToolCall, Tag("Custom")],
+    Discriminator(_kind),
+    BeforeValidator(_known, json_schema_input_type=FunctionToolCall | CustomToolCall),
+]
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)]

@@ -97,8 +97,8 @@ class ByteTokenizer:
         /,
         **template_arguments: object,
     ) -> list[int]:
-        if any(message["role"] == "function" for message in messages):
-            raise ValueError("this template knows no role 'function'")
+        if any(message.get("name") == "nobody" for message in messages):
+            raise ValueError("this template takes no message from nobody")
         text = "".join(f"<{message['role']}>{message['content']}\n" for message in messages)
         turn = "<assistant>" if template_arguments.get("add_generation_prompt", True) else ""
         return list((text + turn).encode())

@@ -53,7 +53,7 @@ BAD_CHAT = [
     ({"messages": user(5)}, "messages[0].content"),
     ({"messages": user(IMAGE)}, "messages[0].content[0].type"),
     ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text"),
-    ({"messages": [{"role": "function", "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "user", "name": "nobody", "content": "x"}]}, "messages"),
     ({"messages": user("x") * 10_001}, "messages"),
     ({"messages": user([{"type": "text", "text": ""}] * 1001)}, "messages[0].content"),
     (
@@ -138,7 +138,8 @@ BAD_CHAT = [
 
 UNSUPPORTED_CHAT = [
     ({"tools": [TOOL]}, "tools"),  # the fake engine's model has no format of calls
-    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"thinking_budget": 10}, "thinking_budget"),
     ({"modalities": ["text", "audio"]}, "modalities"),

@@ -72,3 +72,15 @@ def test_without_a_prompt_and_a_token_to_begin_with() -> None:
     with running(engine, Settings(port=0)) as base_url:
         answer = httpx.post(f"{base_url}/v1/completions", json={})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_a_number_without_a_fraction_is_an_integer(
+    http: httpx.Client, chat: ChatBody, engine: FakeEngine
+) -> None:
+    """As JSON Schema has it, and as languages with one kind of number write it."""
+    answered(http, "/v1/chat/completions", chat(max_tokens=4.0, stop_token_ids=[7.0]))
+    asked = engine.submitted.get_nowait()
+    assert (asked.max_tokens, asked.stop_token_ids) == (4, frozenset({7}))
+    answered(http, "/v1/completions", {"prompt": [1.0, 2], "max_tokens": 1.0})
+    assert engine.submitted.get_nowait().prompt == (1, 2)
+    assert http.post("/v1/completions", json={"prompt": [1.5]}).status_code == 400

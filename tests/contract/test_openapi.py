@@ -19,21 +19,26 @@ from tests.contract.fake_engine import FakeEngine
 KEY = "sesame"
 OPTIONS = [
     *("--generation-deterministic", "--max-examples=10"),
-    "--phases=coverage,fuzzing",
     f"--header=Authorization: Bearer {KEY}",
     "--exclude-path=/admin/cache/tree/stream",  # it never ends; tests/contract/cache reads it
-    # What no schema says: the model's own limits, and fields that go together.
-    "--exclude-checks=positive_data_acceptance",
     # A slow machine is no finding.
     *("--request-timeout=60", "--suppress-health-check=all", "--warnings=off", "--no-color"),
 ]
 
 
-REFUSALS = """
+CHECKS = """
+# A body that breaks a schema by its length may be too long to be read at all.
 [checks.negative_data_rejection]
 expected-statuses = [400, 404, 405, 413]
+
+# What no schema says: the model's own limits, fields that go together, and what is stored.
+[[operations]]
+include-path-regex = "^/(v1/|tokenize|detokenize|admin/cache/probe)"
+exclude-path = ["/v1/models", "/v1/models/{id}"]
+
+[operations.checks.positive_data_acceptance]
+enabled = false
 """
-"""A body that breaks a schema by its length may be too long to be read at all."""
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +57,10 @@ def users_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_schemathesis_finds_nothing(keyed_url: str, tmp_path: Path) -> None:
-    """It makes requests of the document, good and bad, and judges the answers by it."""
-    (tmp_path / "schemathesis.toml").write_text(REFUSALS)
+    """It makes requests of the document, good and bad, one by one and each with what others
+    answered, and judges the answers by it.
+    """
+    (tmp_path / "schemathesis.toml").write_text(CHECKS)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{keyed_url}/openapi.json"]
     done = subprocess.run(
         [*command, *OPTIONS], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -84,6 +91,7 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_u
     for path in ("/tokenize", "/detokenize", "/v1/completions/render", "/admin/cache/probe"):
         assert sent[path] == unqueued
     assert sent["/v1/messages/count_tokens"] == unqueued
+    assert sent["/v1/responses/input_tokens"] == unqueued
     stored = {"200", "400", "403", "404", "500", "503"}
     assert sent["/v1/responses/{id}/input_items"] == stored
     assert sent["/v1/models/{id}"] == {"200", "403", "404", "500", "503"}
@@ -138,13 +146,56 @@ def test_fields_have_every_type_that_is_taken(base_url: str) -> None:
     assert kinds(completion["properties"]["top_p"]) == {"number", "null"}
 
 
+def names(schema: Any) -> set[str]:
+    return set(schema["properties"])
+
+
+def test_what_is_always_refused_is_left_out(base_url: str, keyed_url: str) -> None:
+    described = document(base_url)
+    schemas = described["components"]["schemas"]
+    chat, completion = schemas["ChatRequest"], schemas["CompletionRequest"]
+    assert not names(completion) & {"suffix", "tools", "functions", "function_call"}
+    assert not names(schemas["ResponsesRequest"]) & {"conversation", "prompt"}
+    assert "chat_template" not in names(chat)
+    assert "mcp_servers" not in names(schemas["MessagesRequest"])
+    assert "/v1/responses/compact" not in described["paths"]
+    assert "parameters" not in described["paths"]["/tokenize"]["post"]
+    (response_id,) = described["paths"]["/v1/responses/{id}"]["get"]["parameters"]
+    assert response_id["name"] == "id"
+    assert "priority" not in names(chat), "which clients may not choose here"
+    assert "priority" in names(document(keyed_url)["components"]["schemas"]["ChatRequest"])
+
+
+def test_what_is_needed_is_required(base_url: str) -> None:
+    schemas = document(base_url)["components"]["schemas"]
+    assert {"messages", "max_tokens"} <= set(schemas["MessagesRequest"]["required"])
+    assert "messages" in schemas["ChatRequest"]["required"]
+    tool, hosted = schemas["ToolParam"]["anyOf"]
+    assert tool["required"] == ["name", "input_schema"]
+    assert hosted["required"] == ["type"]
+    assert schemas["CustomDeclaration"]["required"] == ["name"]
+    assert {"usage", "choices"} <= set(schemas["Completion"]["required"])
+
+
+def test_what_is_left_out_is_never_null(base_url: str) -> None:
+    """As OpenAI's own description has it."""
+    schemas = document(base_url)["components"]["schemas"]
+    usage = {"$ref": "#/components/schemas/ResponseUsage"}
+    assert schemas["ResponseBody"]["properties"]["usage"] == usage
+    assert schemas["ResponseBody"]["properties"]["user"]["type"] == "string"
+    assert not {"usage", "user"} & set(schemas["ResponseBody"]["required"])
+    assert "anyOf" not in schemas["CompletionChoice"]["properties"]["finish_reason"]
+    assert kinds(schemas["AssistantMessage"]["properties"]["content"]) == {"string", "null"}
+    assert schemas["AssistantMessage"]["properties"]["tool_calls"]["type"] == "array"
+
+
 def test_every_body_has_an_example_that_is_answered(base_url: str, http: httpx.Client) -> None:
     examples = {
         path: methods["post"]["requestBody"]["content"]["application/json"]["example"]
         for path, methods in document(base_url)["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    assert len(examples) == 10
+    assert len(examples) == 11
     for path, example in examples.items():
         assert http.post(path, json=example).status_code == 200, path
 

@@ -370,6 +370,16 @@ def test_history_reaches_the_template_as_templates_want_it(hermes: Daemon) -> No
     assert arguments["tools"] == TOOLS
 
 
+def test_arguments_may_be_an_object(hermes: Daemon) -> None:
+    """mlx_lm.server takes them so."""
+    hermes.say("Fine.")
+    call = {"id": "c", "type": "function", "function": {"name": "ping", "arguments": {"a": "ë"}}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "pong"}
+    hermes.create(messages=[USER, {"role": "assistant", "tool_calls": [call]}, result])
+    messages, _ = hermes.given
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": "ë"}
+
+
 def test_a_template_that_wants_arguments_as_text_gets_them(no_settings_from_outside: None) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "ping", "arguments": '{"a": 1}'}}
     result = {"role": "tool", "tool_call_id": "c", "content": "pong"}

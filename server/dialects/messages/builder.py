@@ -28,11 +28,12 @@ PING = Ping(type="ping")
 
 
 class MessagesBuilder:
-    """A ResponseBuilder of Messages. The tokens of a prompt that were computed are reported as
-    written to the cache if the prompt `is_marked` (has `cache_control`).
+    """A ResponseBuilder of Messages, for a request with this `max_tokens`. The tokens of a prompt
+    that were computed are reported as written to the cache if the prompt `is_marked` (has
+    `cache_control`).
     """
 
-    def __init__(self, task: ChatTask, *, is_marked: bool) -> None:
+    def __init__(self, task: ChatTask, max_tokens: int, *, is_marked: bool) -> None:
         self.engine = task.model.engine
         self.requests = [task.request]
         self.meter = task.meter
@@ -41,7 +42,7 @@ class MessagesBuilder:
         self.request_id = task.request.id
         self._model = task.model.name
         self._is_marked = is_marked
-        self._has_all_tokens = task.request.max_tokens == task.body.max_tokens
+        self._has_all_tokens = task.request.max_tokens == max_tokens
 
     def writer(self) -> "MessageWriter":
         return MessageWriter(self)

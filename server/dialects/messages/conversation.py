@@ -11,6 +11,7 @@ from server.errors import invalid
 from server.generation.roles import Roles
 from server.schemas.chat import Message, TextPart
 from server.schemas.messages.content import (
+    DocumentBlockParam,
     MessageParam,
     RedactedThinkingBlockParam,
     TextBlockParam,
@@ -18,11 +19,13 @@ from server.schemas.messages.content import (
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
-from server.schemas.tools import MAX_TOOLS, FunctionCall, ToolCall
+from server.schemas.tools import MAX_TOOLS, CustomToolCall, FunctionCall, FunctionToolCall
+
+SPOKEN = (TextBlockParam, DocumentBlockParam)
 
 BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
     "system": (TextBlockParam,),
-    "user": (TextBlockParam, ToolResultBlockParam),
+    "user": (*SPOKEN, ToolResultBlockParam),
     "assistant": (
         TextBlockParam,
         ThinkingBlockParam,
@@ -39,7 +42,7 @@ class _Turn:
     role: Literal["system", "user", "assistant", "tool"]
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[FunctionToolCall | CustomToolCall] = field(default_factory=list)
     answers: str | None = None  # the id of the tool call that it answers
 
     def takes(self, other: "_Turn", roles: Roles) -> bool:
@@ -101,10 +104,10 @@ def _turns(
             case "assistant":
                 yield _assistants(message)
             case "system" if has_begun and roles.late_system == "user":
-                reminder = "\n".join(_texts(message))
+                reminder = "\n".join(block_texts(message.content))
                 yield _Turn("user", [f"<system-reminder>\n{reminder}\n</system-reminder>"])
             case "system":
-                yield _Turn("system", _texts(message))
+                yield _Turn("system", block_texts(message.content))
 
 
 def _users(message: MessageParam) -> Iterator[_Turn]:
@@ -113,12 +116,10 @@ def _users(message: MessageParam) -> Iterator[_Turn]:
         yield _Turn("user")
     for block in message.content:
         match block:
-            case TextBlockParam():
+            case TextBlockParam() | DocumentBlockParam():
                 yield _Turn("user", [block.text])
             case ToolResultBlockParam():
-                text = "\n".join(
-                    part.text for part in block.content if isinstance(part, TextBlockParam)
-                )
+                text = "\n".join(block_texts(block.content))
                 result = f"Error: {text}" if block.is_error else text
                 yield _Turn("tool", [result], answers=block.tool_use_id)
 
@@ -134,12 +135,13 @@ def _assistants(message: MessageParam) -> _Turn:
             case ToolUseBlockParam():
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = FunctionCall(name=block.name, arguments=arguments)
-                turn.calls.append(ToolCall(id=block.id, function=function))
+                turn.calls.append(FunctionToolCall(id=block.id, function=function))
     return turn
 
 
-def _texts(message: MessageParam) -> list[str]:
-    return [block.text for block in message.content if isinstance(block, TextBlockParam)]
+def block_texts(blocks: Iterable[BaseModel]) -> list[str]:
+    """The texts of the blocks that have one, of documents too."""
+    return [block.text for block in blocks if isinstance(block, SPOKEN)]
 
 
 def _check_blocks(message: MessageParam, place: str) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from server.dialects.messages.conversation import chat_messages
+from server.dialects.messages.conversation import block_texts, chat_messages
 from server.errors import invalid_field
 from server.generation.models import ServedModel
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
-from server.schemas.messages.content import TextBlockParam
 from server.schemas.messages.request import CountTokensRequest, ThinkingParam
 from server.schemas.messages.tools import ToolChoiceParam, ToolParam
 
@@ -59,10 +58,10 @@ async def as_chat(
 
 
 def _system(blocks: Iterable[BaseModel], *, strip_billing_header: bool) -> list[str]:
-    texts = [block.text for block in blocks if isinstance(block, TextBlockParam)]
+    said = block_texts(blocks)
     if strip_billing_header:
-        texts = [_without_billing_line(text) for text in texts]
-    return [text for text in texts if text]
+        said = [_without_billing_line(text) for text in said]
+    return [text for text in said if text]
 
 
 def _without_billing_line(text: str) -> str:
@@ -112,6 +111,7 @@ def _thinking(body: CountTokensRequest, *, reasons: bool) -> Fields:
 def _generation(body: CountTokensRequest) -> Fields:
     fields: Fields = body.model_dump(include=SAME | {"stop_sequences"}, exclude_none=True)
     fields["stop"] = fields.pop("stop_sequences", [])
+    fields["max_tokens"] = fields.get("max_tokens") or None  # with 0 the answer is left out
     if format := body.output_config.format or body.output_format:
         schema = {"name": "answer", "schema": format.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
+from server.dialects.dialect import wire_json
 from server.dialects.responses.output.rendered_json import rendered_json
 from server.dialects.responses.tools import RequestTools
 from server.errors import ApiError
@@ -32,7 +34,7 @@ class ResponseTemplate:
 
     def __init__(self, head: ResponseHead) -> None:
         self.head = head
-        self._json = head.model_dump_json().encode()
+        self._json = wire_json(head)
 
     def json(self, state: ResponseState) -> bytes:
         return self._json[:-1] + b"," + rendered_json(state)[1:]
@@ -71,7 +73,7 @@ def response_head(
         top_logprobs=body.top_logprobs,
         top_p=sampling.top_p,
         truncation="disabled",
-        user=body.user,
+        **_set(user=body.user),
     )
 
 
@@ -89,7 +91,7 @@ def response_state(
         error=None if error is None else response_error(error),
         incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut_off else None,
         output=list(output),
-        usage=usage,
+        **_set(usage=usage),
     )
 
 
@@ -113,6 +115,11 @@ def response_usage(meter: UsageMeter) -> ResponseUsage:
         output_tokens_details=OutputTokensDetails(reasoning_tokens=meter.reasoning_tokens),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )
+
+
+def _set(**fields: Any) -> dict[str, Any]:
+    """The fields that there are. The others are left out."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _format(body: ResponsesRequest) -> dict[str, object]:

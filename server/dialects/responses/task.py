@@ -3,8 +3,17 @@
 from dataclasses import dataclass
 from functools import partial
 
-from server.dialects.responses.input.chat_body import chat_body
-from server.dialects.responses.input.references import referenced_bytes, resolved_input
+from server.dialects.responses.input.chat_body import (
+    Fields,
+    chat_body,
+    conversation,
+    prompt_fields,
+)
+from server.dialects.responses.input.references import (
+    ResolvedInput,
+    referenced_bytes,
+    resolved_input,
+)
 from server.dialects.responses.input.wire_items import stored_items
 from server.dialects.responses.output.items import OutputShape
 from server.dialects.responses.output.rendered_json import rendered_json
@@ -14,10 +23,12 @@ from server.dialects.responses.storage.stored import Conversation, StoredItem, S
 from server.dialects.responses.tools import RequestTools, log_dropped
 from server.generation.chat_task import ChatTask, chat_task
 from server.generation.models import ServedModel
+from server.generation.tokens import chat_tokens
 from server.record import RequestRecord
 from server.schemas.chat import ChatRequest
+from server.schemas.chat import Conversation as ChatConversation
 from server.schemas.responses.output import OutputItem
-from server.schemas.responses.request import ResponsesRequest
+from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
 from server.schemas.responses.response import ResponseState
 
 
@@ -83,6 +94,34 @@ async def responses_task(
     )
 
 
+async def input_tokens(
+    body: InputTokensRequest,
+    model: ServedModel,
+    record: RequestRecord,
+    store: ResponseStore,
+    max_bytes: int,
+) -> int:
+    """How many tokens the prompt of such a response would have. Raises what `responses_task` does
+    for it.
+    """
+    record.n_bytes += referenced_bytes(body, store, record.key)
+
+    def prepare() -> ChatConversation:
+        return conversation(_read(body, model, record, store, max_bytes).fields)
+
+    chat = await model.workers.prepare(record, prepare)
+    return len(await chat_tokens(chat, model, record))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A prompt's references resolved, and its fields as those of a chat."""
+
+    resolved: ResolvedInput
+    tools: RequestTools
+    fields: Fields
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     chat: ChatRequest
@@ -97,11 +136,24 @@ def _prepare(
     store: ResponseStore,
     max_bytes: int,
 ) -> _Prepared:
+    read = _read(body, model, record, store, max_bytes)
+    resolved = read.resolved
+    new = [*stored_items(resolved.items, record.id)] if body.store else []
+    context = Conversation(new, resolved.before)
+    return _Prepared(chat_body(body, read.fields), read.tools, context)
+
+
+def _read(
+    body: InputTokensRequest,
+    model: ServedModel,
+    record: RequestRecord,
+    store: ResponseStore,
+    max_bytes: int,
+) -> _Read:
     resolved = resolved_input(body, store, record.key, max_bytes)
     tools = RequestTools(body.tools)
-    chat = chat_body(body, [*resolved.earlier, *resolved.items], tools, model.prompts.roles)
-    new = [*stored_items(resolved.items, record.id)] if body.store else []
-    return _Prepared(chat, tools, Conversation(new, resolved.before))
+    items = [*resolved.earlier, *resolved.items]
+    return _Read(resolved, tools, prompt_fields(body, items, tools, model.prompts.roles))
 
 
 def _stored(item: OutputItem) -> StoredItem:

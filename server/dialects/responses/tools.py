@@ -1,24 +1,22 @@
 """The tools of a Responses request as functions of a chat request, and their calls back again."""
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.schemas.custom_tools import custom_function
 from server.schemas.responses.tools import (
     ChosenTool,
     ChosenTools,
     CustomTool,
     FunctionTool,
     HostedTool,
+    InputFormat,
     NamespaceTool,
     ResponseTool,
     ResponseToolChoice,
 )
-
-CUSTOM_INPUT = "input"
-"""The one parameter of the function that a custom tool becomes."""
 
 MAX_LOGGED = 8
 
@@ -28,24 +26,6 @@ log = logging.getLogger("rootstock.responses")
 def function_name(name: str, namespace: str | None) -> str:
     """The name of a tool's function: unique across namespaces."""
     return f"{namespace}__{name}" if namespace else name
-
-
-def custom_arguments(text: str) -> str:
-    """A custom tool's input as the arguments of its function."""
-    return json.dumps({CUSTOM_INPUT: text}, ensure_ascii=False)
-
-
-def custom_input(arguments: str) -> str:
-    """A custom tool's input, read from its function's arguments.
-
-    Arguments without one, as of an answer that was cut off, are returned as they are.
-    """
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,34 +105,14 @@ def _flat(
 
 def _function(name: str, tool: FunctionTool | CustomTool) -> dict[str, Any]:
     if isinstance(tool, CustomTool):
-        return _custom_function(name, tool)
+        format = tool.format or InputFormat(type="text")
+        return custom_function(name, tool.description, format.syntax, format.definition)
     function: dict[str, Any] = {"name": name}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.parameters is not None:
         function["parameters"] = tool.parameters
     return function | {"strict": tool.strict}
-
-
-def _custom_function(name: str, tool: CustomTool) -> dict[str, Any]:
-    """A function with one text parameter. It is strict, so that the input can be read back."""
-    about = tool.description or ""
-    if tool.format is not None and tool.format.definition:
-        syntax = f" ({tool.format.syntax})" if tool.format.syntax else ""
-        about += f"\n\nThe input must match this grammar{syntax}:\n{tool.format.definition}"
-    text = {"type": "string", "description": "The tool's input, as free text."}
-    parameters = {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: text},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
-    return {
-        "name": name,
-        "description": about.strip(),
-        "parameters": parameters,
-        "strict": True,
-    }
 
 
 def _as_declared(tool: ResponseTool) -> dict[str, Any]:

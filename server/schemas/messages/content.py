@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from server.schemas.base import RequestModel
+from server.schemas.base import RequestModel, type_of
 from server.schemas.chat import MAX_MESSAGES, MAX_PARTS, as_parts
 from server.schemas.errors import UNSUPPORTED
 
@@ -68,28 +68,53 @@ class ToolUseBlockParam(Markable):
     input: dict[str, Any]
 
 
-class _MediaBlockParam(Markable):
+def _text_alone() -> PydanticCustomError:
+    return PydanticCustomError(UNSUPPORTED, "not supported; the model reads text alone")
+
+
+class ImageBlockParam(Markable):
     """Its type is part of the place that an error names, as in Anthropic's own: by that Claude Code
-    finds the block, takes it out and goes on."""
+    finds the block, takes it out and goes on.
+    """
+
+    type: Literal["image"]
 
     @model_validator(mode="before")
     @classmethod
-    def _text_alone(cls, data: Any) -> Any:
-        raise PydanticCustomError(UNSUPPORTED, "not supported; the model reads text alone")
+    def _refused(cls, data: Any) -> Any:
+        raise _text_alone()
 
 
-class ImageBlockParam(_MediaBlockParam):
-    type: Literal["image"]
+class TextSourceParam(RequestModel):
+    type: Literal["text"]
+    data: str
 
 
-class DocumentBlockParam(_MediaBlockParam):
+class DocumentBlockParam(Markable):
+    """A document that is text. Others are refused as images are."""
+
     type: Literal["document"]
+    source: TextSourceParam
+    title: str | None = None
+    context: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, data: Any) -> Any:
+        if isinstance(data, dict) and type_of(data.get("source")) not in {"", "text"}:
+            raise _text_alone()
+        return data
+
+    @property
+    def text(self) -> str:
+        """All that is said of it, and its text."""
+        return "\n".join(filter(None, (self.title, self.context, self.source.data)))
 
 
 TaggedText: TypeAlias = Annotated[TextBlockParam, Tag("text")]
 Media: TypeAlias = (
     Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")]
-    | Annotated[SkipJsonSchema[DocumentBlockParam], Tag("document")]
+    | Annotated[DocumentBlockParam, Tag("document")]
 )
 
 TextBlocks = Annotated[

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.types.model import Temperature, TopK, TopP
@@ -47,7 +48,9 @@ class CountTokensRequest(Markable):
     thinking: ThinkingParam | None = None
     output_config: OutputConfigParam = Field(default_factory=OutputConfigParam)
     output_format: OutputFormatParam | None = None  # what output_config.format was called at first
-    mcp_servers: Annotated[list[Any], Field(max_length=MAX_SERVERS)] = Field(default_factory=list)
+    mcp_servers: SkipJsonSchema[Annotated[list[Any], Field(max_length=MAX_SERVERS)]] = Field(
+        default_factory=list
+    )
 
     cache_salt: str = Field("", max_length=256)
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
@@ -83,7 +86,7 @@ class CountTokensRequest(Markable):
 
 
 class MessagesRequest(CountTokensRequest):
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=0, description="With 0 the prompt is cached, and nothing answered.")
     stop_sequences: StopTexts = Field(default_factory=list)
     stream: bool = False
     temperature: Temperature | None = Field(None, description=MODELS_OWN)

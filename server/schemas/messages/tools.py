@@ -3,10 +3,10 @@
 import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.schemas.base import RequestModel
+from server.schemas.base import NULL, RequestModel
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.messages.content import Markable
 from server.schemas.tools import FUNCTION_NAME
@@ -17,6 +17,27 @@ HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "
 
 class ToolParam(Markable):
     """A tool with a schema is the client's to run. Others Anthropic runs, or has the schema of."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {
+                    "properties": {
+                        "name": {"type": "string", "pattern": FUNCTION_NAME},
+                        "input_schema": {"type": "object"},
+                    },
+                    "required": ["name", "input_schema"],
+                },
+                {
+                    "properties": {
+                        "type": {"type": "string", "pattern": f"^({'|'.join(HOSTED)})"},
+                        "input_schema": NULL,
+                    },
+                    "required": ["type"],
+                },
+            ]
+        }
+    )
 
     type: str = Field("custom", max_length=64)
     name: str = Field("", max_length=256)
@@ -44,6 +65,18 @@ class ToolParam(Markable):
 
 
 class ToolChoiceParam(RequestModel):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"type": {"enum": ["auto", "any", "none"]}}},
+                {
+                    "properties": {"name": {"type": "string", "pattern": FUNCTION_NAME}},
+                    "required": ["name"],
+                },
+            ]
+        }
+    )
+
     type: Literal["auto", "any", "tool", "none"]
     name: str = Field("", max_length=256)
     disable_parallel_tool_use: bool = False

@@ -4,6 +4,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, PrivateAttr
 
+from server.schemas.base import SparseModel
 from server.schemas.chat import TokenLogprobBody
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -49,9 +50,7 @@ class OutputMessage(BaseModel):
     content: list[OutputText]
 
 
-class ReasoningOutput(BaseModel):
-    """Keys that are not set are not sent."""
-
+class ReasoningOutput(SparseModel):
     id: str
     type: Literal["reasoning"]
     status: ItemStatus
@@ -60,7 +59,7 @@ class ReasoningOutput(BaseModel):
     encrypted_content: str | None = None
 
 
-class FunctionCallOutput(BaseModel):
+class FunctionCallOutput(SparseModel):
     id: str
     type: Literal["function_call"]
     status: ItemStatus
@@ -70,7 +69,7 @@ class FunctionCallOutput(BaseModel):
     arguments: str  # JSON
 
 
-class CustomToolCallOutput(BaseModel):
+class CustomToolCallOutput(SparseModel):
     id: str
     type: Literal["custom_tool_call"]
     status: ItemStatus

@@ -11,11 +11,12 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.schemas.base import RequestModel
 from server.schemas.chat import TemplateArguments
-from server.schemas.common import SampledRequest
+from server.schemas.common import PromptRequest, SampledRequest
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.responses.items import MAX_ITEMS, InputItem
 from server.schemas.responses.tools import ResponseToolChoice, ResponseTools
@@ -46,7 +47,7 @@ def _refused(name: str) -> BeforeValidator:
         message = "{name} is not supported by this server"
         raise PydanticCustomError(UNSUPPORTED, message, {"name": name})
 
-    return BeforeValidator(refuse, json_schema_input_type=None)
+    return BeforeValidator(refuse)
 
 
 Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
@@ -77,7 +78,7 @@ class TextFormat(RequestModel):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                {"properties": {"type": {"enum": ["text", "json_object"]}}},
+                {"properties": {"type": {"enum": ["text", "json_object", None]}}},
                 {"properties": {"schema": {"type": "object"}}, "required": ["schema"]},
             ]
         }
@@ -101,17 +102,12 @@ class TextOptions(RequestModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(SampledRequest):
+class InputTokensRequest(PromptRequest):
+    """All that a prompt is made of."""
+
     input: Input = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = Field(None, max_length=256)
-    store: bool = True
-    background: bool = False
-    metadata: Metadata = Field(default_factory=dict)
-    include: list[str] = Field(default_factory=list, max_length=MAX_INCLUDES, fail_fast=True)
-
-    max_output_tokens: int | None = Field(None, ge=1)
-    top_logprobs: int = Field(0, ge=0, le=20)
     truncation: Literal["auto", "disabled"] = "disabled"
 
     tools: ResponseTools = Field(default_factory=list)
@@ -119,14 +115,25 @@ class ResponsesRequest(SampledRequest):
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
     text: TextOptions = Field(default_factory=TextOptions)
-    thinking_budget: int | None = Field(None, ge=0)
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
+
+    conversation: SkipJsonSchema[Annotated[None, _refused("conversation")]] = None
+    prompt: SkipJsonSchema[Annotated[None, _refused("prompt")]] = None
+
+
+class ResponsesRequest(InputTokensRequest, SampledRequest):
+    store: bool = True
+    background: bool = False
+    metadata: Metadata = Field(default_factory=dict)
+    include: list[str] = Field(default_factory=list, max_length=MAX_INCLUDES, fail_fast=True)
+
+    max_output_tokens: int | None = Field(None, ge=1)
+    top_logprobs: int = Field(0, ge=0, le=20)
+    thinking_budget: int | None = Field(None, ge=0)
 
     user: str | None = Field(None, max_length=256)
     safety_identifier: str | None = Field(None, max_length=256)
     prompt_cache_key: str | None = Field(None, max_length=256)
-    conversation: Annotated[None, _refused("conversation")] = None
-    prompt: Annotated[None, _refused("prompt")] = None
 
     @field_validator("background")
     @classmethod

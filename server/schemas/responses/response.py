@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from server.schemas.base import SparseModel
 from server.schemas.responses.output import OutputItem
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -35,7 +36,7 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseHead(BaseModel):
+class ResponseHead(SparseModel):
     """The fields of a response that never change: mostly those of the request."""
 
     id: str
@@ -60,18 +61,18 @@ class ResponseHead(BaseModel):
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
-    user: str | None
+    user: str | None = None
 
 
-class ResponseState(BaseModel):
-    """The fields of a response that change while it is made."""
+class ResponseState(SparseModel):
+    """The fields of a response that change while it is made. It has `usage` when it is."""
 
     status: ResponseStatus
     completed_at: int | None
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     output: list[OutputItem]
-    usage: ResponseUsage | None
+    usage: ResponseUsage | None = None
 
 
 class ResponseBody(ResponseState, ResponseHead):
@@ -86,6 +87,11 @@ class InputItemList(BaseModel):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class DeletedResponse(BaseModel):

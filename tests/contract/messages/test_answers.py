@@ -110,6 +110,23 @@ def test_an_answer_ends_by_its_limit_or_by_the_context(hermes: Daemon, stream: b
     assert reason(max_tokens=32_000) == "model_context_window_exceeded"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_an_answer_the_prompt_is_cached(hermes: Daemon, stream: bool) -> None:
+    hermes.say("Never said.")
+    choice = {"type": "any"}
+    asked: dict[str, Any] = {"max_tokens": 0, "tools": TOOLS, "tool_choice": choice}
+    if stream:
+        with hermes.stream(**asked) as streamed:
+            message = streamed.get_final_message()
+    else:
+        message = hermes.create(**asked)
+    assert (message.content, message.stop_reason) == ([], "max_tokens")
+    assert message.usage.output_tokens == 0
+    assert message.usage.input_tokens + message.usage.cache_read_input_tokens > 0
+    request = hermes.asked
+    assert (request.max_tokens, request.constraint) == (0, None)
+
+
 def test_a_call_that_is_cut_off_has_what_is_there_of_its_input(hermes: Daemon) -> None:
     hermes.say(CALL)
     message = hermes.create(tools=TOOLS, max_tokens=len(CALL.encode()) - 23)

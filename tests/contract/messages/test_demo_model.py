@@ -36,6 +36,19 @@ def test_a_question_is_answered(demo: AnthropicClient) -> None:
     assert (usage.input_tokens, usage.output_tokens) == (1, message.usage.output_tokens)
 
 
+def test_a_prompt_is_cached_beforehand(demo: AnthropicClient) -> None:
+    text = {"type": "text", "text": "Nobody has said this before. " * 8}
+    marked = {**text, "cache_control": {"type": "ephemeral"}}
+    asked = {"model": "", "messages": [{"role": "user", "content": [marked]}]}
+    cold = demo.messages.create(max_tokens=0, **asked)
+    assert (cold.content, cold.stop_reason, cold.usage.output_tokens) == ([], "max_tokens", 0)
+    assert cold.usage.cache_creation_input_tokens > 50
+    warm = demo.messages.create(max_tokens=1, **asked)
+    assert warm.usage.cache_creation_input_tokens == 1
+    again = demo.messages.create(max_tokens=0, **asked)
+    assert again.usage.cache_read_input_tokens == warm.usage.cache_read_input_tokens
+
+
 def test_an_answer_that_was_begun_is_continued(demo: AnthropicClient) -> None:
     begun = " ".join(ANSWER.split()[:5])
     messages = [USER, {"role": "assistant", "content": begun}]

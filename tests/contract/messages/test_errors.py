@@ -48,7 +48,11 @@ def call(**fields: object) -> dict[str, object]:
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-PDF = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": ""}}
+PDF = {
+    "type": "document",
+    "source": {"type": "base64", "media_type": "application/pdf", "data": ""},
+}
+UNTOLD = {"type": "document", "source": {"type": "text", "media_type": "text/plain"}}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 ASSISTANTS_CALL = {"role": "assistant", "content": [call()]}
 
@@ -64,6 +68,12 @@ BAD = [
     ({"messages": user({"type": "search_result"})}, "messages[0].content[0]"),
     ({"messages": user(text(), IMAGE)}, "messages[0].content[1].image"),
     ({"messages": user(PDF)}, "messages[0].content[0].document"),
+    ({"messages": user({"type": "document"})}, "messages[0].content[0].document.source"),
+    ({"messages": user(UNTOLD)}, "messages[0].content[0].document.source.data"),
+    (
+        {"messages": user(result(text(), PDF))},
+        "messages[0].content[0].tool_result.content[1].document",
+    ),
     (
         {"messages": user(result(text(), IMAGE))},
         "messages[0].content[0].tool_result.content[1].image",
@@ -84,7 +94,7 @@ BAD = [
     ({"system": [IMAGE]}, "system[0].image"),
     ({"system": 5}, "system"),
     ({"max_tokens": None}, "max_tokens"),
-    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
     ({"temperature": "warm"}, "temperature"),
     ({"top_p": 1.01}, "top_p"),
     ({"top_k": -2}, "top_k"),

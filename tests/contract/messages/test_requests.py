@@ -74,6 +74,22 @@ def test_a_tool_loop_reaches_the_template_as_templates_want_it(hermes: Daemon) -
     assert last == {"role": "user", "content": "Go on.\nPlease."}
 
 
+def test_a_document_of_text_is_its_text(hermes: Daemon) -> None:
+    """With what is said of it, also in a tool's result."""
+    source = {"type": "text", "media_type": "text/plain", "data": "Once upon a time."}
+    document = {"type": "document", "source": source, "citations": {"enabled": True}}
+    told = given(
+        hermes,
+        [
+            user(document | {"title": "A tale", "context": "By a friend."} | MARK, text("Go on.")),
+            assistant(call("a", {})),
+            user(result("a", content=[document])),
+        ],
+    )
+    assert told[0]["content"] == "A tale\nBy a friend.\nOnce upon a time.\nGo on."
+    assert told[2]["content"] == "Once upon a time."
+
+
 def test_marks_change_no_prompt(hermes: Daemon) -> None:
     marked = given(hermes, [user(text("Hi", **MARK))], tools=[PING | MARK], **MARK)
     tools = hermes.given[1]["tools"]

@@ -59,6 +59,17 @@ def test_it_is_made_after_the_answer(
     assert [message["content"] for message in hermes.given[0]] == ["Hi", "Fine.", "Hi"]
 
 
+def test_what_it_is_made_from_is_there_at_once(hermes: Daemon, create: Created, gate: Gate) -> None:
+    gated = hermes.engine.script
+    hermes.say("Fine.")
+    before = create(input="Before")
+    hermes.engine.script = gated
+    made = create(input="Now", background=True, previous_response_id=before.id)
+    listed = hermes.client.responses.input_items.list(made.id, order="asc")
+    assert [item.content[0].text for item in listed] == ["Before", "Fine.", "Now"]
+    hermes.client.responses.cancel(made.id)
+
+
 def test_cancelling_aborts(hermes: Daemon, create: Created, gate: Gate) -> None:
     made = create(background=True)
     request_id = hermes.engine.at_gate.get(timeout=WAIT_SECONDS)

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.dialects.responses.sealed import unseal
-from server.dialects.responses.tools import custom_arguments, function_name
+from server.dialects.responses.tools import function_name
 from server.generation.roles import Roles
+from server.schemas.custom_tools import custom_arguments
 from server.schemas.responses.items import (
     ConversationItem,
     CustomToolCallItem,

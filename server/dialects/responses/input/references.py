@@ -11,7 +11,7 @@ from server.dialects.responses.storage.store import ResponseStore
 from server.dialects.responses.storage.stored import Conversation, StoredItem
 from server.errors import ApiError, invalid
 from server.schemas.responses.items import ConversationItem, ItemReference
-from server.schemas.responses.request import ResponsesRequest
+from server.schemas.responses.request import InputTokensRequest
 from server.transport.body import MAX_NODES, count_nodes
 
 _ITEMS = TypeAdapter(list[ConversationItem])
@@ -26,7 +26,7 @@ class ResolvedInput:
     items: Sequence[ConversationItem]  # the request's own
 
 
-def referenced_bytes(body: ResponsesRequest, store: ResponseStore, owner: str) -> int:
+def referenced_bytes(body: InputTokensRequest, store: ResponseStore, owner: str) -> int:
     """About how many bytes of stored items the body refers to."""
     previous = store.get(owner, body.previous_response_id or "")
     before = previous.conversation.total_bytes if previous else 0
@@ -35,7 +35,7 @@ def referenced_bytes(body: ResponsesRequest, store: ResponseStore, owner: str) -
 
 
 def resolved_input(
-    body: ResponsesRequest, store: ResponseStore, owner: str, max_bytes: int
+    body: InputTokensRequest, store: ResponseStore, owner: str, max_bytes: int
 ) -> ResolvedInput:
     """Raises ApiError (400) for references to what is not stored, and for more than `max_bytes`: a
     short body can refer to long items, and to each of them often.
@@ -64,7 +64,7 @@ def _previous(id: str | None, store: ResponseStore, owner: str) -> Conversation 
     return previous.conversation
 
 
-def _referenced(body: ResponsesRequest, store: ResponseStore, owner: str) -> list[StoredItem]:
+def _referenced(body: InputTokensRequest, store: ResponseStore, owner: str) -> list[StoredItem]:
     """The items that the references refer to, in their order."""
     stored = store.items(owner, (reference.id for _, reference in _references(body)))
     for index, reference in _references(body):
@@ -74,7 +74,7 @@ def _referenced(body: ResponsesRequest, store: ResponseStore, owner: str) -> lis
     return [stored[reference.id] for _, reference in _references(body)]
 
 
-def _references(body: ResponsesRequest) -> Iterator[tuple[int, ItemReference]]:
+def _references(body: InputTokensRequest) -> Iterator[tuple[int, ItemReference]]:
     """Each with its index in the input."""
     for index, item in enumerate(body.input):
         if isinstance(item, ItemReference):

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from server.dialects.responses.sealed import seal
-from server.dialects.responses.tools import ToolName, custom_input
+from server.dialects.responses.tools import ToolName
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
+from server.schemas.custom_tools import custom_input
 from server.schemas.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,

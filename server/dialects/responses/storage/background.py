@@ -11,6 +11,7 @@ from engine.api import EngineError
 from server.dialects.dialect import generate_all
 from server.dialects.responses.builder import ResponsesBuilder
 from server.dialects.responses.response_object import response_state
+from server.dialects.responses.storage.stored import Conversation
 from server.errors import ApiError, busy, to_api_error
 from server.schemas.responses.response import ResponseStatus
 from server.transport.unsent import UnsentBudget, rendering_bytes
@@ -60,6 +61,11 @@ class BackgroundResponses:
         running = self._running.get((owner, id))
         return None if running is None else running.json("in_progress")
 
+    def input(self, owner: str, id: str) -> Conversation | None:
+        """What the response is made from, if it is being made."""
+        running = self._running.get((owner, id))
+        return None if running is None else running.input
+
     async def cancel(self, owner: str, id: str) -> bool:
         """Whether it was being made. It is stored as `cancelled` unless it has just completed."""
         running = self._running.get((owner, id))
@@ -77,6 +83,7 @@ class _Running:
         self._workers = workers
         builder.task.record.slot.release()
         self.client = builder.task.record.client
+        self.input = builder.task.context
         self._held = builder.task.record.held.pop_all()  # kept when the request is over
         self.scope = CancelScope()
         self.ended = Event()

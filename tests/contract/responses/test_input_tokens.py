@@ -1,0 +1,84 @@
+"""What `/v1/responses` has besides responses: counting, and what it says of compacting."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.contract.responses.conftest import Created
+from tests.contract.responses.test_tools import PATCH_TOOL, WEATHER_TOOL
+from tests.contract.test_tools import Daemon
+
+REASONING = {"effort": "low"}
+
+
+def count(hermes: Daemon, **fields: Any) -> int:
+    counted = hermes.client.responses.input_tokens.count(model="bytes", **fields)
+    assert counted.object == "response.input_tokens"
+    return int(counted.input_tokens)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "How is the weather?"},
+        {"input": [{"role": "user", "content": "Hi"}], "instructions": "Be brief."},
+        {"input": "Hi", "tools": [WEATHER_TOOL, PATCH_TOOL], "reasoning": REASONING},
+    ],
+)
+def test_the_tokens_of_the_same_response_are_counted(
+    hermes: Daemon, create: Created, fields: dict[str, Any]
+) -> None:
+    assert count(hermes, **fields) == create(**fields).usage.input_tokens
+    counted, created = hermes.engine.tokenizer.given[-2:]  # type: ignore[attr-defined]
+    assert counted == created
+
+
+def test_what_came_before_counts(hermes: Daemon, create: Created) -> None:
+    first = create(input="How is the weather?")
+    fields: dict[str, Any] = {"input": "Go on.", "previous_response_id": first.id}
+    assert count(hermes, **fields) == create(**fields).usage.input_tokens
+    assert hermes.engine.submitted.qsize() == 2, "nothing is generated to count"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [{"type": "input_audio"}]}, "input[0]"),
+        ({"input": "Hi", "previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"input": "Hi", "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"input": "x" * 600}, "input"),
+    ],
+)
+def test_what_a_response_refuses_is_refused(
+    hermes: Daemon, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        count(hermes, **fields)
+    assert refused.value.param == param
+
+
+def test_compacting_says_what_to_do(hermes: Daemon) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        hermes.client.responses.compact(model="bytes", input="Hi")
+    assert refused.value.code == "unsupported"
+    assert "ask for a summary" in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "compact"])
+def test_they_are_no_responses(hermes: Daemon, name: str) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        hermes.client.responses.retrieve(name)
+    assert (refused.value.status_code, refused.value.response.headers["allow"]) == (405, "POST")
+
+
+def test_what_there_is_not_is_left_out(hermes: Daemon) -> None:
+    """OpenAI's description has no null for either."""
+    queued = hermes.client.responses.with_raw_response.create(
+        model="bytes", input="Hi", background=True
+    )
+    body = queued.http_response.json()
+    assert not {"usage", "user"} & set(body)
+    hermes.client.responses.cancel(body["id"])
+    named = hermes.client.responses.create(model="bytes", input="Hi", user="me")
+    assert named.user == "me"
