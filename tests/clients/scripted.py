@@ -29,9 +29,15 @@ OPENING_CALLS: Mapping[str, Mapping[str, object]] = {
     "get_weather": {"city": CITY, "day": DAY},
     "exec_command": {"cmd": WEATHER_COMMAND},  # Codex
     "Bash": {"command": WEATHER_COMMAND, "description": "Ask the station"},  # Claude Code
-    "bash": {"command": WEATHER_COMMAND, "description": "Ask the station"},  # OpenCode
+    "bash": {"command": WEATHER_COMMAND, "description": "Ask it"},  # OpenCode, pi, Copilot
+    "run_commands": {"commands": [WEATHER_COMMAND]},  # Cline
 }
 """The tools that know the weather, and how each is asked."""
+
+TOOLS = re.compile(r"<tools>\n((?:\{.*\n)+)</tools>\n")
+"""As the tokenizer writes them, a line each."""
+
+FORECAST_IN_JSON = re.compile(r'"sky\\*": \\*"(\w+)\\*", \\*"degrees\\*": (\d+)')
 
 EDIT = f"""forecast.txt
 ```
@@ -47,7 +53,9 @@ EDIT = f"""forecast.txt
 
 @dataclass(frozen=True)
 class AgentTokenizer(ByteTokenizer):
-    """Writes the names of the tools before the messages; its formats are Hermes' and `<think>`."""
+    """Writes tools as Qwen's template does, behind the system's message, so that two prompts
+    share what they would there. Its formats are Hermes' and `<think>`.
+    """
 
     chat_template: str = '<think> </think> <tool_call>{"name": </tool_call>'
 
@@ -58,8 +66,12 @@ class AgentTokenizer(ByteTokenizer):
         /,
         **template_arguments: Any,
     ) -> list[int]:
-        names = [tool["function"]["name"] for tool in template_arguments.get("tools") or ()]
-        return [*f"<tools>{' '.join(names)}\n".encode(), *super().apply_chat_template(messages)]
+        offered = template_arguments.get("tools") or ()
+        tools = "".join(f"{json.dumps(tool['function'])}\n" for tool in offered)
+        head = [message for message in messages[:1] if message["role"] in {"system", "developer"}]
+        system = super().apply_chat_template(head, add_generation_prompt=False)
+        rest = super().apply_chat_template(messages[len(head) :])
+        return [*system, *f"<tools>\n{tools}</tools>\n".encode(), *rest]
 
 
 class AgentEngine(FakeEngine):
@@ -93,8 +105,8 @@ def _answer(request: Request) -> str:
     grammar = request.constraint.grammar if request.constraint else None
     if grammar and grammar.kind is GrammarKind.JSON_SCHEMA:
         return WEATHER
-    offered = re.match("<tools>(.*)\n", prompt)
-    names = offered[1].split() if offered else []
+    offered = TOOLS.search(prompt)
+    names = [json.loads(tool)["name"] for tool in offered[1].splitlines()] if offered else []
     opening = next((name for name in OPENING_CALLS if name in names), None)
     if opening and QUESTION in prompt and "\n<tool>" not in prompt:
         return _thought(_call(opening, OPENING_CALLS[opening]))
@@ -107,9 +119,9 @@ def _answer(request: Request) -> str:
 
 
 def _report(prompt: str) -> str:
-    """What the last tool said, and nothing of one's own."""
+    """What the last tool said, perhaps within a string, and nothing of one's own."""
     results = prompt.split("\n<tool>")[1:]
-    said = re.search(r'"sky": "(\w+)", "degrees": (\d+)', results[-1]) if results else None
+    said = FORECAST_IN_JSON.search(results[-1]) if results else None
     return f"It will be {said[1]}, with {said[2]} degrees." if said else "I am only a script."
 
 

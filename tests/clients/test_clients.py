@@ -71,21 +71,30 @@ def test_the_scripted_model_plays_the_scenario(client: StrictClient) -> None:
     assert [call.function.name for call in output.tool_calls] == ["final_result"]
 
 
-def test_the_scripted_model_says_what_the_tool_said(client: StrictClient) -> None:
+@pytest.mark.parametrize(
+    "said", ['{"sky": "rainy", "degrees": 3}', r"{\"sky\": \"rainy\", \"degrees\": 3}"]
+)
+def test_the_scripted_model_says_what_the_tool_said(client: StrictClient, said: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     answer = client.chat.completions.create(
         model=SCRIPTED,
         messages=[
             {"role": "user", "content": QUESTION},
             {"role": "assistant", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "1", "content": '{"sky": "rainy", "degrees": 3}'},
+            {"role": "tool", "tool_call_id": "1", "content": said},
         ],
     )
     assert answer.choices[0].message.content == "It will be rainy, with 3 degrees."
 
 
 @pytest.mark.parametrize(
-    ("tool", "argument"), [("exec_command", "cmd"), ("Bash", "command"), ("bash", "command")]
+    ("tool", "argument"),
+    [
+        ("exec_command", "cmd"),
+        ("Bash", "command"),
+        ("bash", "command"),
+        ("run_commands", "commands"),
+    ],
 )
 def test_the_command_of_the_scripted_model_prints_the_weather(
     client: StrictClient, tool: str, argument: str
@@ -94,9 +103,26 @@ def test_the_command_of_the_scripted_model_prints_the_weather(
     body = {"model": SCRIPTED, "messages": [{"role": "user", "content": QUESTION}]}
     (call,) = client.chat.completions.create(tools=others, **body).choices[0].message.tool_calls
     assert call.function.name == tool
-    command = json.loads(call.function.arguments)[argument]
+    asked = json.loads(call.function.arguments)[argument]
+    command = asked if isinstance(asked, str) else asked[0]
     assert WEATHER not in command
     assert subprocess.check_output(["bash", "-c", command], text=True).strip() == WEATHER
+
+
+def test_the_scripted_models_prompt_begins_with_the_system_and_then_the_tools(
+    client: StrictClient,
+) -> None:
+    def cached(system: str, question: str) -> int:
+        messages = [
+            {"role": "system", "content": f"{system} <tools>"},
+            {"role": "user", "content": question},
+        ]
+        answer = client.chat.completions.create(model=SCRIPTED, messages=messages, tools=[TOOL])
+        return int(answer.usage.prompt_tokens_details.cached_tokens)
+
+    cached("In one folder.", "Why?")
+    assert cached("In one folder.", "How?") > len(json.dumps(TOOL["function"]))
+    assert cached("Elsewhere, in another.", "Why?") < len("<system>In")
 
 
 def test_the_scripted_model_edits_the_forecast(client: StrictClient) -> None:

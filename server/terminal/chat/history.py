@@ -1,20 +1,18 @@
 """The history of the user's input, saved between chats."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
+from server.terminal.state import state_folder
+
 MOST_BYTES = 2**20
 
 
 def history_file() -> Path:
-    """The file of the history. https://specifications.freedesktop.org/basedir-spec/latest/"""
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():
-        state = Path.home() / ".local" / "state"
-    return state / "rootstock" / "chat_history"
+    """The file of the history."""
+    return state_folder() / "chat_history"
 
 
 def history_in(file: Path) -> History:

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from tests.clients.checks import Daemon, main
-from tests.clients.programs.agent import Agent
+from tests.clients.programs.agent import Agent, shared
 from tests.clients.scenario import FAREWELL, GREETING, QUESTION, UNKNOWN, knows_the_weather
 
 COUNT_ROUTE = 'route="/v1/messages/count_tokens"'
@@ -40,6 +40,13 @@ def tool_loop(daemon: Daemon) -> str:
         lines = _agent(home, daemon).run(*ASK, QUESTION)
     assert _result(lines)["num_turns"] == 2, lines[-1]
     return f"{knows_the_weather(_result(lines)['result'])} ({_cached(lines)})"
+
+
+def two_folders(daemon: Daemon) -> str:
+    with tempfile.TemporaryDirectory() as home:
+        for agent in _agent(home, daemon).in_two_folders():
+            lines = agent.run(*ASK, GREETING)
+    return shared(*_usage(lines), least=0.6)
 
 
 def count_of_tokens(daemon: Daemon) -> str:
@@ -77,12 +84,15 @@ def _events(lines: list[Any]) -> list[Any]:
 
 def _cached(lines: list[Any]) -> str:
     """The last request found what the one before it was."""
+    return shared(*_usage(lines), least=0.95)
+
+
+def _usage(lines: list[Any]) -> tuple[int, int]:
+    """Of the last request: its tokens that were cached, and all."""
     starts = [event["message"] for event in _events(lines) if event["type"] == "message_start"]
     usage = starts[-1]["usage"]
     cached = usage["cache_read_input_tokens"]
-    asked = cached + usage["cache_creation_input_tokens"] + usage["input_tokens"]
-    assert cached > 0.95 * asked, usage
-    return f"{cached} of {asked} tokens cached"
+    return cached, cached + usage["cache_creation_input_tokens"] + usage["input_tokens"]
 
 
 def _agent(home: str, daemon: Daemon) -> Agent:
@@ -90,4 +100,14 @@ def _agent(home: str, daemon: Daemon) -> Agent:
 
 
 if __name__ == "__main__":
-    main(scripted=[conversation, stream, tool_loop, count_of_tokens, errors, cancellation])
+    main(
+        scripted=[
+            conversation,
+            stream,
+            tool_loop,
+            two_folders,
+            count_of_tokens,
+            errors,
+            cancellation,
+        ]
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.checks import Daemon, main
-from tests.clients.programs.agent import Agent
+from tests.clients.programs.agent import Agent, shared
 from tests.clients.scenario import FAREWELL, GREETING, QUESTION, knows_the_weather
 
 ASK = ("run", "--format", "json")
@@ -34,6 +34,13 @@ def tool_loop(daemon: Daemon) -> str:
     return f"{knows_the_weather(_text(events))} ({_cached(events)})"
 
 
+def two_folders(daemon: Daemon) -> str:
+    with tempfile.TemporaryDirectory() as home:
+        for agent in _agent(home, daemon).in_two_folders():
+            events = agent.run(*ASK, GREETING)
+    return shared(*_usage(events), least=0.2)
+
+
 def errors(daemon: Daemon) -> str:
     """A prompt longer than the context, where OpenCode counts fewer tokens."""
     with tempfile.TemporaryDirectory() as home:
@@ -57,10 +64,14 @@ def _parts(events: list[Any], kind: str) -> list[Any]:
 
 def _cached(events: list[Any]) -> str:
     """The last request found what the one before it was."""
+    return shared(*_usage(events), least=0.95)
+
+
+def _usage(events: list[Any]) -> tuple[int, int]:
+    """Of the last request: its tokens that were cached, and all."""
     tokens = _parts(events, "step_finish")[-1]["tokens"]
     cached = tokens["cache"]["read"]
-    assert cached > 0.95 * (cached + tokens["input"]), tokens
-    return f"{cached} of {cached + tokens['input']} tokens cached"
+    return cached, cached + tokens["input"]
 
 
 def _agent(home: str, daemon: Daemon) -> Agent:
@@ -68,4 +79,4 @@ def _agent(home: str, daemon: Daemon) -> Agent:
 
 
 if __name__ == "__main__":
-    main(scripted=[conversation, tool_loop, errors, cancellation])
+    main(scripted=[conversation, tool_loop, two_folders, errors, cancellation])

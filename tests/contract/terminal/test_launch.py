@@ -5,7 +5,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,23 @@ print(json.dumps([sys.argv[1:], dict(os.environ)]))
 """
 """Stands in for an agent: says with what it was started."""
 
+DYNAMIC_SECTIONS = "--exclude-dynamic-system-prompt-sections"
+SPACIOUS = replace(CARD, max_context_tokens=40_000, arena_tokens=40_000)
 
-@pytest.fixture
-def url(base_url: str) -> str:
-    return f"{base_url}/v1"
+
+@pytest.fixture(scope="module")
+def url(no_settings_from_outside: None) -> Iterator[str]:
+    """Of a model with a context that agents can work in."""
+    with running(FakeEngine(card=SPACIOUS), Settings(port=0)) as root:
+        yield f"{root}/v1"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where files of ours go. The name is one that a shell would take apart."""
+    folder = tmp_path / "it's $HOME"
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
 
 
 Started = tuple[list[str], dict[str, str]]
@@ -69,9 +83,7 @@ def test_claude_code_gets_this_daemon_for_every_model(url: str, model: str, tmp_
     arguments, environment = launched(
         "claude",
         tmp_path,
-        "--url",
-        url,
-        "--",
+        *("--url", url, "--"),
         "--continue",
         "-p",
         "Say hi",
@@ -96,7 +108,7 @@ def test_codex_gets_a_provider_in_its_arguments(url: str, model: str, tmp_path: 
     assert set(flags) == {"-c"}
     assert config == {
         "model": model,
-        "model_context_window": CARD.max_context_tokens,
+        "model_context_window": SPACIOUS.max_context_tokens,
         "model_provider": "rootstock",
         "model_providers.rootstock.name": "Rootstock",
         "model_providers.rootstock.base_url": url,
@@ -172,8 +184,103 @@ def test_goose_gets_host_and_path_apart_and_a_session(url: str, model: str, tmp_
     assert launched("goose", tmp_path, "--url", url, "--", "run", "-t", "hi")[0][0] == "run"
 
 
+def test_pi_gets_an_extension_that_adds_a_provider(url: str, model: str, tmp_path: Path) -> None:
+    arguments, _ = launched("pi", tmp_path, "--url", url, "--", "-p", "Say hi")
+    assert arguments[::2] == ["--extension", "--model", "-p"]
+    assert arguments[3::2] == [f"rootstock/{model}", "Say hi"]
+    before, _, provider = Path(arguments[1]).read_text().partition("{")
+    assert before == "export default pi => pi.registerProvider('rootstock', "
+    config = json.loads("{" + provider.removesuffix(")"))
+    assert (config["baseUrl"], config["apiKey"]) == (url, "none")
+    (served,) = config["models"]
+    assert (served["id"], served["contextWindow"], served["maxTokens"]) == (model, 40_000, 10_000)
+
+
+def test_cline_gets_a_file_of_providers(url: str, model: str, tmp_path: Path) -> None:
+    arguments, environment = launched("cline", tmp_path, "--url", url)
+    config = json.loads(Path(environment["CLINE_PROVIDER_SETTINGS_PATH"]).read_text())
+    assert arguments == []
+    assert config["providers"][config["lastUsedProvider"]]["settings"] == {
+        "provider": "openai-compatible",
+        "apiKey": "none",
+        "model": model,
+        "baseUrl": url,
+        "contextWindow": SPACIOUS.max_context_tokens,
+    }
+
+
+def test_crush_gets_choices_that_win_over_the_users(url: str, model: str, tmp_path: Path) -> None:
+    arguments, environment = launched("crush", tmp_path, "--url", url)
+    config = json.loads(Path(environment["CRUSH_GLOBAL_DATA"], "crush.json").read_text())
+    provider = config["providers"]["rootstock"]
+    assert arguments == []
+    assert environment[provider["base_url"].removeprefix("$")] == url
+    assert environment[provider["api_key"].removeprefix("$")] == "none"
+    assert [served["id"] for served in provider["models"]] == [model]
+    chosen = {"model": model, "provider": "rootstock"}
+    assert config["models"] == {"large": chosen, "small": chosen}
+
+
+@pytest.mark.parametrize("options", [(), ("--print",)])
+def test_files_are_for_their_owner_alone_and_each_server_has_its_own(
+    options: tuple[str, ...], url: str, state: Path, tmp_path: Path
+) -> None:
+    with running(FakeEngine(card=SPACIOUS), Settings(port=0)) as another:
+        for server in (url, url, f"{another}/v1"):
+            command = [sys.executable, "-m", "server", "launch", "cline", "--url", server]
+            if options:
+                command = ["sh", "-c", shown("cline", "--url", server, *options).stdout]
+            started(command, "cline", tmp_path, {"XDG_STATE_HOME": str(state)})
+    files = [path for path in state.rglob("*") if path.is_file()]
+    assert [path.name for path in files] == ["cline.json", "cline.json"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_a_folder_that_cannot_be_written(url: str, state: Path, tmp_path: Path) -> None:
+    state.write_text("a file")
+    program = tmp_path / "pi"
+    program.write_text(AGENT)
+    program.chmod(0o755)
+    result = shown("pi", "--url", url, PATH=str(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {state}")
+
+
+@pytest.mark.parametrize(("knows", "flags"), [(DYNAMIC_SECTIONS, [DYNAMIC_SECTIONS]), ("", [])])
+def test_claude_code_gets_a_flag_where_its_version_has_it(
+    knows: str, flags: list[str], url: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "claude"
+    program.write_text(f"#!/bin/sh\necho '  {knows}  Share more'\n")
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    script = shown("claude", "--url", url, "--print", "--", "-p", "hi", PATH=path).stdout
+    assert shlex.split(script.splitlines()[-1]) == ["claude", *flags, "-p", "hi"]
+
+
+@pytest.mark.parametrize("options", [(), ("--print",)])
+def test_a_context_too_short_for_the_agent(options: tuple[str, ...]) -> None:
+    with canned(models={"data": [{"id": "m", "max_model_len": 4096}]}) as server:
+        result = shown("claude", "--url", server.url, *options)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        "error: claude begins with about 22,000 tokens and needs a context of 26,000; m has 4,096. "
+        "Serve a model with more (`rootstock serve --model`), or try it with --force\n"
+    )
+
+
+def test_a_context_that_is_long_enough_not_known_or_not_to_be_asked_about() -> None:
+    for context in ({"max_model_len": 26_000}, {}):
+        with canned(models={"data": [{"id": "m", **context}]}) as server:
+            assert shown("claude", "--url", server.url, "--print").exit_code == 0
+    with canned(models={"data": [{"id": "m", "max_model_len": 4096}]}) as server:
+        assert shown("claude", "--url", server.url, "--print", "--force").exit_code == 0
+        assert shown("goose", "--url", server.url, "--print").exit_code == 0
+
+
 def test_the_daemon_that_runs_and_its_key(tmp_path: Path) -> None:
-    with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
+    with running(FakeEngine(card=SPACIOUS), Settings(port=0, api_key="k")) as base_url:
         port = base_url.rpartition(":")[2]
         _, environment = launched("claude", tmp_path, ROOTSTOCK_PORT=port, ROOTSTOCK_API_KEY="k")
     assert environment["ANTHROPIC_BASE_URL"] == base_url
@@ -222,7 +329,7 @@ def test_a_models_name_is_data_to_the_shell() -> None:
 
 
 def test_a_models_name_is_no_option_of_the_agent() -> None:
-    with canned(models={"data": [{"id": "--yolo", "max_model_len": 1}]}) as server:
+    with canned(models={"data": [{"id": "--yolo", "max_model_len": 40_000}]}) as server:
         for agent in AGENTS:
             line = shown(agent, "--url", server.url, "--print").stdout.splitlines()[-1]
             assert "--yolo" not in shlex.split(line), agent
@@ -239,7 +346,12 @@ def test_no_daemon_runs() -> None:
 def test_an_agent_that_is_not_installed(url: str) -> None:
     result = shown("codex", "--url", url, PATH="/no/such")
     assert result.exit_code == 1
-    assert "no codex on the PATH; npm install -g @openai/codex" in result.stderr
+    assert "no codex on the PATH; `npm install -g @openai/codex` brings it" in result.stderr
+    result = shown("goose", "--url", url, PATH="/no/such")
+    assert result.stderr == (
+        "error: there is no goose on the PATH; "
+        "https://goose-docs.ai/docs/getting-started/installation says how to install it\n"
+    )
 
 
 def test_an_agent_that_nobody_knows() -> None:
