@@ -8,7 +8,6 @@ import { Memory, Numbers } from "./overview/numbers.js";
 import { Confirm } from "./parts/confirm.js";
 import { Component, html, render } from "./parts/html.js";
 import { KeyForm } from "./parts/key.js";
-import { Adopted } from "./state/adopted.js";
 import { History } from "./state/history.js";
 import { Picture } from "./tree/picture.js";
 
@@ -28,7 +27,6 @@ const STATUS = {
 class App extends Component {
   state = { snapshot: null, received: 0, now: 0, status: "connecting", refusal: null, problem: null };
   history = new History();
-  adopted = new Adopted();
 
   componentDidMount() {
     this.watch = new Watch(
@@ -45,7 +43,7 @@ class App extends Component {
     return html`
       <${Header} snapshot=${snapshot} status=${status} onForget=${() => this.forget()} />
       <main>
-        <div class="watching">${this.watching(snapshot, refusal)}</div>
+        <div class="watching ${status}">${this.watching(snapshot, refusal)}</div>
         <${Playground} />
       </main>`;
   }
@@ -58,15 +56,16 @@ class App extends Component {
   watching(snapshot, refusal) {
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
     if (!snapshot) return html`<p class="notice">Waiting for the first picture …</p>`;
-    const { now, received, problem } = this.state;
+    const { now, received, problem, status } = this.state;
     const seconds = (now - received) / 1000;
     return html`
+      ${status === "lost" && html`<p class="notice">${pastText(snapshot)}</p>`}
       <section class="overview" aria-label="Right now">
         <${Numbers} snapshot=${snapshot} history=${this.history} />
         <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
       </section>
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-      <${Picture} snapshot=${snapshot} lit=${this.adopted.lit(now)} seconds=${seconds}
+      <${Picture} snapshot=${snapshot} seconds=${seconds}
                   clear=${(namespace) => this.clearButton(namespace)} />
       <section aria-labelledby="history">
         <h2 id="history">The last minutes</h2>
@@ -86,7 +85,6 @@ class App extends Component {
 
   show(snapshot) {
     const now = performance.now();
-    this.adopted.note(snapshot, now);
     this.setState({ snapshot, received: now, now });
   }
 
@@ -131,6 +129,11 @@ function Header({ snapshot, status, onForget }) {
       <span class="status ${status}" role="status">${STATUS[status]}</span>
       ${hasKey() && html`<button class="quiet" onClick=${onForget}>Forget the key</button>`}
     </header>`;
+}
+
+function pastText({ time }) {
+  const seen = new Date(time * 1000).toLocaleTimeString();
+  return `The daemon does not answer. Below is how things stood at ${seen}.`;
 }
 
 function refusalText(refusal) {
