@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from engine.types.picture import CachePicture
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.conftest import Visit
@@ -168,6 +169,24 @@ def test_bars_stand_where_they_belong_at_once(
     scene.node(shared, 4_000)
     engine.picture = scene.picture(version=3)
     assert page.evaluate("window.moved") == [pytest.approx(0, abs=0.1)] * 3
+
+
+def test_a_bar_that_moves_looks_as_it_is_used(
+    visit: Visit, scripted_url: str, engine: FakeEngine
+) -> None:
+    def of_two(used: int, version: int) -> CachePicture:
+        scene = Scene()
+        for i in range(2):
+            scene.node(None, 100 + i, holders=int(i == used))
+        return scene.picture(version)
+
+    engine.picture = of_two(0, version=2)
+    page = visit(scripted_url)
+    first, second = (page.locator(f".bar[data-tokens='{tokens}']") for tokens in (100, 101))
+    for version, (used, kept) in enumerate([(second, first), (first, second)] * 3, start=3):
+        engine.picture = of_two(int(used is second), version)
+        expect(used.locator("text")).to_have_css("fill", "rgb(255, 255, 255)")
+        expect(kept.locator("text")).not_to_have_css("fill", "rgb(255, 255, 255)")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import { count, short, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
 
 const GAP = 2; // pixels between neighbours
-const LETTER = 6.6; // about as wide as one, in pixels
+const LETTER = 7; // about as wide as one, in pixels
 const TEXT_HEIGHT = 13;
 const TEXT_DEEPEST = 120; // pixels below the top of a high bar, of which one may see no more
 const MARKED = 3; // so many of those that go next
@@ -19,8 +19,9 @@ export function Bar({ bar, looks, onSelect }) {
   const { node } = bar;
   const box = boxOf(bar.from, bar.to, bar.row, bar.rows, looks);
   const isHeld = node.holders > 0;
+  const use = isHeld ? "held" : "cached";
   const classes = [
-    "bar", isHeld ? "held" : "cached", isMarked(node) && "next",
+    "bar", use, isMarked(node) && "next",
     looks.selected === node.id && "selected",
   ];
   const found = looks.found.get(node.id) ?? 0;
@@ -35,7 +36,7 @@ export function Bar({ bar, looks, onSelect }) {
             fill-opacity=${isHeld ? 1 : fading(looks.ages(node))} />
       ${node.disk_tokens > 0 && html`
         <rect class="disk" ...${boxOf(bar.from, bar.from + node.disk_tokens, bar.row, bar.rows, looks)}
-              rx=${radius(box)} fill="url(#disk-${isHeld ? "held" : "cached"})" />`}
+              rx=${radius(box)} fill="url(#disk-${use})" />`}
       ${node.holes.map(([from, to]) => html`
         <rect class="hole" ...${boxOf(from, to, bar.row, bar.rows, looks)} fill="url(#hole)" />`)}
       ${node.states.map((token) => html`
@@ -46,7 +47,7 @@ export function Bar({ bar, looks, onSelect }) {
       ${found > bar.from && html`
         <${Found} tokens=${found - bar.from}
                   box=${boxOf(bar.from, found, bar.row, bar.rows, looks)} />`}
-      <${Label} text=${labelOf(node, room)} box=${box} />
+      <${Label} text=${labelOf(node, room)} box=${box} use=${use} />
     </g>`;
 }
 
@@ -87,7 +88,8 @@ export function Lane({ lane, looks }) {
       <title>${laneTitle(request)}</title>
       <rect class="ahead" ...${{ ...rest, height: Math.max(0, box.height - 1) }} rx=${radius(box)} />
       ${isRunning && html`<rect class="done" ...${box} width=${done} rx=${radius(box)} />`}
-      <${Label} text=${laneLabel(request, box, done)} box=${{ ...box, width: done }} />
+      <${Label} text=${laneLabel(request, box, done)} box=${{ ...box, width: done }}
+                use=${request.state} />
     </g>`;
 }
 
@@ -123,9 +125,13 @@ export function Patterns() {
     </svg>`;
 }
 
-function Label({ text, box }) {
+/**
+ * Its looks are its own and not of what it stands in: where that changes and moves at once, as it
+ * does when a request begins, Chromium keeps the old ones.
+ */
+function Label({ text, box, use }) {
   if (!text || box.height < TEXT_HEIGHT) return null;
-  return html`<text x=${box.x + 8} y=${middle(box)}>${text}</text>`;
+  return html`<text class="label ${use}" x=${box.x + 8} y=${middle(box)}>${text}</text>`;
 }
 
 
