@@ -39,6 +39,6 @@ def cache_tree(**fields: object) -> CacheTree:
         "hidden_requests": {"running": 0, "waiting": 0},
         "disk": None,
         **{"nodes": [], "groups": [], "namespaces": [], "requests": [], "counters": counted()},
-        "recent_hits": [],
+        **{"adoptions": [], "recent_hits": []},
     }
     return CacheTree.model_validate({**empty, **fields})

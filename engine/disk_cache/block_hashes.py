@@ -66,7 +66,7 @@ class BlockHashes:
     def split(self, node: Node, lower: Node) -> None:
         """Blocks keep their hashes."""
 
-    def used(self, node: Node) -> None:
+    def used(self, node: Node, n_tokens: int) -> None:
         """Blocks keep their hashes."""
 
     def removed(self, node: Node, n_blocks: int) -> None:

@@ -140,7 +140,7 @@ class DiskWriter:
         elif node in self._later:
             self._mark_dirty(lower)
 
-    def used(self, node: Node) -> None:
+    def used(self, node: Node, n_tokens: int) -> None:
         above: Node | None = node
         while above is not None and above.blocks:
             if self._later.get(above, math.inf) < math.inf:

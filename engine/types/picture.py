@@ -97,6 +97,15 @@ class PictureRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureAdoption:
+    """Of a prompt that was admitted a moment ago, how much was found in the tree."""
+
+    node: int  # with the last token that was found
+    tokens: int  # of the prompt, from the first on
+    seconds: float  # how long ago
+
+
+@dataclass(frozen=True, slots=True)
 class HiddenRequests:
     """Live sequences that a picture leaves out. `waiting` includes those that are loading."""
 
@@ -135,6 +144,7 @@ class CachePicture:
     namespaces: tuple[PictureNamespace, ...]
     requests: tuple[PictureRequest, ...]
     hidden_requests: HiddenRequests
+    adoptions: tuple[PictureAdoption, ...]  # the last ones, oldest first
     recent_hits: tuple[RecentHits, ...]
     counters: PictureCounters
 

@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from engine.disk_cache.cache import DiskCache
 from engine.types.picture import (
@@ -12,6 +12,7 @@ from engine.types.picture import (
     DiskUse,
     Hidden,
     HiddenRequests,
+    PictureAdoption,
     PictureCounters,
     PictureNamespace,
     PictureNode,
@@ -27,10 +28,14 @@ MAX_NODES = 2000
 MAX_MARKS = 32
 """Of each kind on one node: saved states, holes. The last ones, where the next will resume."""
 
+ADOPTED_SECONDS = 5.0
+"""So long an adoption is told of."""
+
 PICTURE_BYTES = 147_800
 """The most that a picture takes as JSON, by the sizes below: the most that its parts take."""
 NODE_BYTES = 255
 REQUEST_BYTES = 260
+ADOPTION_BYTES = 60
 NAMESPACE_BYTES = 110
 STATE_BYTES = 9
 HOLE_BYTES = 19
@@ -90,6 +95,7 @@ class Renderer:
             ),
             requests=tuple(_request(live, self._replica) for live in moment.live[:SHOWN_REQUESTS]),
             hidden_requests=_hidden_requests(moment),
+            adoptions=tuple(self._adoptions(snapshot.seconds, {node.serial for node in shown})),
             recent_hits=moment.recent_hits,
             counters=_counters(moment, requests),
         )
@@ -111,6 +117,7 @@ class Renderer:
     ) -> Sequence[ReplicaNode]:
         """The nodes that there is room for, parents before children."""
         room = PICTURE_BYTES - n_requests * REQUEST_BYTES
+        room -= len(self._replica.adoptions) * ADOPTION_BYTES
         shown, namespaces = list[ReplicaNode](), set[Namespace]()
         rest = [
             entry
@@ -158,6 +165,16 @@ class Renderer:
             next_evicted=place,
             hidden=hidden if hidden.nodes else None,
         )
+
+    def _adoptions(self, now_seconds: float, shown: Set[int]) -> Iterator[PictureAdoption]:
+        """Where a node is not shown, the nearest above it stands for it."""
+        for adoption in self._replica.adoptions:
+            node = self._replica.nodes.get(adoption.node)
+            while node is not None and node.serial not in shown:
+                node = node.parent
+            seconds = now_seconds - adoption.seconds
+            if node is not None and seconds <= ADOPTED_SECONDS:
+                yield PictureAdoption(node.serial, adoption.n_tokens, round(max(seconds, 0.0), 2))
 
     def _on_disk(self, node: ReplicaNode) -> int:
         return min(self._disk.on_disk(node.blocks) * self._block_size, node.tokens)

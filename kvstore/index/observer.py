@@ -22,8 +22,8 @@ class TreeObserver(Protocol):
         """What was the end of `node`, with all that was below, is `lower` now, its only child."""
         ...
 
-    def used(self, node: Node) -> None:
-        """A lease has adopted all from the root to the lower end of `node`."""
+    def used(self, node: Node, n_tokens: int) -> None:
+        """A lease has adopted the first `n_tokens` tokens of the path that ends with `node`."""
         ...
 
     def removed(self, node: Node, n_blocks: int) -> None:
@@ -56,9 +56,9 @@ class Observers:
         for observer in self._all:
             observer.split(node, lower)
 
-    def used(self, node: Node) -> None:
+    def used(self, node: Node, n_tokens: int) -> None:
         for observer in self._all:
-            observer.used(node)
+            observer.used(node, n_tokens)
 
     def removed(self, node: Node, n_blocks: int) -> None:
         for observer in self._all:

@@ -92,7 +92,7 @@ class RadixTree(PrefixIndex):
             node.last_used = self._now
             matched_blocks -= len(node.blocks)
         if match.path:
-            self.observers.used(match.path[-1])
+            self.observers.used(match.path[-1], match.n_tokens)
 
     def insert(
         self, namespace: Namespace, packed: bytes, blocks: Sequence[BlockId]

@@ -11,7 +11,6 @@ import { Memory, Numbers } from "./overview/numbers.js";
 import { Clear } from "./parts/clear.js";
 import { Component, html, render } from "./parts/html.js";
 import { KeyForm } from "./parts/key.js";
-import { Adopted } from "./state/adopted.js";
 import { History } from "./state/history.js";
 import { Picture } from "./tree/picture.js";
 
@@ -29,7 +28,6 @@ class App extends Component {
     ...{ model: null, agents: [] }, // what is served, for whoever may use it
   };
   history = new History();
-  adopted = new Adopted();
 
   componentDidMount() {
     this.watch = new Watch(
@@ -46,7 +44,7 @@ class App extends Component {
     return html`
       <${Header} snapshot=${snapshot} status=${status} onForget=${() => this.forget()} />
       <main>
-        <div class="watching">${this.watching(snapshot, refusal)}</div>
+        <div class="watching ${status}">${this.watching(snapshot, refusal)}</div>
         <${Playground} model=${model} />
         <div class="about">
           ${model && html`<${Connect} model=${model} agents=${agents} />`}
@@ -63,14 +61,15 @@ class App extends Component {
   watching(snapshot, refusal) {
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
     if (!snapshot) return html`<p class="notice">Waiting for the first picture …</p>`;
-    const { now, received } = this.state;
+    const { now, received, status } = this.state;
     const seconds = (now - received) / 1000;
     return html`
+      ${status === "lost" && html`<p class="notice">${pastText(snapshot)}</p>`}
       <section class="overview" aria-label="Right now">
         <${Numbers} snapshot=${snapshot} history=${this.history} />
         <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
       </section>
-      <${Picture} snapshot=${snapshot} lit=${this.adopted.lit(now)} seconds=${seconds}
+      <${Picture} snapshot=${snapshot} seconds=${seconds}
                   clear=${(namespace) => this.clearButton(namespace)} />
       <section aria-labelledby="history">
         <h2 id="history">The last minutes</h2>
@@ -97,7 +96,6 @@ class App extends Component {
 
   show(snapshot) {
     const now = performance.now();
-    this.adopted.note(snapshot, now);
     this.setState({ snapshot, received: now, now });
   }
 
@@ -135,6 +133,11 @@ function Header({ snapshot, status, onForget }) {
       <span class="status ${status}" role="status">${STATUS[status]}</span>
       ${hasKey() && html`<button class="quiet" onClick=${onForget}>Forget the key</button>`}
     </header>`;
+}
+
+function pastText({ time }) {
+  const seen = new Date(time * 1000).toLocaleTimeString();
+  return `The daemon does not answer. Below is how things stood at ${seen}.`;
 }
 
 function refusalText(refusal) {

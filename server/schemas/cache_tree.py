@@ -107,6 +107,14 @@ class TreeRequest(_Seen):
     output_tokens: int
 
 
+class TreeAdoption(_Seen):
+    """Of a prompt that was admitted a moment ago, how much was found in the cache."""
+
+    node: int = Field(description="The node with the last token that was found.")
+    tokens: int = Field(description="How many were found of the prompt, from its first on.")
+    seconds: float = Field(description="How long ago.")
+
+
 class HiddenRequests(_Seen):
     """Live sequences that a picture leaves out. `waiting` includes those that are loading."""
 
@@ -143,6 +151,9 @@ class CacheTree(_Seen):
     namespaces: list[TreeNamespace]
     requests: list[TreeRequest]
     hidden_requests: HiddenRequests
+    adoptions: list[TreeAdoption] = Field(
+        description="Of the last five seconds, the last 32; the oldest first."
+    )
     recent_hits: list[RecentHits] = Field(description="Of the last 1, 5 and 15 minutes.")
     counters: TreeCounters
 

@@ -9,19 +9,19 @@ BARS = """() => [...document.querySelectorAll(".bar")].map((bar) => {
   const body = bar.querySelector(".body");
   const [x, y, width, height] = ["x", "y", "width", "height"].map((n) => +body.getAttribute(n));
   const { tokens, holders } = bar.dataset;
-  const is_lit = bar.classList.contains("lit");
-  return { tokens: +tokens, holders: +holders, is_lit, x, y, width, height };
+  const found = +(bar.querySelector(".found")?.dataset.tokens ?? 0);
+  return { tokens: +tokens, holders: +holders, found, x, y, width, height };
 })"""
 GAP = 2  # pixels between neighbours
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A run of tokens. Places are in pixels."""
+    """A run of tokens. Places are in pixels. `found`: so many of its tokens are lit."""
 
     tokens: int
     holders: int
-    is_lit: bool
+    found: int
     x: float
     y: float
     width: float

@@ -128,6 +128,7 @@ def test_what_windows_have_left_behind_is_marked(visit: Visit, tmp_path: Path) -
         page = visit(str(client.base_url).rstrip("/"))
         expect(page.locator(".legend")).to_contain_text("left behind by sliding windows")
         expect(page.locator(".memory")).to_contain_text("Windows of")
+        page.get_by_role("button", name="that share nothing").click()
         expect(page.locator(".bar .disk")).to_have_count(N_PROMPTS)
         nodes = client.get("/admin/cache/tree").json()["nodes"]
         holes = [end - start for node in nodes for start, end in node["holes"]]

@@ -24,6 +24,7 @@ from engine.types.picture import (
     Hidden,
     HiddenRequests,
     NodeTokens,
+    PictureAdoption,
     PictureCounters,
     PictureNamespace,
     PictureNode,
@@ -119,6 +120,7 @@ PICTURE = CachePicture(
     namespaces=(PictureNamespace("0", "default", 3, 136),),
     requests=(PictureRequest("r", 1, "0", "running", 70, 64, 70, 2),),
     hidden_requests=HiddenRequests(0, 3),
+    adoptions=(PictureAdoption(1, 60, 1.25),),
     recent_hits=RECENT_HITS,
     counters=PictureCounters(200, 120, 30, 6, 9, 8, 1.5),
 )

@@ -35,7 +35,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Used:
+    """Of the path that ends with `node` the first `n_tokens` tokens were adopted then."""
+
     node: int
+    n_tokens: int
     seconds: float
 
 

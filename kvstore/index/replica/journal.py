@@ -75,8 +75,8 @@ class TreeJournal:
     def split(self, node: Node, lower: Node) -> None:
         self._note(Split(node.serial, lower.serial, len(node.blocks), _n_tokens(node)))
 
-    def used(self, node: Node) -> None:
-        self._note(Used(node.serial, node.last_used))
+    def used(self, node: Node, n_tokens: int) -> None:
+        self._note(Used(node.serial, n_tokens, node.last_used))
 
     def removed(self, node: Node, n_blocks: int) -> None:
         self._note(Removed(node.serial, n_blocks, _n_tokens(node)))

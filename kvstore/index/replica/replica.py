@@ -1,6 +1,7 @@
 """The tree's shape as far as its changes have been applied, with what each subtree weighs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,6 +15,17 @@ from kvstore.index.replica.changes import (
     Used,
 )
 from kvstore.types import BlockId, Namespace
+
+MOST_ADOPTIONS = 32
+
+
+@dataclass(slots=True)
+class Adoption:
+    """Of the path that ends with `node` the first `n_tokens` tokens were adopted then."""
+
+    node: int
+    n_tokens: int
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -72,6 +84,7 @@ class TreeReplica:
     def __init__(self) -> None:
         self._nodes: dict[int, ReplicaNode] = {}
         self._roots: dict[Namespace, ReplicaNode] = {}
+        self._adoptions: deque[Adoption] = deque(maxlen=MOST_ADOPTIONS)
 
     @property
     def nodes(self) -> Mapping[int, ReplicaNode]:
@@ -83,6 +96,11 @@ class TreeReplica:
         """Those with something below."""
         return MappingProxyType(self._roots)
 
+    @property
+    def adoptions(self) -> Sequence[Adoption]:
+        """The last ones, oldest first. Their nodes may have left the tree."""
+        return self._adoptions
+
     def apply(self, changes: Iterable[Change]) -> None:
         for change in changes:
             match change:
@@ -90,6 +108,7 @@ class TreeReplica:
                     self._store(change)
                 case Used():
                     self.use(change.node, change.seconds)
+                    self._adoptions.append(Adoption(change.node, change.n_tokens, change.seconds))
                 case Split():
                     self._split(change)
                 case Removed():
@@ -99,6 +118,7 @@ class TreeReplica:
                 case Afresh():
                     self._nodes.clear()
                     self._roots.clear()
+                    self._adoptions.clear()
 
     def use(self, serial: int, seconds: float) -> None:
         """The node and all above it were used then."""
@@ -140,6 +160,9 @@ class TreeReplica:
         lower.weight.blocks -= len(node.blocks)
         for each in node.path():
             each.weight.nodes += 1
+        for adoption in self._adoptions:
+            if adoption.node == node.serial and adoption.n_tokens > lower.start:
+                adoption.node = lower.serial
 
     def _remove(self, removed: Removed) -> None:
         node = self._nodes.get(removed.node)

@@ -1,18 +1,17 @@
 // The picture itself, one SVG for each namespace. Places come from layout.js, looks from tree.css.
 // A bar that is selected fills the width with all that is behind it.
 
-import { whole } from "../parts/format.js";
+import { count } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
+import { placeOf } from "./axis.js";
+import { Below } from "./below.js";
 import { Crumbs } from "./crumbs.js";
-import { Bar, Lane, Rest } from "./pieces.js";
-import { ticks } from "./layout.js";
+import { Badge, Bar, Lane, Rest } from "./pieces.js";
+import { linesOf, Ruler, tearsOf } from "./ruler.js";
 
 const [HEIGHT_LEAST, HEIGHT_MOST] = [380, 600]; // pixels that the rows share
-const [ROW_LEAST, ROW_READABLE, ROW_MOST] = [5, 16, 40]; // pixels of each, whatever they share
-const PIXELS_BETWEEN_TICKS = 90;
+const [ROW_LEAST, ROW_READABLE, ROW_MOST] = [6, 16, 40]; // pixels of each, whatever they share
 const MARGIN_RIGHT = 48; // a lane's head and the number of what is left out stand here
-const MARGIN_TICK = 24; // closer to the left edge a tick's number begins at its line
-const MOST_SMOOTH = 400; // more bars than that move without a transition
 
 export class Icicle extends Component {
   state = { width: 0, focused: null };
@@ -21,7 +20,7 @@ export class Icicle extends Component {
     this.observer = new ResizeObserver(([entry]) => {
       this.setState({ width: Math.floor(entry.contentRect.width) });
     });
-    this.observer.observe(this.element);
+    this.observer.observe(this.element.querySelector(".namespaces"));
   }
 
   /** Focus goes where it was sent; and to a bar when what had it has gone with the selection. */
@@ -38,24 +37,25 @@ export class Icicle extends Component {
     this.observer.disconnect();
   }
 
-  render({ picture, path, lit, ages, selected, onSelect, clear }, { width }) {
-    const x = scale(width - MARGIN_RIGHT, picture);
+  render({ picture, path, found, ages, selected, onSelect, onFold, clear }, { width }) {
+    const x = scale(width - MARGIN_RIGHT, picture.axis);
     const row = rowHeight(picture.rows);
     const all = picture.namespaces.flatMap(({ bars }) => bars);
     const focused = all.find(({ node }) => node.id === this.state.focused) ?? all[0];
-    const looks = { x, row, lit, ages, selected, focused: focused?.node.id };
-    const isSmooth = all.length <= MOST_SMOOTH;
+    const tears = tearsOf(x, picture.axis);
+    const lines = linesOf(x, picture.axis, width);
+    const looks = { x, row, lines, tears, found, ages, selected, focused: focused?.node.id };
     return html`
-      <div class="icicle ${isSmooth ? "smooth" : ""}" ref=${(element) => (this.element = element)}
+      <div class="icicle" ref=${(element) => (this.element = element)}
            onKeyDown=${(event) => this.move(event, all)}>
         ${path.length > 0 && html`<${Crumbs} path=${path} onSelect=${onSelect} />`}
-        <${Axis} x=${x} picture=${picture} width=${width} />
-        <div class="namespaces">
+        <${Ruler} x=${x} axis=${picture.axis} lines=${lines} width=${width} />
+        <${Below}>
           ${picture.namespaces.map((namespace) => html`
             <${Namespace} key=${namespace.id} namespace=${namespace} looks=${looks} width=${width}
-                          isAlone=${picture.namespaces.length === 1} picture=${picture}
-                          onSelect=${(id) => this.select(id)} clear=${clear} />`)}
-        </div>
+                          isAlone=${picture.namespaces.length === 1} clear=${clear}
+                          onSelect=${(id) => this.select(id)} onFold=${onFold} />`)}
+        <//>
       </div>`;
   }
 
@@ -85,9 +85,9 @@ export class Icicle extends Component {
   }
 }
 
-function scale(width, { from, to }) {
-  const wide = Math.max(0, width) / (to - from);
-  return (token) => Math.round((token - from) * wide * 100) / 100;
+function scale(width, axis) {
+  const wide = Math.max(0, width) / axis.length;
+  return (token) => Math.round(placeOf(axis, token) * wide * 100) / 100;
 }
 
 function rowHeight(rows) {
@@ -95,24 +95,8 @@ function rowHeight(rows) {
   return Math.min(ROW_MOST, Math.max(ROW_LEAST, Math.floor(height / rows)));
 }
 
-function lines(x, picture, width) {
-  return ticks(picture, Math.max(2, Math.floor(width / PIXELS_BETWEEN_TICKS))).map((token) => ({
-    token, at: Math.round(x(token)) + 0.5,
-  }));
-}
-
-function Axis({ x, picture, width }) {
-  return html`
-    <svg class="axis" width=${width} height="20" aria-hidden="true">
-      ${lines(x, picture, width).map(({ token, at }) => html`
-        <text key=${token} x=${at} y="14" text-anchor=${at < MARGIN_TICK ? "start" : "middle"}>
-          ${token === 0 ? "token 0" : whole(token)}
-        </text>`)}
-    </svg>`;
-}
-
-function Namespace({ namespace, looks, width, picture, isAlone, onSelect, clear }) {
-  const { bars, lanes, rests, rows, name } = namespace;
+function Namespace({ namespace, looks, width, isAlone, onSelect, onFold, clear }) {
+  const { bars, lanes, rests, rows, folded, name } = namespace;
   const height = rows * looks.row;
   const heading = html`<h3>${name} ${clear(namespace)}</h3>`;
   return html`
@@ -120,14 +104,23 @@ function Namespace({ namespace, looks, width, picture, isAlone, onSelect, clear 
       ${!isAlone && heading}
       <svg role="group" aria-label="The tree of cached tokens" width=${width} height=${height}>
         <g class="lines" aria-hidden="true">
-          ${lines(looks.x, picture, width).map(({ token, at }) => html`
+          ${looks.lines.map(({ token, at }) => html`
             <line key=${token} x1=${at} x2=${at} y1="0" y2=${height} />`)}
         </g>
         ${bars.map((bar) => html`
           <${Bar} key=${bar.node.id} bar=${bar} looks=${looks} onSelect=${onSelect} />`)}
+        ${bars.map((bar) => html`<${Badge} key=${bar.node.id} bar=${bar} looks=${looks} />`)}
         ${lanes.map((lane) => html`
           <${Lane} key=${lane.request.id} lane=${lane} looks=${looks} />`)}
         ${rests.map((rest) => html`<${Rest} key=${rest.id} rest=${rest} looks=${looks} />`)}
       </svg>
+      ${folded.prompts > 0 && html`
+        <button class="quiet fold" aria-expanded="false" onClick=${onFold}>
+          ${foldedText(folded)}</button>`}
     </section>`;
+}
+
+function foldedText({ prompts, tokens }) {
+  const share = prompts === 1 ? "shares" : "share";
+  return `+${prompts} that ${share} nothing: ${count(tokens, "token")}`;
 }

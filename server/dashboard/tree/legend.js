@@ -7,13 +7,13 @@ const ALWAYS = [
   ["held", "in use by a request now"],
   ["cached", "kept for later, fainter with age"],
   ["done", "being computed or written"],
+  ["found", "found by a prompt just now"],
   ["next", "next to be evicted"],
 ];
 const OF_GROUPS = {
   recurrent: ["state", "saved state of recurrent layers"],
   window: ["hole", "left behind by sliding windows"],
 };
-
 const OF_DISK = ["disk", "on disk too"];
 
 export function Legend({ groups, disk }) {

@@ -4,19 +4,22 @@ import { count } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
 import { Details } from "./details.js";
 import { Empty } from "./empty.js";
+import { foundIn } from "./found.js";
 import { Icicle } from "./icicle.js";
 import { layout } from "./layout.js";
 import { Legend } from "./legend.js";
 import { Patterns } from "./pieces.js";
 import { Tables } from "./table.js";
 
-export class Picture extends Component {
-  state = { selected: null };
+const MOST_ALONE = 5; // prompts that share nothing: more of them are folded
 
-  render({ snapshot, lit, seconds, clear }, { selected }) {
+export class Picture extends Component {
+  state = { selected: null, mostAlone: MOST_ALONE };
+
+  render({ snapshot, seconds, clear }, { selected, mostAlone }) {
     const nodes = new Map(snapshot.nodes.map((node) => [node.id, node]));
     const path = pathTo(nodes, selected);
-    const picture = layout(snapshot, path.at(-1));
+    const picture = layout(snapshot, { top: path.at(-1) ?? null, mostAlone });
     const isEmpty = picture.rows === 0;
     const { disk, groups, hidden } = snapshot;
     const ages = (node) => node.idle_seconds + seconds;
@@ -26,12 +29,18 @@ export class Picture extends Component {
           <h2 id="picture">The cache</h2>
           ${clear(null)}
         </header>
-        <p class="muted">A bar is a run of tokens, as wide as it is long. Prompts that begin alike share
-          their first bars; where they part, they fan out to the right.</p>
+        <p class="muted">A bar is a run of tokens, as wide as it is long${
+          picture.axis.cuts.length > 0 && "; under a zigzag it is cut short"}. Prompts that begin alike share their first bars; where they part, they fan out to the right.</p>
         <${Patterns} />
         ${isEmpty ? html`<${Empty} disk=${disk} />` : html`
-          <${Icicle} picture=${picture} path=${path} lit=${lit} ages=${ages} selected=${selected}
-                     clear=${clear} onSelect=${(id) => this.select(id)} />`}
+          <${Icicle} picture=${picture} path=${path} found=${foundIn(snapshot, seconds)}
+                     ages=${ages} selected=${selected} clear=${clear}
+                     onSelect=${(id) => this.select(id)}
+                     onFold=${() => this.setState({ mostAlone: Infinity })} />`}
+        ${mostAlone === Infinity && html`
+          <button class="quiet fold" aria-expanded="true"
+                  onClick=${() => this.setState({ mostAlone: MOST_ALONE })}>
+            Fold prompts that share nothing</button>`}
         ${hidden.nodes > 0 && html`
           <p class="muted">and ${count(hidden.nodes, "smaller run")} of
             ${count(hidden.tokens, "token")}, not drawn</p>`}

@@ -4,11 +4,14 @@ import { count, short, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
 
 const GAP = 2; // pixels between neighbours
-const LETTER = 6.6; // about as wide as one, in pixels
+const LETTER = 7; // about as wide as one, in pixels
 const TEXT_HEIGHT = 13;
+const TEXT_DEEPEST = 120; // pixels below the top of a high bar, of which one may see no more
 const MARKED = 3; // so many of those that go next
 const BADGE = 18; // room for the number of who goes next
 const HEAD = 7; // a lane's least width, so that it is seen when nearly all is stored
+const TEAR = 6; // pixels that a tear is wide, and its pattern
+const FOUND_LINE = 3;
 const OLDEST_SECONDS = 1800; // from here on a bar is as faint as it gets
 const [STRONGEST, FAINTEST] = [0.5, 0.12]; // opacity of what is cached
 
@@ -16,10 +19,14 @@ export function Bar({ bar, looks, onSelect }) {
   const { node } = bar;
   const box = boxOf(bar.from, bar.to, bar.row, bar.rows, looks);
   const isHeld = node.holders > 0;
+  const use = isHeld ? "held" : "cached";
   const classes = [
-    "bar", isHeld ? "held" : "cached", isMarked(node) && "next",
-    looks.lit.has(node.id) && "lit", looks.selected === node.id && "selected",
+    "bar", use, isMarked(node) && "next",
+    looks.selected === node.id && "selected",
   ];
+  const found = looks.found.get(node.id) ?? 0;
+  const tears = looks.tears.filter((at) => at > box.x && at < box.x + box.width);
+  const room = tears.length ? tears[0] - TEAR - box.x : box.width;
   return html`
     <g class=${classes.filter(Boolean).join(" ")} role="button" aria-label=${spoken(node)}
        tabindex=${looks.focused === node.id ? 0 : -1} aria-pressed=${looks.selected === node.id}
@@ -29,13 +36,44 @@ export function Bar({ bar, looks, onSelect }) {
             fill-opacity=${isHeld ? 1 : fading(looks.ages(node))} />
       ${node.disk_tokens > 0 && html`
         <rect class="disk" ...${boxOf(bar.from, bar.from + node.disk_tokens, bar.row, bar.rows, looks)}
-              rx=${radius(box)} fill="url(#disk-${isHeld ? "held" : "cached"})" />`}
+              rx=${radius(box)} fill="url(#disk-${use})" />`}
       ${node.holes.map(([from, to]) => html`
         <rect class="hole" ...${boxOf(from, to, bar.row, bar.rows, looks)} fill="url(#hole)" />`)}
       ${node.states.map((token) => html`
         <path class="state" d=${diamond(looks.x(token) - GAP, box.y + box.height)} />`)}
-      <${Label} text=${labelOf(node, box)} box=${box} />
-      ${isMarked(node) && html`<${Badge} number=${node.next_evicted} box=${box} />`}
+      ${tears.map((at) => html`
+        <rect key=${at} class="tear" x=${at - TEAR / 2} y=${box.y} width=${TEAR} height=${box.height}
+              fill="url(#tear)" />`)}
+      ${found > bar.from && html`
+        <${Found} tokens=${found - bar.from}
+                  box=${boxOf(bar.from, found, bar.row, bar.rows, looks)} />`}
+      <${Label} text=${labelOf(node, room)} box=${box} use=${use} />
+    </g>`;
+}
+
+/** Its turn on a bar that is evicted soon. It is no part of the bar, whose name says it in words. */
+export function Badge({ bar, looks }) {
+  const box = boxOf(bar.from, bar.to, bar.row, bar.rows, looks);
+  if (!isMarked(bar.node) || box.height < TEXT_HEIGHT || box.width < BADGE * 2) return null;
+  const at = box.x + box.width - BADGE / 2 - 3;
+  return html`
+    <g class="badge" aria-hidden="true">
+      <circle cx=${at} cy=${middle(box)} r="8" />
+      <text x=${at} y=${middle(box)} text-anchor="middle">${bar.node.next_evicted}</text>
+    </g>`;
+}
+
+/** An outline within the bar, with a line of the ground inside it, to be seen on every bar. */
+function Found({ tokens, box }) {
+  const inset = (by) => ({
+    x: box.x + by, y: box.y + by,
+    width: Math.max(1, box.width - 2 * by), height: Math.max(1, box.height - 2 * by),
+  });
+  const line = Math.min(FOUND_LINE, box.height / 4);
+  return html`
+    <g class="found" data-tokens=${tokens}>
+      <rect class="within" ...${inset(line * 1.25)} stroke-width=${line / 2} rx=${radius(box)} />
+      <rect class="outline" ...${inset(line / 2)} stroke-width=${line} rx=${radius(box)} />
     </g>`;
 }
 
@@ -50,7 +88,8 @@ export function Lane({ lane, looks }) {
       <title>${laneTitle(request)}</title>
       <rect class="ahead" ...${{ ...rest, height: Math.max(0, box.height - 1) }} rx=${radius(box)} />
       ${isRunning && html`<rect class="done" ...${box} width=${done} rx=${radius(box)} />`}
-      <${Label} text=${laneLabel(request, box, done)} box=${{ ...box, width: done }} />
+      <${Label} text=${laneLabel(request, box, done)} box=${{ ...box, width: done }}
+                use=${request.state} />
     </g>`;
 }
 
@@ -64,13 +103,19 @@ export function Rest({ rest, looks }) {
     </g>`;
 }
 
-/** Stripes for what a window no longer has; thin lines, the other way, for what is on disk. */
+/**
+ * Stripes for what a window no longer has; thin lines, the other way, for what is on disk; a zigzag
+ * where the axis is cut.
+ */
 export function Patterns() {
   return html`
     <svg class="patterns" width="0" height="0" aria-hidden="true">
       <pattern id="hole" width="6" height="6" patternUnits="userSpaceOnUse"
                patternTransform="rotate(45)">
         <rect class="stripe" width="3" height="6" />
+      </pattern>
+      <pattern id="tear" width=${TEAR} height="8" patternUnits="userSpaceOnUse">
+        <path class="zigzag" d="M 1 -1 L 5 3 L 1 7 L 5 11" />
       </pattern>
       ${["held", "cached"].map((use) => html`
         <pattern key=${use} id="disk-${use}" width="7" height="7" patternUnits="userSpaceOnUse"
@@ -80,20 +125,15 @@ export function Patterns() {
     </svg>`;
 }
 
-function Label({ text, box }) {
+/**
+ * Its looks are its own and not of what it stands in: where that changes and moves at once, as it
+ * does when a request begins, Chromium keeps the old ones.
+ */
+function Label({ text, box, use }) {
   if (!text || box.height < TEXT_HEIGHT) return null;
-  return html`<text x=${box.x + 8} y=${middle(box)}>${text}</text>`;
+  return html`<text class="label ${use}" x=${box.x + 8} y=${middle(box)}>${text}</text>`;
 }
 
-function Badge({ number, box }) {
-  if (box.height < TEXT_HEIGHT || box.width < BADGE * 2) return null;
-  const at = box.x + box.width - BADGE / 2 - 3;
-  return html`
-    <g class="badge">
-      <circle cx=${at} cy=${middle(box)} r="8" />
-      <text x=${at} y=${middle(box)} text-anchor="middle">${number}</text>
-    </g>`;
-}
 
 function isMarked(node) {
   return node.next_evicted !== null && node.next_evicted <= MARKED;
@@ -109,8 +149,9 @@ function boxOf(from, to, row, rows, { x, row: rowHeight }) {
   };
 }
 
+/** Where text stands: in the middle, but not far down. */
 function middle(box) {
-  return box.y + box.height / 2;
+  return box.y + Math.min(box.height / 2, TEXT_DEEPEST);
 }
 
 function radius(box) {
@@ -131,11 +172,11 @@ function fitting(texts, width) {
   return texts.find((text) => text.length * LETTER + 14 <= width) ?? "";
 }
 
-function labelOf(node, box) {
-  const room = box.width - (isMarked(node) ? BADGE : 0);
+/** Each begins the name that is spoken, so that who says what is seen means the bar. */
+function labelOf(node, room) {
   const tokens = count(node.tokens, "token");
   const users = node.holders > 0 ? [`${tokens}, in use by ${node.holders}`] : [];
-  return fitting([...users, tokens, whole(node.tokens), short(node.tokens)], room);
+  return fitting([...users, tokens, whole(node.tokens)], room - (isMarked(node) ? BADGE : 0));
 }
 
 function laneLabel(request, box, done) {
@@ -151,8 +192,8 @@ function laneTitle(request) {
 }
 
 function spoken(node) {
-  const use = node.holders ? `in use by ${count(node.holders, "request")}` : "cached";
+  const use = node.holders ? `in use by ${count(node.holders, "request")}` : "kept for later";
   const next = node.next_evicted ? `, place ${node.next_evicted} to be evicted` : "";
   const disk = node.disk_tokens ? `, ${whole(node.disk_tokens)} on disk` : "";
-  return `${count(node.tokens, "token")} from token ${whole(node.start)} on, ${use}${disk}${next}`;
+  return `${count(node.tokens, "token")}, ${use}, from token ${whole(node.start)} on${disk}${next}`;
 }

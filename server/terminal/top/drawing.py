@@ -1,15 +1,17 @@
 """A daemon's picture as rich tables. All its text is untrusted, and never read as markup."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from server.schemas.cache_tree import CacheTree, TreeArena, TreeDisk, TreeRequest
-from server.terminal.tables import facts, listing
+from server.terminal.tables import cut, facts, listing
 from server.terminal.text import bytes_text, recent_text
 from server.terminal.top.prefixes import heaviest
 from server.terminal.top.watch import Rates, Seen
@@ -17,10 +19,26 @@ from server.terminal.top.watch import Rates, Seen
 STATES = (("held", "█", "green"), ("cached", "▒", "cyan"), ("free", "░", "bright_black"))
 
 PREFIX_HEADS = ("prefix, by position", "tokens", "with all below", "holders", "idle", "evicted")
+WIDE = "with all below"  # the column that narrow terminals do without
 REQUEST_HEADS = ("request", "state", "prompt", "cached", "computed", "output")
-LEAST_LINES = 24
-FIXED_LINES = 16  # all but the rows of both tables
+FACTS = ("requests", "tokens/s", "hits", "lately", "daemon", "first token", "sharing", "disk")
+"""The most important first: low terminals have the first of them."""
+
+ROOMY_LINES = 24
+WIDE_COLUMNS = 80
+ARENA_LINES = 2  # the bar and its legend
+PREFIX_LINES = 3  # beside its rows: the heads, what is folded, what is left
+REQUEST_LINES = 2  # likewise, without what is folded
+LEAST_ROWS = 2  # of both tables together
 MOST_GUIDE = 24  # cells that the lines of the tree may take
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A terminal's."""
+
+    columns: int
+    lines: int
 
 
 class ArenaBar:
@@ -38,19 +56,28 @@ class ArenaBar:
         yield Segment.line()
 
 
-def drawn(seen: Seen, url: str, n_lines: int) -> RenderableType:
-    """Everything, in about as many lines."""
+def drawn(seen: Seen, url: str, size: Size) -> RenderableType:
+    """What matters most, in no more lines than there are. A low terminal has no blank ones."""
     picture = seen.picture
-    n_rows = max(n_lines, LEAST_LINES) - FIXED_LINES
+    known = [fact for fact in _facts(seen, url) if fact[1]]
+    names = [name for name in FACTS if name in dict(known)]
+    gap = [Text()] if size.lines >= ROOMY_LINES else []
+    n_facts = len(known) if gap else size.lines // 5
+    told = [fact for fact in known if fact[0] in names[:n_facts]]
+    fixed = len(told) + ARENA_LINES + len(gap) + PREFIX_LINES
+    if picture.requests:
+        fixed += REQUEST_LINES + len(gap)
+    n_rows = max(LEAST_ROWS, size.lines - fixed)
     n_requests = min(len(picture.requests), n_rows // 2)
-    parts = [
-        facts(_facts(seen, url)),
+    return Group(
+        facts(told, cut),
         ArenaBar(picture.arena),
         _legend(picture.arena),
-        Text(),
-        *_prefixes(seen, n_rows - n_requests),
-    ]
-    return Group(*parts, *_requests(picture, n_requests))
+        *gap,
+        *_prefixes(seen, n_rows - n_requests, size.columns),
+        *(gap if picture.requests else ()),
+        *_requests(picture, n_requests),
+    )
 
 
 def _facts(seen: Seen, url: str) -> list[tuple[str, str]]:
@@ -79,22 +106,22 @@ def _disk_text(disk: TreeDisk) -> str:
 
 def _rates_text(rates: Rates) -> str:
     return (
-        f"{rates.generated:,.1f} generated; of prompts {rates.computed:,.0f} computed, "
-        f"{rates.cached:,.0f} from the cache"
+        f"{rates.generated:,.1f} generated; {rates.computed:,.0f} computed, "
+        f"{rates.cached:,.0f} found"
     )
 
 
 def _legend(arena: TreeArena) -> Text:
-    legend = Text()
+    legend = cut("")
     for state, mark, color in STATES:
         legend.append(mark, color).append(f" {state} {getattr(arena, state):,}   ")
     size = bytes_text(arena.blocks * arena.block_bytes)
     return legend.append(f"of {arena.blocks:,} blocks, {size}")
 
 
-def _prefixes(seen: Seen, n_rows: int) -> Iterator[RenderableType]:
+def _prefixes(seen: Seen, n_rows: int, n_columns: int) -> Iterator[RenderableType]:
     found = heaviest(seen.picture, n_rows)
-    if not found.rows:
+    if not seen.picture.nodes:
         yield Text("The cache is empty.", "dim")
         return
     names = {namespace.id: namespace.name for namespace in seen.picture.namespaces}
@@ -114,17 +141,28 @@ def _prefixes(seen: Seen, n_rows: int) -> Iterator[RenderableType]:
                 "" if node.next_evicted is None else f"next {node.next_evicted}",
             )
         )
-    yield listing(PREFIX_HEADS, rows)
+    yield _table(PREFIX_HEADS, rows, n_columns)
+    if found.folded_prompts:
+        prompts, tokens = found.folded_prompts, found.folded_tokens
+        yield Text(f"+{prompts:,} that share nothing: {tokens:,} tokens", "dim")
     if found.left_nodes:
         yield Text(f"and {found.left_nodes:,} more nodes of {found.left_tokens:,} tokens", "dim")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], n_columns: int) -> Table:
+    shown = [place for place, head in enumerate(heads) if head != WIDE or n_columns >= WIDE_COLUMNS]
+    return listing(
+        [heads[place] for place in shown],
+        [[row[place] for place in shown] for row in rows],
+        cut,
+    )
 
 
 def _requests(picture: CacheTree, n_rows: int) -> Iterator[RenderableType]:
     if not picture.requests:
         return
     waits_last = sorted(picture.requests, key=lambda request: request.state != "running")
-    yield Text()
-    yield listing(REQUEST_HEADS, [_request_row(request) for request in waits_last[:n_rows]])
+    yield listing(REQUEST_HEADS, [_request_row(request) for request in waits_last[:n_rows]], cut)
     hidden = picture.hidden_requests
     left = len(picture.requests) - n_rows + hidden.running + hidden.waiting
     if left:

@@ -1,11 +1,14 @@
-"""The heaviest prefixes of a picture, as the rows of a tree."""
+"""A picture's heaviest prefixes as the rows of a tree; prompts that share nothing are folded."""
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from server.schemas.cache_tree import CacheTree, TreeNode
+
+MOST_ALONE = 5
+"""Prompts that share nothing: more of them are folded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +22,27 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """The rows, and how much there is besides."""
+    """The rows, the prompts that share nothing and are folded, and how much there is besides."""
 
     rows: Sequence[Prefix]
+    folded_prompts: int
+    folded_tokens: int
     left_nodes: int
     left_tokens: int
 
 
-def heaviest(picture: CacheTree, n_rows: int) -> Prefixes:
-    """At most so many nodes: always the heaviest of those whose parents are among them."""
+def heaviest(picture: CacheTree, n_rows: int, most_alone: int = MOST_ALONE) -> Prefixes:
+    """At most so many nodes: always the heaviest of those whose parents are among them.
+
+    A prompt that shares nothing has a row only where the others have left one.
+    """
     children: defaultdict[int | None, list[TreeNode]] = defaultdict(list)
     for node in picture.nodes:
         children[node.parent].append(node)
     weights = _weights(picture.nodes)
-    chosen = _chosen(children, weights, n_rows)
+    alone = _alone(picture, children)
+    kept = set(heapq.nlargest(most_alone, alone, key=lambda root: (weights[root], -root)))
+    chosen = _chosen(children, weights, n_rows, alone.keys(), alone.keys() - kept)
     drawn = {
         parent: sorted((n for n in nodes if n.id in chosen), key=lambda n: -weights[n.id])
         for parent, nodes in children.items()
@@ -40,8 +50,11 @@ def heaviest(picture: CacheTree, n_rows: int) -> Prefixes:
     rows = list(_rows(drawn, weights))
     everything = sum(weights[root.id] for root in children[None]) + picture.hidden.tokens
     hidden = picture.hidden.nodes + sum(n.hidden.nodes for n in picture.nodes if n.hidden)
-    left = len(picture.nodes) - len(rows) + hidden
-    return Prefixes(rows, left, everything - sum(row.node.tokens for row in rows))
+    folded = alone.keys() - chosen
+    folded_tokens = sum(weights[root] for root in folded)
+    left = len(picture.nodes) - len(rows) + hidden - sum(alone[root] for root in folded)
+    left_tokens = everything - sum(row.node.tokens for row in rows) - folded_tokens
+    return Prefixes(rows, len(folded), folded_tokens, left, left_tokens)
 
 
 def _weights(nodes: Sequence[TreeNode]) -> Mapping[int, int]:
@@ -53,17 +66,45 @@ def _weights(nodes: Sequence[TreeNode]) -> Mapping[int, int]:
     return weights
 
 
+def _alone(picture: CacheTree, children: Mapping[int | None, list[TreeNode]]) -> Mapping[int, int]:
+    """Of prompts that nobody uses and nothing branches off: how many nodes each root begins."""
+    used = {request.node for request in picture.requests}
+
+    def n_nodes(root: TreeNode) -> int:
+        path = [root]
+        while path[-1].id not in used and not path[-1].holders and not path[-1].hidden:
+            match children.get(path[-1].id, []):
+                case []:
+                    return len(path)
+                case [only]:
+                    path.append(only)
+                case _:
+                    return 0
+        return 0
+
+    return {root.id: n for root in children[None] if (n := n_nodes(root))}
+
+
 def _chosen(
-    children: Mapping[int | None, list[TreeNode]], weights: Mapping[int, int], n_rows: int
-) -> set[int]:
+    children: Mapping[int | None, list[TreeNode]],
+    weights: Mapping[int, int],
+    n_rows: int,
+    last: Set[int],
+    never: Set[int],
+) -> Set[int]:
+    """Nodes with their parents, those of the roots `last` behind all others."""
     chosen: set[int] = set()
-    open_nodes = [(-weights[node.id], node.id) for node in children[None]]
+    open_nodes = [
+        (node.id in last, -weights[node.id], node.id)
+        for node in children[None]
+        if node.id not in never
+    ]
     heapq.heapify(open_nodes)
     while open_nodes and len(chosen) < n_rows:
-        _, node_id = heapq.heappop(open_nodes)
+        is_last, _, node_id = heapq.heappop(open_nodes)
         chosen.add(node_id)
         for child in children.get(node_id, ()):
-            heapq.heappush(open_nodes, (-weights[child.id], child.id))
+            heapq.heappush(open_nodes, (is_last, -weights[child.id], child.id))
     return chosen
 
 

@@ -10,7 +10,7 @@ from server.terminal.chat.screen import replace_bad_text
 from server.terminal.client.admin import Admin
 from server.terminal.errors import TerminalError
 from server.terminal.signals import TERMINAL_ENDS, exiting_on
-from server.terminal.top.drawing import drawn
+from server.terminal.top.drawing import Size, drawn
 from server.terminal.top.watch import Seen, Watch
 
 REDRAWS_PER_SECOND = 4
@@ -24,7 +24,9 @@ def top(daemon: Admin, url: str) -> None:
         with exiting_on(TERMINAL_ENDS):
             _follow(daemon, url)
     else:
-        Console().print(drawn(Seen(daemon.picture(), 0.0, None), url, LINES_WITHOUT_TERMINAL))
+        console = Console()
+        seen = Seen(daemon.picture(), 0.0, None)
+        console.print(drawn(seen, url, Size(console.width, LINES_WITHOUT_TERMINAL)))
 
 
 def _follow(daemon: Admin, url: str) -> None:
@@ -35,7 +37,7 @@ def _follow(daemon: Admin, url: str) -> None:
             watch = Watch(next(pictures))
 
             def now_drawn() -> RenderableType:
-                return drawn(watch.seen(), url, console.height)
+                return drawn(watch.seen(), url, Size(*console.size))
 
             with Live(
                 console=console,

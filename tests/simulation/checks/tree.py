@@ -34,7 +34,7 @@ class ContentCheck:
     def split(self, node: Node, lower: Node) -> None:
         """Blocks stay what they are."""
 
-    def used(self, node: Node) -> None:
+    def used(self, node: Node, n_tokens: int) -> None:
         """Blocks stay what they are."""
 
     def removed(self, node: Node, n_blocks: int) -> None:

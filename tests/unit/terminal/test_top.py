@@ -1,13 +1,20 @@
 """What `rootstock top` makes of pictures."""
 
 import random
+from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from engine.types.picture import CachePicture, HiddenRequests
 from server.schemas.cache_tree import CacheTree
+from server.terminal.top.drawing import Size, drawn
 from server.terminal.top.prefixes import heaviest
-from server.terminal.top.watch import Rates, Watch
+from server.terminal.top.watch import Rates, Seen, Watch
+from tests.cache_scenes import agent_beside_short_prompts, many_leaves
 from tests.cache_trees import cache_tree, counted, node
+from tests.contract.fake_engine import PICTURE
 
 
 def picture(*nodes: tuple[int, int | None, int], **counts: int) -> CacheTree:
@@ -62,22 +69,82 @@ def test_the_heaviest_come_first_and_never_without_their_parents() -> None:
         picture((1, None, 10), (2, None, 50), (3, 1, 5), (4, 1, 70), (5, 4, 30), (6, 4, 1)), 4
     )
     assert [(row.guide, row.node.id, row.weight) for row in found.rows] == [
-        *(("", 1, 116), ("└ ", 4, 101), ("  └ ", 5, 30), ("", 2, 50))
+        *(("", 1, 116), ("├ ", 4, 101), ("│ └ ", 5, 30), ("└ ", 3, 5))
     ]
-    assert (found.left_nodes, found.left_tokens) == (2, 6)
+    assert (found.folded_prompts, found.folded_tokens) == (1, 50)
+    assert (found.left_nodes, found.left_tokens) == (1, 1)
+
+
+def test_prompts_that_share_nothing_are_folded_but_the_longest() -> None:
+    alone = [(n, None, 10 + n) for n in range(10, 18)]
+    shared = [(1, None, 5), (2, 1, 4), (3, 1, 3), (4, None, 50), (5, 4, 1)]
+    found = heaviest(picture(*shared, *alone), 20, most_alone=2)
+    assert [row.node.id for row in found.rows] == [4, 5, 17, 1, 2, 3]
+    assert (found.folded_prompts, found.folded_tokens) == (7, sum(range(20, 27)))
+    assert (found.left_nodes, found.left_tokens) == (0, 0)
+
+
+def crowded() -> CachePicture:
+    """Long names and large numbers, and more of all than a low terminal has lines for."""
+    scene = agent_beside_short_prompts()
+    nodes = tuple(replace(node, tokens=node.tokens * 1000) for node in scene.nodes)
+    requests = tuple(
+        replace(request, id=f"{i:032x}#1", prompt_tokens=10**7, cached_tokens=10**7)
+        for i, request in enumerate(scene.requests)
+    )
+    waiting = HiddenRequests(12, 3)
+    return replace(
+        scene, nodes=nodes, requests=requests, hidden_requests=waiting, disk=PICTURE.disk
+    )
+
+
+@pytest.mark.parametrize("scene", [agent_beside_short_prompts(), many_leaves(), crowded()])
+@pytest.mark.parametrize("size", [Size(60, 15), Size(80, 24), Size(200, 60)])
+def test_it_fits_the_terminal(scene: CachePicture, size: Size) -> None:
+    seen = Seen(CacheTree.of(scene, "a/model-with-a-long-name"), 3.0, Rates(123.4, 56_789, 43_210))
+    console = Console(width=size.columns, height=size.lines, file=StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(drawn(seen, "http://127.0.0.1:8000/v1", size))
+    lines = captured.get().splitlines()
+    assert len(lines) <= size.lines
+    assert max(map(len, lines)) <= size.columns
+    said = "\n".join(lines)
+    assert scene.requests[0].id[:8] in said
+    assert "running" in said
+    assert "0 to " in said
+    assert "more nodes of" in said or size.lines > 24
+
+
+def test_a_low_terminal_says_what_matters_most() -> None:
+    scene = agent_beside_short_prompts()
+    seen = Seen(CacheTree.of(scene, "a/model"), 3.0, Rates(1, 2, 3))
+    console = Console(width=60, height=15, file=StringIO(), color_system=None)
+    with console.capture() as captured:
+        console.print(drawn(seen, "http://127.0.0.1:8000/v1", Size(60, 15)))
+    said = captured.get()
+    for what in (
+        "requests ",
+        "tokens/s ",
+        "hits ",
+        "held 8",
+        "0 to 18,304",
+        "+40 that share nothing",
+    ):
+        assert what in said
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_and_what_is_left_are_all_there_is(seed: int) -> None:
     draw = random.Random(seed)
     nodes = [(n, draw.choice([None, *range(n)]), draw.randint(1, 99)) for n in range(60)]
-    whole = heaviest(picture(*nodes), 1000)
+    whole = heaviest(picture(*nodes), 1000, most_alone=1000)
     assert (whole.left_nodes, whole.left_tokens) == (0, 0)
     some = heaviest(picture(*nodes), draw.randint(1, 59))
     shown = {row.node.id for row in some.rows}
     assert len(shown) == len(some.rows)
     assert all(row.node.parent is None or row.node.parent in shown for row in some.rows)
-    assert sum(row.node.tokens for row in some.rows) + some.left_tokens == sum(n[2] for n in nodes)
+    left_tokens = some.folded_tokens + some.left_tokens
+    assert sum(row.node.tokens for row in some.rows) + left_tokens == sum(n[2] for n in nodes)
 
 
 def test_a_tree_of_any_depth_is_drawn() -> None:

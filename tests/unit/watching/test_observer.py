@@ -25,8 +25,8 @@ class Notes:
     def split(self, node: Node, lower: Node) -> None:
         self.said.append(("split", node.serial, lower.serial, len(node.blocks)))
 
-    def used(self, node: Node) -> None:
-        self.said.append(("used", node.serial))
+    def used(self, node: Node, n_tokens: int) -> None:
+        self.said.append(("used", node.serial, n_tokens))
 
     def removed(self, node: Node, n_blocks: int) -> None:
         self.said.append(("removed", node.serial, n_blocks, len(node.blocks)))
@@ -50,7 +50,7 @@ def test_a_run_is_stored_behind_what_it_follows() -> None:
     serve(store, [*A[:4], *B[:4]])
     assert notes.take() == [
         ("split", 1, 2, 1),
-        ("used", 1),
+        ("used", 1, 4),
         ("stored", 3, 1, NS, tuple(B[:4])),
     ]
 

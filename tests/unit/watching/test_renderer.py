@@ -17,12 +17,12 @@ from engine.types.recent import HitRecord, RecentHits
 from engine.types.statistics import DiskCacheStats
 from engine.watching.latency import LatencyTracker
 from engine.watching.namespaces import namespace_id
-from engine.watching.renderer import MAX_NODES, Renderer
+from engine.watching.renderer import ADOPTED_SECONDS, MAX_NODES, Renderer
 from engine.watching.snapshot import SHOWN_REQUESTS, Live, Moment, Snapshot, SnapshotTaker
 from kvstore.groups.recurrent import RecurrentGroup
 from kvstore.groups.sizes import StorageBytes
 from kvstore.groups.window import WindowGroup
-from kvstore.index.replica.changes import Change, Stored
+from kvstore.index.replica.changes import Change, Stored, Used
 from kvstore.index.replica.journal import COPIED_NODES
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
@@ -109,6 +109,34 @@ def test_what_nobody_uses_grows_old() -> None:
     assert held == 0.0 < idle
     watcher.now += 30.0
     assert ages(watcher) == [idle + 30.0, 0.0]
+
+
+def test_an_adoption_is_told_for_a_while() -> None:
+    harness = Harness()
+    watcher = Watcher(harness)
+    harness.serve(prompt(1, 40))
+    watcher.look()
+    harness.serve([*prompt(1, 40)[:10], *prompt(2, 30)])
+    (used,) = (change for change in watcher.snapshots.take().changes if isinstance(change, Used))
+    told = [Stored(1, None, Namespace(), 40, tuple(map(BlockId, range(10))), 1.0)]
+    adoption = Used(1, used.n_tokens, 1e9 - ADOPTED_SECONDS)
+    (found,) = picture_of(made_snapshot([*told, adoption])).adoptions
+    assert (found.node, found.tokens, found.seconds) == (1, 10, ADOPTED_SECONDS)
+    older = Used(1, 10, 1e9 - ADOPTED_SECONDS - 1)
+    assert picture_of(made_snapshot([*told, older])).adoptions == ()
+
+
+def test_an_adoption_of_what_is_not_shown_ends_above_it() -> None:
+    changes = random_tree(10_000, Random(5), 1)
+    shown = {node.id for node in picture_of(made_snapshot(changes)).nodes}
+    left_out = next(
+        change.node
+        for change in changes
+        if isinstance(change, Stored) and change.node not in shown and change.behind in shown
+    )
+    (found,) = picture_of(made_snapshot([*changes, Used(left_out, 9, 1e9)])).adoptions
+    assert found.node in shown
+    assert found.seconds == 0.0
 
 
 def ages(watcher: Watcher) -> list[float]:
@@ -217,6 +245,11 @@ def random_tree(n_nodes: int, random: Random, salts: int) -> list[Change]:
     return changes
 
 
+def adopted(changes: Sequence[Change]) -> list[Change]:
+    """As many as are told, of the first nodes."""
+    return [Used(10**9 + i, 10**6, 1e9 - 1.23) for i in range(min(len(changes), 40))]
+
+
 def busy(n_requests: int, n_nodes: int, random: Random) -> tuple[Live, ...]:
     return tuple(
         Live(
@@ -239,7 +272,8 @@ def busy(n_requests: int, n_nodes: int, random: Random) -> tuple[Live, ...]:
 def test_a_large_tree_makes_a_bounded_picture(salts: int, n_requests: int) -> None:
     random = Random(salts + n_requests)
     changes = random_tree(10_000, random, salts)
-    picture = picture_of(made_snapshot(changes, busy(n_requests, 10_000, random)))
+    told = [*changes, *adopted(changes)]
+    picture = picture_of(made_snapshot(told, busy(n_requests, 10_000, random)))
     assert len(as_json(picture)) <= MOST_BYTES
     assert 300 < len(picture.nodes) <= MAX_NODES
     assert len(picture.requests) == min(n_requests, SHOWN_REQUESTS)

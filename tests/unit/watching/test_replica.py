@@ -2,7 +2,7 @@
 
 from kvstore.index.replica.changes import Afresh, Stored
 from kvstore.index.replica.journal import TreeJournal
-from kvstore.index.replica.replica import TreeReplica
+from kvstore.index.replica.replica import MOST_ADOPTIONS, TreeReplica
 from kvstore.store import KVStore
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import NS, make_store, run_of, serve
@@ -104,3 +104,30 @@ def test_what_is_below_keeps_what_is_above_young() -> None:
     assert {node.last_used for node in leaf.path()} == {1e6}
     others = set(replica.nodes.values()) - set(leaf.path())
     assert all(node.last_used < 1e6 for node in others)
+
+
+def test_an_adoption_goes_with_the_tokens_that_were_found() -> None:
+    store = make_store(200)
+    serve(store, A[:40])
+    journal, replica = TreeJournal(store.index), TreeReplica()
+    follow(journal, replica)
+    serve(store, [*A[:22], *run_of(5000, 18)])  # ends in a block, which stands behind the split
+    follow(journal, replica)
+    (adoption,) = replica.adoptions
+    found = replica.nodes[adoption.node]
+    assert adoption.n_tokens == 22
+    assert (found.start, found.tokens) == (20, 4)
+    assert found.parent is not None
+    assert found.parent.tokens == 20
+
+
+def test_the_last_adoptions_are_kept() -> None:
+    store = make_store(200)
+    serve(store, A[:40])
+    journal, replica = TreeJournal(store.index), TreeReplica()
+    follow(journal, replica)
+    for n_tokens in range(2, 40):
+        serve(store, A[: n_tokens + 1])
+    follow(journal, replica)
+    assert len(replica.adoptions) == MOST_ADOPTIONS
+    assert replica.adoptions[-1].n_tokens == 39
