@@ -87,6 +87,16 @@ def timed_out() -> ApiError:
     )
 
 
+def ended_by_admin() -> ApiError:
+    """410: an admin has ended the request. A status after which no client sends it again."""
+    return ApiError(
+        410,
+        "An admin of this server has ended the request.",
+        type=SERVER,
+        code="ended_by_admin",
+    )
+
+
 def to_api_error(error: Exception) -> ApiError:
     """The error for the client. Unknown exceptions become a 500 without details."""
     match error:

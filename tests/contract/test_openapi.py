@@ -77,10 +77,10 @@ def statuses(document: Any) -> dict[str, set[str]]:
 
 def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_url: str) -> None:
     sent = statuses(document(base_url))
-    generation = {"200", "400", "403", "404", "408", "413", "429", "500", "503"}
+    generation = {"200", "400", "403", "404", "408", "410", "413", "429", "500", "503"}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         assert sent[path] == generation
-    unqueued = generation - {"429"}
+    unqueued = generation - {"410", "429"}
     for path in ("/tokenize", "/detokenize", "/v1/completions/render", "/admin/cache/probe"):
         assert sent[path] == unqueued
     assert sent["/v1/messages/count_tokens"] == unqueued

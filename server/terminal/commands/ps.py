@@ -12,7 +12,7 @@ from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
 from server.terminal.text import bytes_text
 
-HEADS = ("request", "status", "prompt", "cached", "computed", "answer", "age")
+HEADS = ("request", "status", "client", "prompt", "cached", "computed", "answer", "age")
 
 app = command_app()
 
@@ -50,8 +50,9 @@ def _use(cache: CacheStatsResponse) -> str:
 
 def _row(request: LiveRequest) -> tuple[str, ...]:
     return (
-        f"{request.request_id}/{request.index}" if request.index else request.request_id,
-        request.status,
+        request.id,
+        f"{request.status}: {request.waits_for}" if request.waits_for else request.status,
+        request.client,
         f"{request.prompt_tokens:,}",
         f"{request.cached_tokens:,}",
         f"{request.computed_tokens:,}",

@@ -70,7 +70,7 @@ def test_ps_shows_what_runs(url: str, model: str, client: OpenAI, engine: FakeEn
         "requests 1 running, 0 waiting",
         "cache 6% in use, 16% kept for later, of 4.00 MiB",
     ]
-    assert lines[5][:3] == [request_id, "running", "20"]
+    assert lines[5][:4] == [request_id, "running", "127.0.0.1", "20"]
 
 
 def test_ps_of_an_idle_daemon_lists_no_requests(url: str) -> None:
