@@ -8,8 +8,9 @@ import { Memory, Numbers } from "./overview/numbers.js";
 import { Confirm } from "./parts/confirm.js";
 import { Component, html, render } from "./parts/html.js";
 import { KeyForm } from "./parts/key.js";
+import { Requests } from "./requests/requests.js";
+import { Activity } from "./state/activity.js";
 import { Adopted } from "./state/adopted.js";
-import { History } from "./state/history.js";
 import { Picture } from "./tree/picture.js";
 
 const TICK_MS = 1000;
@@ -27,15 +28,21 @@ const STATUS = {
 
 class App extends Component {
   state = { snapshot: null, received: 0, now: 0, status: "connecting", refusal: null, problem: null };
-  history = new History();
+  activity = new Activity();
   adopted = new Adopted();
 
   componentDidMount() {
-    this.watch = new Watch(
+    this.tree = new Watch(
+      "admin/cache/tree/stream",
       (snapshot) => this.show(snapshot),
       (status, refusal = null) => this.setState({ status, refusal }),
     );
-    this.watch.start();
+    this.requests = new Watch(
+      "admin/activity/stream",
+      (event) => this.activity.note(event),
+      (status) => status === "live" && this.activity.begin(),
+    );
+    this.start();
     this.timer = setInterval(() => this.tick(), TICK_MS);
     document.addEventListener("visibilitychange", () => this.onVisibility());
   }
@@ -52,25 +59,28 @@ class App extends Component {
 
   keyForm(refusal) {
     const problem = hasKey() ? refusal.message : null;
-    return html`<${KeyForm} problem=${problem} onKey=${() => this.watch.start()} />`;
+    return html`<${KeyForm} problem=${problem} onKey=${() => this.start()} />`;
   }
 
   watching(snapshot, refusal) {
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
     if (!snapshot) return html`<p class="notice">Waiting for the first picture …</p>`;
+    const { activity } = this;
     const { now, received, problem } = this.state;
     const seconds = (now - received) / 1000;
     return html`
       <section class="overview" aria-label="Right now">
-        <${Numbers} snapshot=${snapshot} history=${this.history} />
+        <${Numbers} snapshot=${snapshot} series=${activity.series} />
         <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
       </section>
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       <${Picture} snapshot=${snapshot} lit=${this.adopted.lit(now)} seconds=${seconds}
                   clear=${(namespace) => this.clearButton(namespace)} />
-      <section aria-labelledby="history">
-        <h2 id="history">The last minutes</h2>
-        <${Charts} history=${this.history} time=${snapshot.time + seconds} />
+      <${Requests} live=${activity.live} hidden=${activity.hidden}
+                   finished=${activity.finished} />
+      <section aria-labelledby="series">
+        <h2 id="series">The last 15 minutes</h2>
+        <${Charts} series=${activity.series} />
       </section>`;
   }
 
@@ -91,18 +101,19 @@ class App extends Component {
   }
 
   tick() {
-    const now = performance.now();
-    const { snapshot, received, status } = this.state;
-    if (snapshot && status === "live") {
-      this.history.sample(snapshot.time + (now - received) / 1000, snapshot);
-    }
-    this.setState({ now });
+    this.setState({ now: performance.now() });
+  }
+
+  start() {
+    this.tree.start();
+    this.requests.start();
   }
 
   /** Nobody watches a hidden page, and a watcher costs the engine a little. */
   onVisibility() {
-    if (!document.hidden) return this.watch.start();
-    this.watch.stop();
+    if (!document.hidden) return this.start();
+    this.tree.stop();
+    this.requests.stop();
     this.setState({ status: "connecting" });
   }
 
@@ -119,7 +130,7 @@ class App extends Component {
   forget() {
     forgetKey();
     this.setState({ snapshot: null });
-    this.watch.start();
+    this.start();
   }
 }
 
