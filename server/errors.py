@@ -88,7 +88,9 @@ def timed_out() -> ApiError:
 
 
 def ended_by_admin() -> ApiError:
-    """410: an admin has ended the request. A status after which no client sends it again."""
+    """410: an admin has ended the request. OpenAI's and Anthropic's clients do not send it again
+    after that status.
+    """
     return ApiError(
         410,
         "An admin of this server has ended the request.",

@@ -2,13 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias
 
 from engine.types.statistics import RequestInfo
 from server.activity.tracker import TrackedRequest
-from server.schemas.admin import LiveRequest
-
-Status: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
+from server.schemas.admin import LiveRequest, LiveStatus
 
 
 def live_requests(
@@ -39,7 +36,7 @@ def _row(
     )
 
 
-def _status(tracked: TrackedRequest, infos: Sequence[RequestInfo]) -> Status:
+def _status(tracked: TrackedRequest, infos: Sequence[RequestInfo]) -> LiveStatus:
     if not tracked.unfinished:
         return "sending"
     if not infos:

@@ -1,10 +1,12 @@
 """`/admin/requests` and `/admin/series`: who is being served, who was, and what came of it."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.types.request import WaitReason
+
+LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
 
 
 class _Told(BaseModel):
@@ -24,7 +26,9 @@ class _Asked(_Told):
     prompt_tokens: int = Field(description="Of all its prompts.")
     cached_tokens: int = Field(description="Of these, found in the cache.")
     output_tokens: int = Field(description="Written, by all its sequences.")
-    first_token_seconds: float | None = Field(description="From its arrival to its first token.")
+    first_token_seconds: float | None = Field(
+        description="From when the engine was asked to its first token."
+    )
     tokens_per_second: float | None = Field(
         description="Tokens written after the first, by the seconds since. Null before there are."
     )
@@ -33,14 +37,14 @@ class _Asked(_Told):
 class LiveRequest(_Asked):
     """A request that is being answered. It runs while one of its sequences does."""
 
-    status: Literal["preparing", "waiting", "running", "sending"] = Field(
+    status: LiveStatus = Field(
         description="`preparing`: its grammar is tried, or the engine has yet to take it in; "
         "`sending`: all is written, and the client has not taken it."
     )
     waits_for: WaitReason | None = Field(
         description="With `waiting`: why its first sequence that waits has not been admitted."
     )
-    age_seconds: float
+    age_seconds: float = Field(description="Since the engine was asked.")
     computed_tokens: int = Field(description="Of its prompts, with KV: computed or adopted.")
     blocks: int = Field(description="In its sequences' tables; one in several counts in each.")
 
@@ -54,7 +58,9 @@ class FinishedRequest(_Asked):
 
     number: int = Field(description="Since the start: 1 is the first that was over.")
     time: float = Field(description="When it was over, in seconds since the epoch.")
-    seconds: float = Field(description="From its arrival to its end, the sending included.")
+    seconds: float = Field(
+        description="From when the engine was asked to its end, with the sending."
+    )
     status: int = Field(
         description="The HTTP status of what came of it, also where a stream had begun: "
         "499 where the client left."
