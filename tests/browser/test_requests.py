@@ -166,7 +166,7 @@ def test_the_series_do_not_begin_with_the_page(
 ) -> None:
     say(daemon, QUESTIONS[0])
     page = visit(demo_url)
-    page.wait_for_function("document.querySelectorAll('.uplot').length === 6")
+    expect(page.locator(".uplot")).to_have_count(6)
     page.wait_for_timeout(INTERVAL_SECONDS * 1000)  # till a point has the answer
     page.reload()
     share = page.locator("figure").filter(has_text="Hit share").locator(".now")
