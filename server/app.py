@@ -18,11 +18,13 @@ from server.dialects.errors import (
     handle_wrong_method,
 )
 from server.errors import ApiError, ClientLeft
+from server.generation.events import task_scope
 from server.metrics.metrics import EngineTelemetry, HttpAnswers, Metrics
 from server.metrics.vllm import vllm_families
 from server.middleware.stack import middleware
 from server.openapi import OpenApiDocument
 from server.routes import (
+    activity,
     admin,
     cache,
     cache_tree,
@@ -52,7 +54,7 @@ SECTIONS = {
     "The cache and what runs": (admin, cache),
     "Pages": (dashboard,),
 }
-DASHBOARD = {"The cache as it moves": (cache_tree, page)}
+DASHBOARD = {"The cache as it moves": (cache_tree, activity, page)}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
@@ -71,10 +73,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with create_task_group() as tasks:  # which end with the engine
-            app.state.service = create_service(
-                engine, settings, metrics_page, unsent, tasks, agents
-            )
-            yield
+            service = create_service(engine, settings, metrics_page, unsent, tasks, agents)
+            app.state.service = service
+            async with task_scope() as samplers:
+                samplers.start_soon(service.series.run)
+                yield
 
     app = FastAPI(
         title="Rootstock",

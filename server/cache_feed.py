@@ -81,6 +81,11 @@ class CacheFeed:
             await self._changed()
         return self._frame
 
+    async def stopped(self) -> None:
+        """Wait for the end of the engine, which is raised. Likewise."""
+        while True:
+            await self._changed()
+
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         """See CacheWatch. Likewise."""
         while True:

@@ -87,6 +87,18 @@ def timed_out() -> ApiError:
     )
 
 
+def ended_by_admin() -> ApiError:
+    """410: an admin has ended the request. OpenAI's and Anthropic's clients do not send it again
+    after that status.
+    """
+    return ApiError(
+        410,
+        "An admin of this server has ended the request.",
+        type=SERVER,
+        code="ended_by_admin",
+    )
+
+
 def to_api_error(error: Exception) -> ApiError:
     """The error for the client. Unknown exceptions become a 500 without details."""
     match error:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from server.access.areas import is_limited, needed_role
 from server.access.keys import Role
 from server.dialects.errors import error_shape
+from server.schemas.admin import Activity
 from server.schemas.chat import ChatChunk, ChatRequest
 from server.schemas.completions import CompletionChunk, CompletionRequest
 from server.schemas.errors import ErrorResponse
@@ -152,8 +153,7 @@ def _schemas(settings: Settings) -> Document:
     _, schemas = models_json_schema(
         [
             *((body, "validation") for body in bodies),
-            (ChatChunk, "serialization"),
-            (CompletionChunk, "serialization"),
+            *((model, "serialization") for model in (ChatChunk, CompletionChunk, Activity)),
             (ErrorResponse, "serialization"),
             *((event, "serialization") for event in (*MESSAGE_EVENTS, *RESPONSE_EVENTS)),
         ],

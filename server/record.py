@@ -24,6 +24,7 @@ class RequestRecord:
     id: str
     client: str  # for fairness: an address, or a key's name where there are several keys
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
+    path: str = ""  # of its URL
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
     n_bytes: int = 0  # of its body, and of what that names
     slot: Slot = field(default_factory=Slot)  # of the worker that prepares large requests

@@ -9,6 +9,8 @@ from anyio.abc import TaskGroup
 from fastapi import Depends, Request
 
 from engine.api import Engine
+from server.activity.series import SeriesRecord
+from server.activity.tracker import RequestTracker
 from server.cache_feed import CacheFeed
 from server.dialects.responses.storage.background import BackgroundResponses
 from server.dialects.responses.storage.store import ResponseStore
@@ -34,6 +36,8 @@ class Service:
     responses: ResponseStore
     background: BackgroundResponses
     feed: CacheFeed
+    tracker: RequestTracker
+    series: SeriesRecord
     created: int  # seconds since the epoch
     agents: tuple[str, ...]  # that `rootstock launch` knows
 
@@ -81,7 +85,7 @@ def create_service(
     agents: Sequence[str],
 ) -> Service:
     """`tasks` are those that outlive the request that begins them."""
-    workers = Workers()
+    workers, tracker = Workers(), RequestTracker()
     models = served_models(engine, settings, workers)
     return Service(
         models=models,
@@ -90,8 +94,12 @@ def create_service(
         workers=workers,
         bodies=BodyReader(workers),
         responses=ResponseStore(settings.max_stored_responses, settings.max_stored_bytes),
-        background=BackgroundResponses(tasks, unsent, workers, settings.max_background_responses),
+        background=BackgroundResponses(
+            tasks, unsent, workers, tracker, settings.max_background_responses
+        ),
         feed=CacheFeed(engine, next(iter(models)), tasks),
+        tracker=tracker,
+        series=SeriesRecord(engine.stats),
         created=int(time.time()),
         agents=tuple(agents),
     )

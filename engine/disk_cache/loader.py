@@ -78,6 +78,7 @@ class LoadAttempt:
     n_bytes: int = 0  # that the load would take, for which there was no budget
     n_releases: int = -1  # the pool's `n_releases` when there were too few
     had_tokens: int = -1  # that memory had of the prompt when it was last loaded
+    is_put_off: bool = False  # by the last answer
 
 
 @dataclass(frozen=True, slots=True)

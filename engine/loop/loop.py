@@ -193,7 +193,9 @@ class EngineLoop:
 
     def _publish(self) -> None:
         self._hits = self._hits.noted(hit_count(self.scheduler, self.latency.now()))
-        self.stats = loop_stats(self.scheduler, self._sizes, self._hits, self._recount.n_problems)
+        self.stats = loop_stats(
+            self.scheduler, self.latency, self._sizes, self._hits, self._recount.n_problems
+        )
 
     def live(self) -> tuple[LiveSequence, ...]:
         return self.scheduler.running + self.scheduler.waiting

@@ -39,7 +39,11 @@ def hit_count(scheduler: Scheduler, seconds: float) -> HitCount:
 
 
 def loop_stats(
-    scheduler: Scheduler, sizes: StorageBytes, hits: HitRecord, n_contradictions: int
+    scheduler: Scheduler,
+    latency: LatencyTracker,
+    sizes: StorageBytes,
+    hits: HitRecord,
+    n_contradictions: int,
 ) -> LoopStats:
     counters = scheduler.counters
     return LoopStats(
@@ -54,6 +58,8 @@ def loop_stats(
         steps=counters.steps,
         hits=hits,
         n_contradictions=n_contradictions,
+        first_tokens=latency.first_tokens,
+        first_token_seconds=latency.first_token_seconds,
         cache=cache_stats(scheduler, sizes),
     )
 
@@ -82,18 +88,17 @@ def cache_stats(scheduler: Scheduler, sizes: StorageBytes) -> CacheStats:
     )
 
 
-def request_infos(scheduler: Scheduler, latency: LatencyTracker) -> tuple[RequestInfo, ...]:
+def request_infos(scheduler: Scheduler) -> tuple[RequestInfo, ...]:
     return tuple(
         RequestInfo(
             request_id=sequence.request.id,
             index=sequence.index,
-            status=sequence.status.name.lower(),
+            waits_for=scheduler.wait_reason(sequence),
             prompt_tokens=sequence.prompt_tokens,
             cached_tokens=sequence.cached_tokens,
             computed_tokens=sequence.computed_tokens,
             output_tokens=sequence.output_tokens,
             blocks=len(sequence.lease.table) if sequence.lease else 0,
-            age_seconds=latency.age_seconds(sequence),
         )
         for sequence in scheduler.running + scheduler.waiting
     )

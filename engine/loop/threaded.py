@@ -245,7 +245,7 @@ class ThreadedEngine:
         return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
 
     async def requests(self) -> tuple[RequestInfo, ...]:
-        return await self._ask(partial(request_infos, self._loop.scheduler, self._loop.latency))
+        return await self._ask(partial(request_infos, self._loop.scheduler))
 
     def _n_received(self) -> int:
         return self._counters.counts().received

@@ -12,6 +12,7 @@ from engine.scheduling.sequence import LiveSequence
 from engine.scheduling.validation import Limits
 from engine.scheduling.waiting import Turns, WaitingQueue
 from engine.step.plan import SequenceId
+from engine.types.request import WaitReason
 from kvstore.index.in_flight import PendingPrompt
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
@@ -103,7 +104,28 @@ class Admission:
             self._reserved_for = None
         self._forget(sequence)
 
-    def awaited(self, sequence: LiveSequence) -> Lease | None:
+    def wait_reason(
+        self, sequence: LiveSequence, n_running: int, is_filling: Callable[[Lease], bool]
+    ) -> WaitReason:
+        """Why the sequence waits, by what keeps `admit` from admitting it. Changes nothing.
+
+        Who has been refused blocks keeps all others that may start waiting for them: those behind
+        it in its client's queue, and clients that hold more. `is_filling` tells loads from leases.
+        """
+        if (lease := self._awaited(sequence)) is not None:
+            return WaitReason.DISK if is_filling(lease) else WaitReason.TWIN
+        if _waits_for_first(sequence):
+            return WaitReason.TWIN
+        if not self.has_slot(n_running) or self._reserved_for not in {
+            None,
+            sequence.request.client,
+        }:
+            return WaitReason.SLOTS
+        if (attempt := self._attempts.get(sequence)) is not None and attempt.is_put_off:
+            return WaitReason.DISK
+        return WaitReason.MEMORY if self._refused else WaitReason.TURN
+
+    def _awaited(self, sequence: LiveSequence) -> Lease | None:
         """The lease for whose tokens the sequence waits; None: it waits for none."""
         pending = self._pending.get(sequence)
         if pending is None or pending.awaited is None or not pending.is_waiting:
@@ -119,8 +141,9 @@ class Admission:
         pending = self._pending_prompt(sequence)
         if self._store.in_flight.must_wait(pending):
             return False
-        may_start = self._start_load(sequence, self._attempts.setdefault(sequence, LoadAttempt()))
-        return may_start and not self._store.in_flight.must_wait(pending)
+        attempt = self._attempts.setdefault(sequence, LoadAttempt())
+        attempt.is_put_off = not self._start_load(sequence, attempt)
+        return not attempt.is_put_off and not self._store.in_flight.must_wait(pending)
 
     def _next(self, client: str) -> LiveSequence | None:
         """The client's first sequence that may start."""

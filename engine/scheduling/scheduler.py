@@ -29,7 +29,7 @@ from engine.scheduling.validation import Limits
 from engine.scheduling.waiting import Turns
 from engine.step.plan import SampledToken, SequenceId, StepPlan, StepResult
 from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import Request
+from engine.types.request import Request, WaitReason
 from kvstore.digest import Digest
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
@@ -90,10 +90,11 @@ class Scheduler:
         """None when it is over."""
         return self._live.get(sequence_id)
 
-    def is_loading(self, sequence: LiveSequence) -> bool:
-        """Whether the sequence waits for a load from disk."""
-        lease = self._admission.awaited(sequence) if self.disk.is_loading else None
-        return lease is not None and self.disk.is_filling(lease)
+    def wait_reason(self, sequence: LiveSequence) -> WaitReason | None:
+        """Why the sequence does not run; None where it does."""
+        if sequence.status is Status.RUNNING:
+            return None
+        return self._admission.wait_reason(sequence, self.n_running, self.disk.is_filling)
 
     @property
     def unanswered(self) -> tuple[LiveSequence, ...]:

@@ -13,6 +13,16 @@ class RefusalReason(StrEnum):
     STOPPED = "stopped"  # EngineStopped
 
 
+class WaitReason(StrEnum):
+    """Why a sequence has not been admitted."""
+
+    SLOTS = "slots"  # as many run as may
+    MEMORY = "memory"  # too few blocks are free or evictable
+    TWIN = "twin"  # another computes what it could adopt
+    DISK = "disk"  # what it could adopt is being loaded, or other loads go first
+    TURN = "turn"  # the step has no time or tokens left for it
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. The defaults change nothing about the model's distribution.

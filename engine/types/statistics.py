@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from engine.types.memory import MemoryStats
 from engine.types.output import FinishReason
 from engine.types.recent import HitRecord, RecentHits
-from engine.types.request import RefusalReason
+from engine.types.request import RefusalReason, WaitReason
 from kvstore.groups.group import GroupStats
 from kvstore.tier.types import Fault
 
@@ -93,6 +93,8 @@ class LoopStats:
     steps: int
     hits: HitRecord
     n_contradictions: int  # found by recounting the store while the engine was idle
+    first_tokens: int  # sequences that have begun to be generated
+    first_token_seconds: float  # from arrival to first token, of all of them together
     cache: CacheStats
 
 
@@ -111,13 +113,12 @@ class RequestInfo:
 
     request_id: str
     index: int
-    status: str
+    waits_for: WaitReason | None  # None where it runs
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
     output_tokens: int
     blocks: int
-    age_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

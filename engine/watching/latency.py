@@ -79,9 +79,6 @@ class LatencyTracker:
         """An estimate of how long it takes until n more sequences have left the queue."""
         return self._pace.seconds_until_left(n, self._clock())
 
-    def age_seconds(self, sequence: LiveSequence) -> float:
-        return self._clock() - self._times[sequence.request.id, sequence.index].arrived
-
     def scheduled(self, running: Iterable[LiveSequence]) -> None:
         """These are in the step that is about to begin."""
         if not self._unscheduled:

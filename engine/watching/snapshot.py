@@ -12,6 +12,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import LiveSequence
 from engine.types.picture import GroupSlots, RequestState
 from engine.types.recent import RecentHits
+from engine.types.request import WaitReason
 from engine.types.statistics import LoopStats
 from engine.watching.latency import LatencyTracker
 from kvstore.groups.group import Group
@@ -127,9 +128,13 @@ class SnapshotTaker:
         )
 
     def _state(self, sequence: LiveSequence) -> RequestState:
-        if sequence.lease is not None:
-            return "running"
-        return "loading" if self._scheduler.is_loading(sequence) else "waiting"
+        match self._scheduler.wait_reason(sequence):
+            case None:
+                return "running"
+            case WaitReason.DISK:
+                return "loading"
+            case _:
+                return "waiting"
 
     def _counters(self) -> tuple[int, int, int, int, int, float]:
         counters, cached = self._scheduler.counters, self._scheduler.admission_counters

@@ -96,10 +96,9 @@ class Watch:
             branches.store, outputs, limits, draw_seed=lambda: 0, disk=branches.disk
         )
         sizes = StorageBytes(block=0, slots=(), arenas=0)
+        latency = LatencyTracker(time.monotonic, EngineTelemetry())
         self._snapshots = SnapshotTaker(
-            scheduler,
-            LatencyTracker(time.monotonic, EngineTelemetry()),
-            lambda: loop_stats(scheduler, sizes, HitRecord(), 0),
+            scheduler, latency, lambda: loop_stats(scheduler, latency, sizes, HitRecord(), 0)
         )
         self._renderer = Renderer(BLOCK_TOKENS, 0, branches.disk)
 

@@ -42,9 +42,9 @@ class Replica:
         return int(self._get("/admin/cache/stats")["queried_tokens"])
 
     def output_tokens(self) -> list[int]:
-        """Of each of its live sequences: 0 for one that waits or is computing its prompt."""
+        """Of each of its live requests: 0 for one that waits or is computing its prompt."""
         live = self._get("/admin/requests")["requests"]
-        return [sequence["output_tokens"] for sequence in live]
+        return [request["output_tokens"] for request in live]
 
     def _get(self, path: str) -> dict[str, Any]:
         answer = httpx.get(self.url + path, trust_env=False).raise_for_status()

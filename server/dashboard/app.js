@@ -11,7 +11,8 @@ import { Memory, Numbers } from "./overview/numbers.js";
 import { Clear } from "./parts/clear.js";
 import { Component, html, render } from "./parts/html.js";
 import { KeyForm } from "./parts/key.js";
-import { History } from "./state/history.js";
+import { Requests } from "./requests/requests.js";
+import { Activity } from "./state/activity.js";
 import { Picture } from "./tree/picture.js";
 
 const TICK_MS = 1000;
@@ -27,14 +28,20 @@ class App extends Component {
     ...{ snapshot: null, received: 0, now: 0, status: "connecting", refusal: null },
     ...{ model: null, agents: [] }, // what is served, for whoever may use it
   };
-  history = new History();
+  activity = new Activity();
 
   componentDidMount() {
-    this.watch = new Watch(
+    this.tree = new Watch(
+      "admin/cache/tree/stream",
       (snapshot) => this.show(snapshot),
       (status, refusal = null) => this.note(status, refusal),
     );
-    this.watch.start();
+    this.requests = new Watch(
+      "admin/activity/stream",
+      (event) => this.activity.note(event),
+      (status) => status === "live" && this.activity.begin(),
+    );
+    this.start();
     this.timer = setInterval(() => this.tick(), TICK_MS);
     document.addEventListener("visibilitychange", () => this.onVisibility());
   }
@@ -42,7 +49,8 @@ class App extends Component {
   render(_, { snapshot, status, refusal, model, agents }) {
     if (refusal?.status === 401) return this.keyForm(refusal);
     return html`
-      <${Header} snapshot=${snapshot} status=${status} onForget=${() => this.forget()} />
+      <${Header} snapshot=${snapshot} status=${status} model=${model}
+                  onForget=${() => this.forget()} />
       <main>
         <div class="watching ${status}">${this.watching(snapshot, refusal)}</div>
         <${Playground} model=${model} />
@@ -55,25 +63,28 @@ class App extends Component {
 
   keyForm(refusal) {
     const problem = hasKey() ? refusal.message : null;
-    return html`<${KeyForm} problem=${problem} onKey=${() => this.watch.start()} />`;
+    return html`<${KeyForm} problem=${problem} onKey=${() => this.start()} />`;
   }
 
   watching(snapshot, refusal) {
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
     if (!snapshot) return html`<p class="notice">Waiting for the first picture …</p>`;
+    const { activity } = this;
     const { now, received, status } = this.state;
     const seconds = (now - received) / 1000;
     return html`
       ${status === "lost" && html`<p class="notice">${pastText(snapshot)}</p>`}
       <section class="overview" aria-label="Right now">
-        <${Numbers} snapshot=${snapshot} history=${this.history} />
+        <${Numbers} snapshot=${snapshot} series=${activity.series} />
         <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
       </section>
       <${Picture} snapshot=${snapshot} seconds=${seconds}
                   clear=${(namespace) => this.clearButton(namespace)} />
-      <section aria-labelledby="history">
-        <h2 id="history">The last minutes</h2>
-        <${Charts} history=${this.history} time=${snapshot.time + seconds} />
+      <${Requests} live=${activity.live} hidden=${activity.hidden}
+                   finished=${activity.finished} />
+      <section aria-labelledby="series">
+        <h2 id="series">The last 15 minutes</h2>
+        <${Charts} series=${activity.series} />
       </section>`;
   }
 
@@ -100,36 +111,36 @@ class App extends Component {
   }
 
   tick() {
-    const now = performance.now();
-    const { snapshot, received, status } = this.state;
-    if (snapshot && status === "live") {
-      this.history.sample(snapshot.time + (now - received) / 1000, snapshot);
-    }
-    this.setState({ now });
+    this.setState({ now: performance.now() });
+  }
+
+  start() {
+    this.tree.start();
+    this.requests.start();
   }
 
   /** Nobody watches a hidden page, and a watcher costs the engine a little. */
   onVisibility() {
-    if (!document.hidden) return this.watch.start();
-    this.watch.stop();
+    if (!document.hidden) return this.start();
+    this.tree.stop();
+    this.requests.stop();
     this.setState({ status: "connecting" });
   }
 
   forget() {
     forgetKey();
     this.setState({ snapshot: null });
-    this.watch.start();
+    this.start();
   }
 }
 
-function Header({ snapshot, status, onForget }) {
+function Header({ snapshot, status, model, onForget }) {
   return html`
     <header class="top">
       <h1><img src="dashboard/icon.svg" alt="" width="28" height="28" />Rootstock</h1>
       <span class="model">${snapshot?.model}</span>
-      <nav aria-label="Further down">
-        <a href="#connect">Connect a client</a>
-      </nav>
+      ${model && html`
+        <nav aria-label="Further down"><a href="#connect">Connect a client</a></nav>`}
       <span class="status ${status}" role="status">${STATUS[status]}</span>
       ${hasKey() && html`<button class="quiet" onClick=${onForget}>Forget the key</button>`}
     </header>`;

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from engine.api import Engine
 from engine.types.output import OutputEvent
 from engine.types.request import Request
+from server.activity.tracker import RequestTracker
 from server.errors import ApiError
 from server.generation.events import ChoiceT, UsageMeter, generating
 from server.record import RequestRecord
@@ -84,11 +85,15 @@ class ResponseBuilder(Protocol[ChoiceT]):
 
 
 async def generate_all(
-    builder: ResponseBuilder[ChoiceT], unsent: Unsent, record: RequestRecord
+    builder: ResponseBuilder[ChoiceT],
+    unsent: Unsent,
+    record: RequestRecord,
+    tracker: RequestTracker,
 ) -> list[ChoiceT]:
     """All sequences, complete, in order of choices. Raises ApiError where they are too large."""
     choices = [builder.new_choice() for request in builder.requests for _ in range(request.n)]
-    async with generating(builder.engine, builder.requests, unsent, record) as events:
+    engine, requests = builder.engine, builder.requests
+    async with generating(engine, requests, unsent, record, tracker) as events:
         async for batch in events:
             for choice, event in batch:
                 unsent.add(kept_bytes(event))

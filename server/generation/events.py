@@ -17,6 +17,7 @@ from starlette.types import Receive
 from engine.api import Engine, EngineStopped
 from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.types.request import Request
+from server.activity.tracker import RequestTracker, TrackedRequest
 from server.errors import SERVER, ApiError, ClientLeft
 from server.record import RequestRecord
 from server.transport.unsent import Unsent, queued_bytes
@@ -148,30 +149,39 @@ class MergedEvents:
 
 @asynccontextmanager
 async def generating(
-    engine: Engine, requests: Sequence[Request], unsent: Unsent, record: RequestRecord
+    engine: Engine,
+    requests: Sequence[Request],
+    unsent: Unsent,
+    record: RequestRecord,
+    tracker: RequestTracker,
 ) -> AsyncIterator[MergedEvents]:
     """Submit the requests. Gives their events, with choices numbered across all requests.
 
-    Adds their tokens to the record.
+    The tracker follows them, and adds their tokens to the record.
     """
     events = MergedEvents(len(requests), unsent)
-    with unsent.ended_by(events.overrun):
+    with (
+        tracker.answering(record, requests, events.overrun) as tracked,
+        unsent.ended_by(events.overrun),
+    ):
         async with task_scope() as tasks:
             for index, request in enumerate(requests):
-                tasks.start_soon(_pump, engine, request, index * request.n, events, record)
+                tasks.start_soon(_pump, engine, request, index * request.n, events, tracked)
             yield events
 
 
 async def _pump(
-    engine: Engine, request: Request, first_choice: int, sink: MergedEvents, record: RequestRecord
+    engine: Engine,
+    request: Request,
+    first_choice: int,
+    sink: MergedEvents,
+    tracked: TrackedRequest,
 ) -> None:
-    new_tokens = len(request.prompt)  # counted with the first event: the engine has admitted it
     try:
         async with aclosing(engine.generate(request)) as events:
             async for event in events:
                 _raise_failure(event)
-                record.tokens += new_tokens + len(event.token_ids)
-                new_tokens = 0
+                tracked.note(event)
                 sink.put(first_choice + event.index, event)
     except Exception as error:
         sink.fail(error)

@@ -33,7 +33,8 @@ class RequestLog(HttpMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = current_time()
-        record = RequestRecord(uuid4().hex, _address(scope), started + self._timeout_seconds)
+        deadline = started + self._timeout_seconds
+        record = RequestRecord(uuid4().hex, _address(scope), deadline, scope["path"])
         scope.setdefault("state", {})["record"] = record
 
         async def watched() -> Message:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.api import EngineError
 from engine.types.output import OutputEvent
+from server.activity.tracker import RequestTracker
 from server.dialects.dialect import ResponseBuilder, StreamWriter, generate_all, wire_json
 from server.errors import ApiError, ClientLeft, timed_out, to_api_error
 from server.generation.events import (
@@ -47,9 +48,10 @@ async def respond(
     record, unsent = request_record(http.scope), unsent_of(http.scope)
     record.slot.release()
     if builder.is_streamed:
-        return EventStreamResponse(builder, service.settings.keepalive_seconds)
+        keepalive_seconds = service.settings.keepalive_seconds
+        return EventStreamResponse(builder, service.tracker, keepalive_seconds)
     async with client_waiting(http.receive):
-        choices = await generate_all(builder, unsent, record)
+        choices = await generate_all(builder, unsent, record, service.tracker)
     record.usage = builder.meter.total
     body = await service.workers.run(
         record.client, rendering_bytes(unsent), partial(builder.whole, choices)
@@ -92,11 +94,17 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, builder: ResponseBuilder[ChoiceT], keepalive_seconds: float) -> None:
+    def __init__(
+        self,
+        builder: ResponseBuilder[ChoiceT],
+        tracker: RequestTracker,
+        keepalive_seconds: float,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(STREAM_HEADERS)
         self._builder = builder
+        self._tracker = tracker
         self._keepalive_seconds = keepalive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +135,7 @@ class EventStreamResponse(Response):
         engine, requests = self._builder.engine, self._builder.requests
         async with client_waiting(receive):
             async with (
-                generating(engine, requests, unsent, record) as events,
+                generating(engine, requests, unsent, record, self._tracker) as events,
                 task_scope() as tasks,
             ):
                 tasks.start_soon(self._wake, events, body)

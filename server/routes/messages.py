@@ -24,7 +24,7 @@ CountTokensBody = Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequ
 @router.post(
     "/v1/messages",
     response_model=MessageBody,
-    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 404, 408, 413, 429, 503),
+    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 404, 408, 410, 413, 429, 503),
     openapi_extra=json_body(MessagesRequest),
 )
 async def create_message(

@@ -49,7 +49,7 @@ NO_COMPACTING = (
 @router.post(
     "",
     response_model=ResponseBody,
-    responses=stream_of_events(RESPONSE_EVENTS) | errors(400, 404, 408, 413, 429, 503),
+    responses=stream_of_events(RESPONSE_EVENTS) | errors(400, 404, 408, 410, 413, 429, 503),
     openapi_extra=json_body(ResponsesRequest),
 )
 async def create_response(

@@ -94,7 +94,7 @@ def test_lines_work_as_they_stand(visit: Visit) -> None:
         assert output(sys.executable, "-c", told["openai"]) == "Hello, wörld!"
         for name in AGENTS:
             command = told[name].replace("rootstock launch", f"{sys.executable} -m server launch")
-            assert AGENTS[name].command in output("sh", "-c", f"{command} --print")
+            assert AGENTS[name].command in output("sh", "-c", f"{command} --force --print")
 
 
 def output(*command: str) -> str:

@@ -31,7 +31,7 @@ from engine.types.picture import (
     PictureRequest,
 )
 from engine.types.recent import HitRecord, RecentHits
-from engine.types.request import Request
+from engine.types.request import Request, WaitReason
 from engine.types.statistics import CacheStats, DiskCacheStats, EngineStats, LoopStats, RequestInfo
 from kvstore.groups.group import GroupStats
 
@@ -194,6 +194,7 @@ class FakeEngine:
     n_contradictions: int = 0
     picture: CachePicture = PICTURE  # what is seen of the cache
     node_tokens: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: {1: (72, 105)})
+    waits_for: WaitReason | None = None  # what is asked of it
     looks: int = 0
     watches: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -251,6 +252,8 @@ class FakeEngine:
             client_preemptions=2,
             rows_sat_out=3,
             n_contradictions=self.n_contradictions,
+            first_tokens=8,
+            first_token_seconds=1.5,
             steps=40,
             hits=HitRecord(),
             cache=CacheStats(
@@ -305,8 +308,9 @@ class FakeEngine:
     async def requests(self) -> tuple[RequestInfo, ...]:
         self._check_alive()
         return tuple(
-            RequestInfo(request.id, 0, "running", len(request.prompt), 0, 0, 0, 1, 0.5)
+            RequestInfo(request.id, index, self.waits_for, len(request.prompt), 0, 0, 0, 1)
             for request in self._live.values()
+            for index in range(request.n)
         )
 
     def is_alive(self) -> bool:

@@ -20,7 +20,8 @@ KEY = "sesame"
 OPTIONS = [
     *("--generation-deterministic", "--max-examples=10"),
     f"--header=Authorization: Bearer {KEY}",
-    "--exclude-path=/admin/cache/tree/stream",  # it never ends; tests/contract/cache reads it
+    # These never end; tests/contract/cache and test_requests.py read them.
+    *("--exclude-path=/admin/cache/tree/stream", "--exclude-path=/admin/activity/stream"),
     # A slow machine is no finding.
     *("--request-timeout=60", "--suppress-health-check=all", "--warnings=off", "--no-color"),
 ]
@@ -84,10 +85,10 @@ def statuses(document: Any) -> dict[str, set[str]]:
 
 def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_url: str) -> None:
     sent = statuses(document(base_url))
-    generation = {"200", "400", "403", "404", "408", "413", "429", "500", "503"}
+    generation = {"200", "400", "403", "404", "408", "410", "413", "429", "500", "503"}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         assert sent[path] == generation
-    unqueued = generation - {"429"}
+    unqueued = generation - {"410", "429"}
     for path in ("/tokenize", "/detokenize", "/v1/completions/render", "/admin/cache/probe"):
         assert sent[path] == unqueued
     assert sent["/v1/messages/count_tokens"] == unqueued

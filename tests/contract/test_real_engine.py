@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import APIError, AsyncOpenAI, OpenAI
 
 from engine.launch import launch
 from engine.types.settings import EngineConfig
@@ -141,12 +141,30 @@ def test_a_client_that_leaves_gives_its_blocks_back(
     body = ask("the log", max_tokens=400, extra_body={"ignore_eos": True})
     with real_client.chat.completions.create(stream=True, **body) as stream:
         next(iter(stream))
-    # The next answer comes from a step after the one in which the abort was seen.
+    check_nothing_is_held(real_client, admin)
+
+
+def test_what_an_admin_ends_gives_its_blocks_back(real_client: OpenAI, admin: httpx.Client) -> None:
+    body = ask("the dog", max_tokens=400, extra_body={"ignore_eos": True})
+    with real_client.chat.completions.create(stream=True, **body) as stream:
+        next(iter(stream))
+        (live,) = admin.get("/admin/requests").json()["requests"]
+        assert (live["status"], live["waits_for"]) == ("running", None)
+        assert live["computed_tokens"] == live["prompt_tokens"]
+        assert live["blocks"] > 0
+        assert admin.post(f"/admin/requests/{live['id']}/cancel").status_code == 204
+        with pytest.raises(APIError, match="An admin of this server has ended the request"):
+            list(stream)
+    check_nothing_is_held(real_client, admin)
+
+
+def check_nothing_is_held(real_client: OpenAI, admin: httpx.Client) -> None:
+    """Within a few answers: an abort ends with the step that is in flight."""
     for _ in range(50):
         real_client.chat.completions.create(**ask("the mat", max_tokens=2))
-        if admin.get("/admin/requests").json()["requests"] == []:
-            break
-    assert admin.get("/admin/cache/stats").json()["blocks_held"] == 0
+        if admin.get("/admin/cache/stats").json()["blocks_held"] == 0:
+            return
+    raise AssertionError("blocks are held, and nobody is left to hold them")
 
 
 def test_scores_are_the_same_cold_and_warm(real_client: OpenAI, admin: httpx.Client) -> None:

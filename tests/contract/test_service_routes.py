@@ -349,7 +349,7 @@ def test_live_requests_are_listed(
             (live,) = http.get("/admin/requests").json()["requests"]
             gate.open()
             assert answer.result(WAIT_SECONDS).status_code == 200
-    assert live["request_id"] == request_id
+    assert live["id"] == request_id
     assert live["prompt_tokens"] == len("<user>Hi\n<assistant>")
     assert http.get("/admin/requests").json() == {"requests": []}
 

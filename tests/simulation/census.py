@@ -33,6 +33,11 @@ class Happening(StrEnum):
     SAT_OUT = "rows that sat a step out"
     RESTARTED = "restarts"
     KILLED = "kills"
+    WAITS_FOR_SLOTS = "turns in which a sequence waited for a slot"
+    WAITS_FOR_MEMORY = "turns in which one waited for blocks"
+    WAITS_FOR_TWIN = "turns in which one waited for its twin"
+    WAITS_FOR_DISK = "turns in which one waited for the disk"
+    WAITS_FOR_TURN = "turns in which one waited for its turn"
     CLIENT_SLOT = "sequences preempted for another client's slot"
     CLIENT_BLOCKS = "sequences preempted for another client's blocks"
 

@@ -24,6 +24,7 @@ from tests.simulation.checks.progress import Watchdog
 from tests.simulation.checks.records import RecordCheck
 from tests.simulation.checks.replay import Replay
 from tests.simulation.checks.tree import ContentCheck
+from tests.simulation.checks.waits import WaitCheck
 from tests.simulation.daemon import Daemon, Layout, World
 from tests.simulation.expected import Expected, expected
 from tests.simulation.fake_runner import InjectedError
@@ -81,6 +82,7 @@ class Simulation:
         self._dog = Watchdog(PATIENCE)
         self._content = ContentCheck(self.daemon.store, self.daemon.runner)
         self._disk_check = DiskCheck(self.daemon, self.tier)
+        self._waits = WaitCheck(self.daemon, self.census)
         index = self.daemon.store.index
         self._replays = [Replay(index, Random(self.random.random())) for _ in range(2)]
         self._wakes_at = inf
@@ -140,11 +142,13 @@ class Simulation:
     def _recount(self) -> None:
         daemon = self.daemon
         if not self._is_ending:  # then nobody is told anything
-            stats = loop_stats(daemon.scheduler, daemon.sizes, self.loop.stats.hits, 0)
+            hits, latency = self.loop.stats.hits, self.loop.latency
+            stats = loop_stats(daemon.scheduler, latency, daemon.sizes, hits, 0)
             assert self.loop.stats == stats, "published too early"
         for sequence in daemon.scheduler.running:
             most_tokens = sequence.prompt_tokens + max(sequence.request.max_tokens - 1, 0)
             assert sequence.planned_tokens <= most_tokens, "computed what nobody asks for"
+        self._waits.check()
         invariants.check(daemon.store)
         if not daemon.scheduler.has_work:
             invariants.check_idle(daemon.store)

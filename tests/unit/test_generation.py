@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from engine.types.output import OutputEvent
 from engine.types.request import Request
+from server.activity.tracker import RequestTracker
 from server.dialects.dialect import ResponseBuilder
 from server.errors import ApiError, ClientLeft
 from server.generation.events import MergedEvents, UsageMeter, client_waiting, generating
@@ -86,7 +87,7 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
         with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
             async with (
                 client_waiting(receive),
-                generating(engine, requests, unsent, record) as events,
+                generating(engine, requests, unsent, record, RequestTracker()) as events,
             ):
                 async for _ in events:
                     left.set()
@@ -98,7 +99,8 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
     builder = Streamed([Request(f"r{i}", (1,), 1) for i in range(3)])
-    stream = EventStreamResponse(cast(ResponseBuilder[Any], builder), keepalive_seconds=3600)
+    endless = cast(ResponseBuilder[Any], builder)
+    stream = EventStreamResponse(endless, RequestTracker(), keepalive_seconds=3600)
     record = RequestRecord("r", "client", deadline=current_time())
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:
         scope = {"state": {"record": record, "unsent": unsent}}

@@ -203,8 +203,8 @@ async def test_live_requests_are_listed(setup: Setup) -> None:
     await asyncio.sleep(0)
     setup.runner.gate.release()
     infos = await listed
-    assert [(info.request_id, info.status, info.computed_tokens) for info in infos] == [
-        ("a", "running", 10)
+    assert [(info.request_id, info.waits_for, info.computed_tokens) for info in infos] == [
+        ("a", None, 10)
     ]
     setup.runner.open()
     await task

@@ -1,4 +1,4 @@
-// The live picture: one stream of snapshots, begun again whenever it breaks.
+// One stream of what the daemon tells, begun again whenever it breaks.
 
 import { ask, Refused } from "./api.js";
 import { events } from "./events.js";
@@ -7,12 +7,13 @@ const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 5000;
 
 /**
- * Hands on every snapshot, and tells how the connection is: "connecting", "live", "lost" (it is
+ * Hands on every event of the stream at `path`, and tells how the connection is: "connecting", "live", "lost" (it is
  * tried again), or "refused" with the Refused, after which somebody must start it again.
  */
 export class Watch {
-  constructor(onSnapshot, onStatus) {
-    this.onSnapshot = onSnapshot;
+  constructor(path, onEvent, onStatus) {
+    this.path = path;
+    this.onEvent = onEvent;
     this.onStatus = onStatus;
     this.ending = new AbortController();
   }
@@ -48,9 +49,9 @@ export class Watch {
   }
 
   async follow(signal, onOpen) {
-    const stream = await ask("admin/cache/tree/stream", { signal });
+    const stream = await ask(this.path, { signal });
     onOpen();
     this.onStatus("live");
-    for await (const data of events(stream)) this.onSnapshot(JSON.parse(data));
+    for await (const data of events(stream)) this.onEvent(JSON.parse(data));
   }
 }

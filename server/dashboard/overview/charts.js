@@ -1,8 +1,8 @@
-// The last minutes as small series of one kind: uPlot draws them, this file says how.
+// The last quarter of an hour as small series of one kind: uPlot draws them, this file says how.
 
 import { percent, rate, seconds, short } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
-import { SECONDS_SHOWN } from "../state/history.js";
+import { SECONDS_SHOWN } from "../state/activity.js";
 
 const HEIGHT = 92;
 const LEAST_SECONDS = 60;
@@ -20,11 +20,12 @@ const CHARTS = [
     say: rate, least: 4 },
 ];
 
-export function Charts({ history, time }) {
+/** `series`: columns of one length, another object whenever there is another point. */
+export function Charts({ series }) {
   return html`
     <div class="charts">
       ${CHARTS.map((chart) => html`
-        <${Chart} key=${chart.title} chart=${chart} columns=${history.columns} time=${time} />`)}
+        <${Chart} key=${chart.title} chart=${chart} columns=${series} />`)}
     </div>`;
 }
 
@@ -35,6 +36,10 @@ class Chart extends Component {
     this.dark.addEventListener("change", this.redraw);
     this.observer = new ResizeObserver(this.redraw);
     this.observer.observe(this.element);
+  }
+
+  shouldComponentUpdate({ columns }) {
+    return columns !== this.props.columns;
   }
 
   componentDidUpdate() {
@@ -55,7 +60,7 @@ class Chart extends Component {
         <figcaption><b>${chart.title}</b> <span class="now">${last == null ? "–" : chart.say(last)}
           </span><small>${chart.unit}</small></figcaption>
         <div class="plot" role="img" ref=${(element) => (this.element = element)}
-             aria-label="${chart.title} in the last minutes, ${chart.unit}"></div>
+             aria-label="${chart.title} in the last 15 minutes, ${chart.unit}"></div>
       </figure>`;
   }
 
@@ -70,11 +75,12 @@ class Chart extends Component {
     if (width > 0) this.plot = new uPlot(this.options(width), this.data(), this.element);
   }
 
-  /** From the first point on, as long as that is not too short or too long. */
+  /** From the first point on, as long as that is not too short, to the last. */
   span() {
-    const { columns, time } = this.props;
-    const seconds = time - (columns.time[0] ?? time);
-    return [time - Math.min(SECONDS_SHOWN, Math.max(LEAST_SECONDS, seconds)), time];
+    const { time } = this.props.columns;
+    const last = time.at(-1) ?? Date.now() / 1000;
+    const seconds = last - (time[0] ?? last);
+    return [last - Math.min(SECONDS_SHOWN, Math.max(LEAST_SECONDS, seconds)), last];
   }
 
   options(width) {

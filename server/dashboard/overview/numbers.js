@@ -4,16 +4,14 @@ import { bytes, count, percent, rate, short, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
 import { queue } from "../state/queue.js";
 
-const SMOOTHED_SECONDS = 3;
-
-export function Numbers({ snapshot, history }) {
+export function Numbers({ snapshot, series }) {
   const { counters } = snapshot;
   const { running, waiting, loading } = queue(snapshot);
   const share = counters.prompt_tokens ? counters.cached_tokens / counters.prompt_tokens : null;
   return html`
     <dl class="numbers">
       <${Number_} name="Tokens written a second"
-                  value=${rate(history.recent("written", SMOOTHED_SECONDS) ?? 0)}
+                  value=${rate(series.written.at(-1) ?? 0)}
                   note="${short(counters.generated_tokens)} since the start" />
       <${Number_} name="Running" value=${whole(running)}
                   note="${short(counters.requests)} requests so far" />

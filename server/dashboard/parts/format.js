@@ -47,3 +47,19 @@ export function age(number) {
   if (number < 7200) return `${Math.floor(number / 60)} min ago`;
   return `${Math.floor(number / 3600)} h ago`;
 }
+
+/** How long something has lasted: 0.4 s, 12 s, 3:07, 1:02:05 */
+export function clock(number) {
+  if (number < 60) return `${number < 10 ? number.toFixed(1) : Math.floor(number)} s`;
+  const two = (part) => String(Math.floor(part)).padStart(2, "0");
+  const [hours, minutes, rest] = [number / 3600, (number % 3600) / 60, number % 60];
+  return hours >= 1 ? `${Math.floor(hours)}:${two(minutes)}:${two(rest)}`
+    : `${Math.floor(minutes)}:${two(rest)}`;
+}
+
+const DAY_TIME = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+
+/** The time of day of a moment, in seconds since the epoch: 14:03:59 */
+export function dayTime(number) {
+  return DAY_TIME.format(number * 1000);
+}

@@ -12,10 +12,11 @@ from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
 from server.terminal.text import bytes_text
 
-ID_START = 12
-"""Characters of a request's id: as many as tell requests apart, and leave it a line of 80."""
+ID_CHARACTERS = 8
+CLIENT_CHARACTERS = 15
+"""Enough to tell requests and clients apart, and to leave each request a line of 80."""
 
-HEADS = ("request", "status", "prompt", "cached", "computed", "answer", "age")
+HEADS = ("request", "status", "client", "prompt", "cached", "answer", "age")
 
 app = command_app()
 
@@ -52,13 +53,12 @@ def _use(cache: CacheStatsResponse) -> str:
 
 
 def _row(request: LiveRequest) -> tuple[str, ...]:
-    start = request.request_id[:ID_START]
     return (
-        f"{start}/{request.index}" if request.index else start,
-        request.status,
+        request.id[:ID_CHARACTERS],
+        f"{request.status}: {request.waits_for}" if request.waits_for else request.status,
+        request.client[:CLIENT_CHARACTERS],
         f"{request.prompt_tokens:,}",
         f"{request.cached_tokens:,}",
-        f"{request.computed_tokens:,}",
         f"{request.output_tokens:,}",
-        f"{request.age_seconds:.1f} s",
+        f"{request.age_seconds:,.0f} s",
     )

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from engine.api import QueueFull
 from engine.types.cache import CacheTier
+from engine.types.request import WaitReason
 from server.cli import app
 from server.schemas.admin import LiveRequest
 from server.settings import Settings
@@ -72,30 +73,35 @@ def test_ps_shows_what_runs(url: str, model: str, client: OpenAI, engine: FakeEn
         "requests 1 running, 0 waiting",
         "cache 6% in use, 16% kept for later, of 4.00 MiB",
     ]
-    assert lines[5][:3] == [request_id[:12], "running", "20"]
+    assert lines[5][:4] == [request_id[:8], "running", "127.0.0.1", "20"]
 
 
 def test_ps_has_a_line_of_80_columns_for_a_request(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = LiveRequest(
-        request_id="f" * 32,
-        index=127,
-        status="preempted",
+        id="f" * 32,
+        route="/v1/chat/completions",
+        client="2001:db8::8a2e:370:7334",
+        key=None,
+        sequences=1,
         prompt_tokens=131_072,
         cached_tokens=131_072,
-        computed_tokens=131_072,
         output_tokens=131_072,
+        first_token_seconds=None,
+        tokens_per_second=None,
+        status="waiting",
+        waits_for=WaitReason.MEMORY,
+        age_seconds=86_400.4,
+        computed_tokens=131_072,
         blocks=1,
-        age_seconds=86_400,
     )
     monkeypatch.setattr(Admin, "requests", lambda self: [large])
     lines = lines_of(run("ps", "--url", url, COLUMNS="80"))
     assert lines[5] == [
-        "ffffffffffff/127",
-        "preempted",
-        *["131,072"] * 4,
-        *("86400.0", "s"),
+        *("ffffffff", "waiting:", "memory", "2001:db8::8a2e:"),
+        *["131,072"] * 3,
+        *("86,400", "s"),
     ]
 
 

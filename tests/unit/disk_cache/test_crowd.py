@@ -12,6 +12,7 @@ from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.load_budget import LoadBudget, LoadLimits
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome
 from engine.step.plan import StepPlan
+from engine.types.request import WaitReason
 from kvstore.tier.types import MIB
 from tests.simulation.daemon import Layout
 from tests.unit.disk_cache.desk import BLOCK_BYTES, LOAD_RULES, WRITE_RULES, Desk, Shelf
@@ -215,6 +216,21 @@ def test_a_crowd_is_loaded_in_the_order_of_admission_and_says_what_it_said(
     assert [again.output(request) for request in requests] == answers
     for request, prompt in zip(requests, SAID, strict=True):
         assert again.usage(request).cached_tokens >= len(prompt) - BLOCK
+
+
+def test_who_is_loaded_and_who_is_put_off_wait_for_the_disk(
+    asked_before: tuple[Shelf, list[list[int]]],
+) -> None:
+    shelf, _ = asked_before
+    again = Daemon(shelf, LIMITS)
+    loaded, put_off = again.add(SAID[0]), again.add(SAID[1])
+    again.step()
+    reasons = [again.scheduler.wait_reason(again.sequence(id)) for id in (loaded, put_off)]
+    assert reasons == [WaitReason.DISK] * 2
+    while not again.events[loaded]:
+        again.read()
+        again.step()
+    assert again.scheduler.wait_reason(again.sequence(put_off)) is WaitReason.DISK, "it is read now"
 
 
 def test_nothing_is_loaded_for_who_cannot_run(asked_before: tuple[Shelf, list[list[int]]]) -> None:

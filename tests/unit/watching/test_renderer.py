@@ -52,7 +52,9 @@ class Watcher:
         latency = LatencyTracker(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(1024, slots=(0,) * len(harness.store.groups), arenas=0)
         self.snapshots = SnapshotTaker(
-            harness.scheduler, latency, lambda: loop_stats(harness.scheduler, sizes, HitRecord(), 0)
+            harness.scheduler,
+            latency,
+            lambda: loop_stats(harness.scheduler, latency, sizes, HitRecord(), 0),
         )
         self.renderer = Renderer(BLOCK, 1024, harness.scheduler.disk)
 

@@ -8,6 +8,7 @@ from anyio import CancelScope, Event
 from anyio.abc import TaskGroup
 
 from engine.api import EngineError
+from server.activity.tracker import RequestTracker
 from server.dialects.dialect import generate_all
 from server.dialects.responses.builder import ResponsesBuilder
 from server.dialects.responses.response_object import response_state
@@ -25,8 +26,16 @@ log = logging.getLogger("rootstock.responses")
 class BackgroundResponses:
     """The background responses in progress. Draining the engine ends them."""
 
-    def __init__(self, tasks: TaskGroup, unsent: UnsentBudget, workers: Workers, most: int) -> None:
+    def __init__(
+        self,
+        tasks: TaskGroup,
+        unsent: UnsentBudget,
+        workers: Workers,
+        tracker: RequestTracker,
+        most: int,
+    ) -> None:
         self._tasks = tasks
+        self._tracker = tracker
         self._unsent = unsent
         self._workers = workers
         self._most = most
@@ -36,7 +45,8 @@ class BackgroundResponses:
         """Start a response, and return it as JSON: `queued`. Raises ApiError (429)."""
         self._check_limit(builder.task.record.client)
         key = builder.task.owner, builder.task.id
-        self._running[key] = running = _Running(builder, self._unsent, self._workers)
+        running = _Running(builder, self._unsent, self._workers, self._tracker)
+        self._running[key] = running
         self._tasks.start_soon(running.run, lambda: self._running.pop(key))
         return running.json("queued")
 
@@ -77,8 +87,15 @@ class BackgroundResponses:
 
 
 class _Running:
-    def __init__(self, builder: ResponsesBuilder, unsent: UnsentBudget, workers: Workers) -> None:
+    def __init__(
+        self,
+        builder: ResponsesBuilder,
+        unsent: UnsentBudget,
+        workers: Workers,
+        tracker: RequestTracker,
+    ) -> None:
         self._builder = builder
+        self._tracker = tracker
         self._unsent = unsent
         self._workers = workers
         builder.task.record.slot.release()
@@ -113,6 +130,6 @@ class _Running:
     async def _generate(self) -> None:
         builder = self._builder
         with self._unsent.answer(lambda error: None) as unsent:
-            choices = await generate_all(builder, unsent, builder.task.record)
+            choices = await generate_all(builder, unsent, builder.task.record, self._tracker)
             whole = partial(builder.whole, choices)
             await self._workers.run(self.client, rendering_bytes(unsent), whole)

@@ -1,0 +1,174 @@
+"""Requests that are being answered, and the last that were."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+
+from anyio import current_time, get_cancelled_exc_class
+
+from engine.types.output import OutputEvent, Usage
+from engine.types.request import Request
+from server.errors import CLIENT_LEFT_STATUS, ApiError, ended_by_admin, timed_out, to_api_error
+from server.record import RequestRecord
+from server.schemas.admin import FinishedRequest
+
+KEPT = 300
+"""Requests that are over: some 100 KiB."""
+
+End = Callable[[ApiError], None]
+"""Ends an answer with an error, whatever it waits for."""
+
+
+class TrackedRequest:
+    """One HTTP request that the engine answers, from when it is asked to the end of the answer.
+
+    `note` is called for each event: it counts tokens, and little else.
+    """
+
+    def __init__(
+        self,
+        record: RequestRecord,
+        requests: Sequence[Request],
+        end: End,
+        clock: Callable[[], float],
+    ) -> None:
+        self.record = record
+        self.requests = requests
+        self.end = end
+        self.began_seconds = clock()
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.unfinished = sum(request.n for request in requests)  # sequences
+        self._clock = clock
+        self._first_token: float | None = None  # of the clock
+        self._last_token: float | None = None  # known when all sequences have finished
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        return None if self._first_token is None else self._first_token - self.began_seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the tokens after the first; None before there are some."""
+        if self._first_token is None or self.output_tokens < 2:
+            return None
+        seconds = (self._last_token or self._clock()) - self._first_token
+        return (self.output_tokens - 1) / seconds if seconds > 0 else None
+
+    def note(self, event: OutputEvent) -> None:
+        """Count an event of one of its sequences, in the record, too."""
+        n_tokens = len(event.token_ids)
+        self.output_tokens += n_tokens
+        self.record.tokens += n_tokens
+        if event.admission is not None and event.index == 0:  # the others have the same prompt
+            self._admitted(event.admission)
+        if n_tokens and self._first_token is None:
+            self._first_token = self._clock()
+        if event.finish_reason is not None:
+            self.unfinished -= 1
+            if not self.unfinished:
+                self._last_token = self._clock()
+
+    def _admitted(self, usage: Usage) -> None:
+        self.record.tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+
+    def asked(self) -> dict[str, object]:
+        """The fields that it has both while it lives and when it is over."""
+        record = self.record
+        return {
+            "id": record.id,
+            "route": record.path,
+            "client": record.client,
+            "key": record.key or None,
+            "sequences": sum(request.n for request in self.requests),
+            "prompt_tokens": sum(len(request.prompt) for request in self.requests),
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "first_token_seconds": self.first_token_seconds,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+class RequestTracker:
+    """All requests that the engine answers now, by id, and the last KEPT that are over."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = current_time,
+        epoch_seconds: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` is that of deadlines."""
+        self._clock = clock
+        self._epoch_seconds = epoch_seconds
+        self._live: dict[str, TrackedRequest] = {}
+        self._finished = deque[FinishedRequest](maxlen=KEPT)
+        self._n_finished = 0
+
+    @property
+    def live(self) -> tuple[TrackedRequest, ...]:
+        """The oldest first."""
+        return tuple(self._live.values())
+
+    def now(self) -> float:
+        return self._clock()
+
+    def finished(self, after: int = 0) -> list[FinishedRequest]:
+        """Those with higher numbers than `after`, the latest first."""
+        return list(takewhile(lambda one: one.number > after, reversed(self._finished)))
+
+    @contextmanager
+    def answering(
+        self, record: RequestRecord, requests: Sequence[Request], end: End
+    ) -> Iterator[TrackedRequest]:
+        """The requests are answered while the block runs, and what it raises has come of them."""
+        tracked = TrackedRequest(record, requests, end, self._clock)
+        self._live[record.id] = tracked
+        status, code = 200, None
+        try:
+            yield tracked
+        except get_cancelled_exc_class():
+            status, code = self._cancellation(record)
+            raise
+        except Exception as error:
+            failure = to_api_error(error)
+            status, code = failure.status, failure.code
+            raise
+        finally:
+            del self._live[record.id]
+            self._log(tracked, status, code)
+
+    def end(self, id: str) -> bool:
+        """End a request for an admin. False where there is none of that id."""
+        tracked = self._live.get(id)
+        if tracked is None:
+            return False
+        tracked.end(ended_by_admin())
+        return True
+
+    def _log(self, tracked: TrackedRequest, status: int, code: str | None) -> None:
+        self._n_finished += 1
+        self._finished.append(
+            FinishedRequest.model_validate(
+                {
+                    **tracked.asked(),
+                    "number": self._n_finished,
+                    "time": self._epoch_seconds(),
+                    "seconds": self._clock() - tracked.began_seconds,
+                    "status": status,
+                    "code": code,
+                }
+            )
+        )
+
+    def _cancellation(self, record: RequestRecord) -> tuple[int, str | None]:
+        """What ends a request by cancelling it: its client, its deadline, or who asked for it in
+        the background.
+        """
+        if record.client_left:
+            return CLIENT_LEFT_STATUS, "client_left"
+        if self._clock() >= record.deadline:
+            return timed_out().status, timed_out().code
+        return CLIENT_LEFT_STATUS, "cancelled"

@@ -1,0 +1,51 @@
+// What the rows of live and of finished requests have in common.
+
+import { percent, rate, whole } from "../parts/format.js";
+import { html } from "../parts/html.js";
+
+/** A table for eyes and screen readers; where it is narrow, CSS makes a card of each row. */
+export function Table({ name, caption, heads, children }) {
+  return html`
+    <table class="rows ${name}" role="table" aria-label=${caption}>
+      <thead role="rowgroup">
+        <tr role="row">${heads.map(([head, kind]) => html`
+          <th role="columnheader" scope="col" class=${kind}>${head}</th>`)}</tr>
+      </thead>
+      <tbody role="rowgroup">${children}</tbody>
+    </table>`;
+}
+
+/** `head` is shown beside it in a card. */
+export function Cell({ kind = "", head = "", title, children }) {
+  return html`<td role="cell" class=${kind} data-head=${head} title=${title}>${children}</td>`;
+}
+
+export function Who({ request }) {
+  const { route, client, key, sequences } = request;
+  const names = [client, key !== client && key && `key ${key}`];
+  return html`
+    <${Cell} kind="who" title=${request.id}>
+      <code>${route}</code>${sequences > 1 && html` <span class="times">×${sequences}</span>`}
+      <small>${names.filter(Boolean).join(", ")}</small>
+    <//>`;
+}
+
+/** The prompt's tokens; `children` stand below them. */
+export function Prompt({ request, children }) {
+  return html`
+    <${Cell} kind="number" head="Prompt">${whole(request.prompt_tokens)} ${children}<//>`;
+}
+
+/** How much of the prompt was found in the cache. */
+export function Cached({ request: { prompt_tokens, cached_tokens } }) {
+  return html`<small>${percent(cached_tokens / prompt_tokens)} cached</small>`;
+}
+
+/** The tokens that it has written, and how fast. */
+export function Written({ request }) {
+  const { output_tokens: tokens, tokens_per_second: speed } = request;
+  return html`
+    <${Cell} kind="number" head="Written">
+      ${whole(tokens)} ${speed !== null && html`<small>${rate(speed)} tokens/s</small>`}
+    <//>`;
+}

@@ -1,0 +1,88 @@
+"""`/admin/activity/stream`: requests, for the dashboard. Left out with `--no-dashboard`."""
+
+from contextlib import suppress
+
+from anyio import move_on_after
+from fastapi import APIRouter
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.api import EngineStopped
+from server.activity.live import live_requests
+from server.errors import ClientLeft
+from server.generation.events import client_waiting
+from server.openapi import errors, stream_of_data
+from server.routes.cache_tree import EventStream
+from server.routes.delivery import STREAM_HEADERS
+from server.schemas.admin import Activity
+from server.service import Service, ServiceDependency
+from server.transport.sse import sse_data
+
+router = APIRouter(prefix="/admin/activity")
+
+INTERVAL_SECONDS = 1.0
+SHOWN_REQUESTS = 100
+
+
+@router.get(
+    "/stream",
+    response_class=EventStream,
+    responses={**stream_of_data(Activity), **errors(503)},
+)
+async def activity_stream(service: ServiceDependency) -> Response:
+    """Live requests each second, and with them what is new in the log and in the series."""
+    return ActivityStream(service)
+
+
+class ActivityStream(EventStream):
+    """The status line waits for the first event, so that a refusal has a status of its own.
+
+    Who watches requests watches the tree as well; its feed tells at once when the engine has ended.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(STREAM_HEADERS)
+        self._service = service
+        self._n_finished = 0  # told so far
+        self._n_points = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with client_waiting(receive), self._service.feed.watching():
+                await self._stream(send)
+        except ClientLeft:
+            pass  # RequestLog has seen it leave
+
+    async def _stream(self, send: Send) -> None:
+        event = await self._event()
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with suppress(EngineStopped):  # there is nothing more to see
+            while True:
+                await send(_part(event))
+                with move_on_after(INTERVAL_SECONDS):
+                    await self._service.feed.stopped()
+                event = await self._event()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _event(self) -> bytes:
+        """Raises EngineStopped."""
+        tracker, series = self._service.tracker, self._service.series
+        live = tracker.live
+        infos = await self._service.engine.requests()
+        finished = tracker.finished(self._n_finished)[::-1]
+        points = series.points(self._n_points)
+        activity = Activity(
+            requests=live_requests(live[:SHOWN_REQUESTS], infos, tracker.now()),
+            hidden_requests=max(len(live) - SHOWN_REQUESTS, 0),
+            finished=finished,
+            points=points,
+        )
+        self._n_finished = finished[-1].number if finished else self._n_finished
+        self._n_points = series.n_points
+        return sse_data(activity.model_dump_json().encode())
+
+
+def _part(data: bytes) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": True}

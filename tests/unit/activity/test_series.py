@@ -1,0 +1,93 @@
+"""The figures of the last quarter of an hour."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.types.statistics import EngineStats
+from server.activity.series import INTERVAL_SECONDS, KEPT_SECONDS, N_POINTS, SeriesRecord
+from tests.contract.fake_engine import FakeEngine
+
+
+class Engine:
+    """Says what it has counted, and what time it is."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.stats = FakeEngine().stats()
+
+    def counts(self, **counters: Any) -> None:
+        self.stats = replace(self.stats, loop=replace(self.stats.loop, **counters))
+
+    def evicts(self, blocks: int) -> None:
+        cache = self.stats.loop.cache
+        self.counts(cache=replace(cache, evictions=cache.evictions + blocks))
+
+    def ask(self) -> EngineStats:
+        return self.stats
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def series(engine: Engine) -> SeriesRecord:
+    made = SeriesRecord(engine.ask, lambda: engine.now, lambda: 1e9 + engine.now)
+    made.sample()
+    return made
+
+
+def test_a_point_is_what_happened_since_the_one_before(
+    engine: Engine, series: SeriesRecord
+) -> None:
+    assert series.points() == []
+    loop = engine.stats.loop
+    engine.counts(
+        generated_tokens=loop.generated_tokens + 12,
+        computed_prompt_tokens=loop.computed_prompt_tokens + 10,
+        cached_prompt_tokens=loop.cached_prompt_tokens + 30,
+        first_tokens=loop.first_tokens + 2,
+        first_token_seconds=loop.first_token_seconds + 0.5,
+        running=3,
+        waiting=1,
+    )
+    engine.evicts(8)
+    engine.now += 4
+    series.sample()
+    (point,) = series.points()
+    assert point.model_dump() == {
+        "time": 1e9 + 54,
+        "generated_tokens_per_second": 3.0,
+        "prompt_tokens_per_second": 10.0,
+        "computed_tokens_per_second": 2.5,
+        "hit_share": 0.75,
+        "first_token_seconds": 0.25,
+        "evicted_blocks_per_second": 2.0,
+        "running": 3,
+        "waiting": 1,
+    }
+
+
+def test_where_nothing_happened_there_are_gaps(engine: Engine, series: SeriesRecord) -> None:
+    engine.now += 3
+    series.sample()
+    (point,) = series.points()
+    assert (point.hit_share, point.first_token_seconds) == (None, None)
+    assert point.generated_tokens_per_second == 0
+    series.sample()
+    assert series.n_points == 1, "no time has passed"
+
+
+def test_a_quarter_of_an_hour_is_kept(engine: Engine, series: SeriesRecord) -> None:
+    for _ in range(N_POINTS + 7):
+        engine.now += INTERVAL_SECONDS
+        series.sample()
+    points = series.points()
+    assert len(points) == N_POINTS
+    assert points[-1].time - points[0].time == KEPT_SECONDS - INTERVAL_SECONDS
+    assert series.points(series.n_points - 2) == points[-2:]
+    assert series.points(series.n_points) == []
+    assert series.points(3) == points, "the first are gone"

@@ -1,0 +1,183 @@
+"""What is kept of requests while they are answered and when that is over."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.api import QueueFull
+from engine.types.output import FinishReason, OutputEvent, Usage
+from engine.types.request import Request
+from server.activity.tracker import KEPT, RequestTracker, TrackedRequest
+from server.errors import ApiError
+from server.record import RequestRecord
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tracker(clock: Clock) -> RequestTracker:
+    return RequestTracker(clock, lambda: 1e9 + clock.now)
+
+
+def ignore(error: ApiError) -> None:
+    """Nobody waits for this answer."""
+
+
+def record(id: str = "r", **fields: Any) -> RequestRecord:
+    return RequestRecord(id, "alice", path="/v1/completions", key="alice", **fields)
+
+
+def token(index: int = 0, n_tokens: int = 1, *, ends: bool = False) -> OutputEvent:
+    reason = FinishReason.STOP if ends else None
+    return OutputEvent("r", index, token_ids=(7,) * n_tokens, finish_reason=reason)
+
+
+def admission(index: int = 0, cached_tokens: int = 0) -> OutputEvent:
+    return OutputEvent("r", index, admission=Usage(10, cached_tokens, 0))
+
+
+def prompts(n: int = 1, count: int = 1) -> list[Request]:
+    return [Request(f"r-{i}", tuple(range(10)), 100, n=n) for i in range(count)]
+
+
+def serve(tracker: RequestTracker, id: str = "r") -> None:
+    with tracker.answering(record(id), prompts(), ignore) as tracked:
+        tracked.note(admission())
+        tracked.note(token(ends=True))
+
+
+def test_a_request_is_live_until_it_is_over(tracker: RequestTracker, clock: Clock) -> None:
+    with tracker.answering(record(), prompts(), ignore) as tracked:
+        assert list(tracker.live) == [tracked]
+        assert tracker.finished() == []
+        clock.now += 1
+        tracked.note(admission(cached_tokens=6))
+        clock.now += 1
+        tracked.note(token())
+        clock.now += 4
+        tracked.note(token(n_tokens=7))
+        tracked.note(token(ends=True))
+        clock.now += 10  # for which the client reads
+    assert not tracker.live
+    (over,) = tracker.finished()
+    assert over.model_dump() == {
+        "id": "r",
+        "route": "/v1/completions",
+        "client": "alice",
+        "key": "alice",
+        "sequences": 1,
+        "prompt_tokens": 10,
+        "cached_tokens": 6,
+        "output_tokens": 9,
+        "first_token_seconds": 2.0,
+        "tokens_per_second": 2.0,
+        "number": 1,
+        "time": 1e9 + 116,
+        "seconds": 16.0,
+        "status": 200,
+        "code": None,
+    }
+
+
+def test_outputs_of_one_prompt_count_it_once(tracker: RequestTracker) -> None:
+    asked = record()
+    with tracker.answering(asked, prompts(n=3, count=2), ignore) as tracked:
+        for _ in range(2):
+            for index in range(3):
+                tracked.note(admission(index, cached_tokens=4))
+                tracked.note(token(index, ends=True))
+        assert tracked.unfinished == 0
+    (over,) = tracker.finished()
+    assert (over.sequences, over.prompt_tokens, over.cached_tokens) == (6, 20, 8)
+    assert over.output_tokens == 6
+    assert asked.tokens == 2 * 10 + 6, "what limits of tokens count"
+
+
+def test_without_tokens_there_is_no_speed(tracker: RequestTracker, clock: Clock) -> None:
+    with tracker.answering(record(), prompts(), ignore) as tracked:
+        assert speed(tracked) == (None, None)
+        clock.now += 3
+        tracked.note(token())
+        assert speed(tracked) == (3.0, None)
+        tracked.note(token())
+        assert speed(tracked) == (3.0, None), "no time has passed"
+        clock.now += 0.5
+        assert speed(tracked) == (3.0, 2.0)
+
+
+def speed(tracked: TrackedRequest) -> tuple[float | None, float | None]:
+    return tracked.first_token_seconds, tracked.tokens_per_second
+
+
+def test_the_log_is_bounded_and_numbered(tracker: RequestTracker) -> None:
+    for number in range(KEPT + 5):
+        serve(tracker, str(number))
+    finished = tracker.finished()
+    assert [one.number for one in finished] == list(range(KEPT + 5, 5, -1))
+    assert [one.number for one in tracker.finished(after=KEPT + 3)] == [KEPT + 5, KEPT + 4]
+    assert tracker.finished(after=KEPT + 5) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (ApiError(400, "no", code="grammar_failed"), 400, "grammar_failed"),
+        (QueueFull("full", 3), 429, "rate_limit_exceeded"),
+        (ZeroDivisionError(), 500, "internal_error"),
+    ],
+)
+async def test_what_went_wrong_is_logged(
+    tracker: RequestTracker, error: Exception, status: int, code: str
+) -> None:
+    with pytest.raises(type(error)), tracker.answering(record(), prompts(), ignore):
+        raise error
+    (over,) = tracker.finished()
+    assert (over.status, over.code) == (status, code)
+    assert tracker.live == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code"),
+    [
+        ({"client_left": True}, 499, "client_left"),
+        ({"deadline": 100.0}, 504, "request_timeout"),
+        ({}, 499, "cancelled"),
+    ],
+)
+async def test_who_has_cancelled_it_is_logged(
+    tracker: RequestTracker, fields: dict[str, Any], status: int, code: str
+) -> None:
+    with (
+        pytest.raises(asyncio.CancelledError),
+        tracker.answering(record(**fields), prompts(), ignore),
+    ):
+        raise asyncio.CancelledError
+    (over,) = tracker.finished()
+    assert (over.status, over.code) == (status, code)
+
+
+async def test_a_request_is_ended_by_its_id_alone(tracker: RequestTracker) -> None:
+    ended: list[ApiError] = []
+    other: list[ApiError] = []
+    end: Callable[[ApiError], None] = ended.append
+    with (
+        tracker.answering(record("a"), prompts(), end),
+        tracker.answering(record("b"), prompts(), other.append),
+    ):
+        assert tracker.end("a")
+        assert not tracker.end("c")
+    assert [(error.status, error.code) for error in ended] == [(410, "ended_by_admin")]
+    assert other == []
+    assert not tracker.end("a"), "it is over"
