@@ -34,7 +34,7 @@ expected-statuses = [400, 404, 405, 413]
 
 # What no schema says: the model's own limits, fields that go together, and what is stored.
 [[operations]]
-include-path-regex = "^/(v1/|tokenize|detokenize|admin/cache/probe)"
+include-path-regex = "^/(v1/|tokenize|detokenize|admin/cache/(probe|clear))"
 exclude-path = ["/v1/models", "/v1/models/{id}"]
 
 [operations.checks.positive_data_acceptance]
