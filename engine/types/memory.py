@@ -19,7 +19,9 @@ class MemoryPromise:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """The first three are of MLX's allocator. Bytes."""
+    """The first three are of MLX's allocator, `active` and `peak` without what it had given out
+    before the model. Bytes.
+    """
 
     active: int
     cached: int  # unused buffers, kept for the next step

@@ -11,7 +11,7 @@ from server.cli import app
 
 HANGING = {
     "step": "engine.mlx_backend.runner.MlxRunner.submit",
-    "worker": "server.generation.completion_task._check",
+    "worker": "server.generation.completion_task._requests",
     "writer": "kvstore.tier.disk.segments.Segments.write",
 }
 """What is called in its place does not come back."""

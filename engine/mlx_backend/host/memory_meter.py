@@ -22,7 +22,7 @@ class MemoryMeter:
     def __init__(self, promise: MemoryPromise, used_bytes: int, clock: Callable[[], float]) -> None:
         """`used_bytes`: what MLX had given out before the model."""
         self._promise = promise
-        self._kept_bytes = used_bytes + promise.kept
+        self._used_bytes = used_bytes
         self._clock = clock
         self._peak = 0
         self._warned: float | None = None  # when, by the clock
@@ -30,9 +30,9 @@ class MemoryMeter:
 
     def stats(self) -> MemoryStats:
         return MemoryStats(
-            active=mx.get_active_memory(),
+            active=mx.get_active_memory() - self._used_bytes,
             cached=mx.get_cache_memory(),
-            peak=max(self._peak, mx.get_peak_memory()),
+            peak=max(self._peak, mx.get_peak_memory()) - self._used_bytes,
             resident=psutil.Process().memory_info().rss,
             promise=self._promise,
         )
@@ -42,7 +42,8 @@ class MemoryMeter:
         peak = mx.get_peak_memory()
         mx.reset_peak_memory()
         self._peak = max(self._peak, peak)
-        if (taken := peak - self._kept_bytes) > self._promise.workspace:
+        taken = peak - self._used_bytes - self._promise.kept
+        if taken > self._promise.workspace:
             self._warn(taken)
 
     def _warn(self, taken: int) -> None:

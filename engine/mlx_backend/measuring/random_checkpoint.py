@@ -100,10 +100,17 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-@cache
 def tiny_tokenizer() -> Tokenizer:
-    """Byte-level BPE of a few merges, for the vocabulary of `configs.yaml`."""
-    return train_tokenizer(["the cat sat on the mat and the dog sat on the log\n"] * 4, VOCAB_SIZE)
+    """Byte-level BPE of a few merges, for the vocabulary of `configs.yaml`: one of the caller's
+    own, who may add tokens to it.
+    """
+    return Tokenizer.from_str(_tiny_tokenizer_json())
+
+
+@cache
+def _tiny_tokenizer_json() -> str:
+    sentence = "the cat sat on the mat and the dog sat on the log\n"
+    return train_tokenizer([sentence] * 4, VOCAB_SIZE).to_str()
 
 
 def _appear(directory: Path, write: Callable[[Path], None]) -> None:

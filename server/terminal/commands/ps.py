@@ -13,7 +13,7 @@ from server.terminal.tables import facts, listing, show
 from server.terminal.text import bytes_text
 
 ID_CHARACTERS = 8
-CLIENT_CHARACTERS = 15
+CLIENT_CHARACTERS = 14
 """Enough to tell requests and clients apart, and to leave each request a line of 80."""
 
 HEADS = ("request", "status", "client", "prompt", "cached", "answer", "age")

@@ -99,7 +99,7 @@ def test_ps_has_a_line_of_80_columns_for_a_request(
     monkeypatch.setattr(Admin, "requests", lambda self: [large])
     lines = lines_of(run("ps", "--url", url, COLUMNS="80"))
     assert lines[5] == [
-        *("ffffffff", "waiting:", "memory", "2001:db8::8a2e:"),
+        *("ffffffff", "waiting:", "memory", "2001:db8::8a2e"),
         *["131,072"] * 3,
         *("86,400", "s"),
     ]
