@@ -18,6 +18,7 @@ __all__ = [
     "EngineError",
     "EngineStopped",
     "InvalidRequest",
+    "ModelError",
     "NoGrammars",
     "NodeTokens",
     "PromptTooLong",
@@ -58,6 +59,10 @@ class EngineStopped(EngineError):
     """The engine is draining or its loop has died; the request was not, or is no longer, served."""
 
 
+class ModelError(EngineError):
+    """The model cannot be found, read, or fitted into this machine."""
+
+
 class NoGrammars(EngineError):
     """The processes that read grammars do not start, or are ended from outside."""
 
@@ -85,8 +90,8 @@ class CacheWatch(Protocol):
         """The version of what there is now. Waits for the end of the running step."""
         ...
 
-    def picture(self) -> CachePicture:
-        """What the last look has seen. Takes milliseconds of the thread that calls it."""
+    async def picture(self) -> CachePicture:
+        """What the last look has seen."""
         ...
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
@@ -118,7 +123,7 @@ class Engine(Protocol):
         """Raises InvalidRequest for what `generate` would refuse however much room there is."""
         ...
 
-    def stats(self) -> EngineStats:
+    async def stats(self) -> EngineStats:
         """What was last published, at once: also while a step runs, and when the loop is dead."""
         ...
 

@@ -1,29 +1,54 @@
-"""Starts a module of this program in a process of its own."""
+"""Starts a process of our own modules with a socket to it."""
 
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 ROOT = Path(__file__).parents[1]
 """Where the package `engine` lies: in a clone, or inside of what the wheel installs."""
 
 
-def start_module(module: str, *descriptors: int) -> "subprocess.Popen[bytes]":
-    """With these descriptors open, and their numbers as its arguments. Raises OSError.
+class ChildProcess(Protocol):
+    """What of `subprocess.Popen` is used of one that runs."""
 
-    Nothing is imported from the current directory (-P), which is the user's. It has no standard
-    streams: a library that crashes says so at length. Ctrl-C does not reach it, though it stays in
-    the session: Linux gives each the same part of a busy machine, and niceness counts within one
-    alone.
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for the signal that has ended it. Raises TimeoutExpired."""
+        ...
+
+    def kill(self) -> None: ...
+
+
+def start_child(
+    module: str, *arguments: str, descriptors: Sequence[int] = (), errors: int | None = None
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Run `module`, whose arguments are its socket, the `descriptors` that it inherits, too, and
+    `arguments`.
+
+    Its standard error is `errors`, or this process's own. Ctrl-C is this process's to handle. It
+    stays in the same session: Linux gives each session the same part of a busy machine.
+
+    Raises OSError where no process can be started.
     """
+    ours, theirs = socket.socketpair()
+    inherited = theirs.fileno(), *descriptors
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *map(str, descriptors)],
-        pass_fds=descriptors,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
-        process_group=0,
-    )
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                # -P: nothing is imported from the current directory, which is the user's
+                [sys.executable, "-P", "-m", module, *map(str, inherited), *arguments],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": path},
+                process_group=0,
+            )
+    except OSError:
+        ours.close()
+        raise
+    return ours, process

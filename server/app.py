@@ -76,7 +76,7 @@ def create_app(
             service = create_service(engine, settings, metrics_page, unsent, tasks, agents)
             app.state.service = service
             async with task_scope() as samplers:
-                samplers.start_soon(service.series.run)
+                samplers.start_soon(service.series.run, service.engine.stats)
                 yield
 
     app = FastAPI(

@@ -10,7 +10,7 @@ from time import thread_time
 from anyio import Event, Lock, current_time, sleep_until, to_thread
 from anyio.abc import TaskGroup
 
-from engine.api import CacheWatch, Engine, EngineStopped, NodeTokens
+from engine.api import CachePicture, CacheWatch, Engine, EngineStopped, NodeTokens
 from server.schemas.cache_tree import CacheTree
 from server.transport.sse import sse_data
 
@@ -143,14 +143,15 @@ class CacheFeed:
             frame = self._frame
             is_wanted = frame is None or frame.made_seconds < self._wanted_seconds
             if self._n_watchers and (frame is None or frame.version != version or is_wanted):
-                body, cost_seconds = await to_thread.run_sync(_body, self._watch, self._model)
+                picture = await self._watch.picture()
+                body, cost_seconds = await to_thread.run_sync(_body, picture, self._model)
                 self._interval_seconds = max(INTERVAL_SECONDS, cost_seconds / SHARE)
                 self._frame = Frame(version, made_seconds, body)
                 self._notify()
 
 
-def _body(watch: CacheWatch, model: str) -> tuple[bytes, float]:
-    """A picture as JSON, and the seconds of a processor that it took."""
+def _body(picture: CachePicture, model: str) -> tuple[bytes, float]:
+    """A picture as JSON, and the seconds of a processor that both took."""
     began_seconds = thread_time()
-    body = CacheTree.of(watch.picture(), model).model_dump_json().encode()
-    return body, thread_time() - began_seconds
+    body = CacheTree.of(picture, model).model_dump_json().encode()
+    return body, picture.cost_seconds + thread_time() - began_seconds

@@ -99,7 +99,7 @@ def create_service(
         ),
         feed=CacheFeed(engine, next(iter(models)), tasks),
         tracker=tracker,
-        series=SeriesRecord(engine.stats),
+        series=SeriesRecord(),
         created=int(time.time()),
         agents=tuple(agents),
     )

@@ -11,7 +11,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
+from engine.mlx_backend.loading.tokenizer import template_kind
+from engine.text.tokenizer import CheckpointTokenizer
 from engine.types.model import Replay
 
 MAX_TOKENS = 100_000
@@ -189,7 +190,11 @@ def checkpoint_of(backend: Tokenizer, template: str) -> CheckpointTokenizer:
 def checkpoint_with(fast: PreTrainedTokenizerBase, template: str) -> CheckpointTokenizer:
     """The tokenizer with another chat template."""
     fast.chat_template = template
-    return CheckpointTokenizer(TokenizerWrapper(fast), MAX_TOKENS)
+    return opened(TokenizerWrapper(fast), MAX_TOKENS)
+
+
+def opened(wrapper: TokenizerWrapper, max_tokens: int) -> CheckpointTokenizer:
+    return CheckpointTokenizer(wrapper._tokenizer, template_kind(wrapper), max_tokens)
 
 
 @dataclass(frozen=True, slots=True)

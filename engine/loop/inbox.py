@@ -65,7 +65,12 @@ class Inbox:
     @property
     def has_calls(self) -> bool:
         """Whether a call waits to be run. On any thread."""
-        return bool(self._ends or self._calls)
+        return self.n_calls > 0
+
+    @property
+    def n_calls(self) -> int:
+        """How many wait to be run. On any thread."""
+        return len(self._ends) + len(self._calls)
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Sleep until there is a call, but no longer than that."""

@@ -1,18 +1,17 @@
-"""The Engine that the server talks to. Runs the loop on a thread, takes requests in, events out."""
+"""The engine's loop on a thread of its own: calls in, from one event loop, and events out."""
 
 import asyncio
 import logging
 import threading
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
-from engine.api import CacheWatch, EngineStopped, InvalidRequest, NoGrammars
+from engine.api import CacheWatch, EngineStopped, NoGrammars
 from engine.constraints.factory import (
     GuideMaker,
     Verdicts,
@@ -24,16 +23,14 @@ from engine.constraints.factory import (
 from engine.constraints.remote.trials import Trials, Verdict
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver, EngineLoop
-from engine.loop.request_counters import RequestCounters
 from engine.loop.stats import request_infos
 from engine.scheduling.submission import Submission, prepare
 from engine.scheduling.validation import Limits, validate
 from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
 from engine.types.memory import MemoryStats
 from engine.types.model import ModelCard, Tokenizer
-from engine.types.output import FinishReason, OutputEvent, Usage
 from engine.types.request import Grammar, Request
-from engine.types.statistics import EngineStats, RequestInfo
+from engine.types.statistics import ProcessStats, RequestInfo
 from engine.watching.namespaces import find_namespace
 from engine.watching.renderer import Renderer
 from engine.watching.snapshot import SnapshotTaker
@@ -69,63 +66,14 @@ class EngineParts:
 Build = Callable[[Inbox, Deliver], EngineParts]
 
 
-EventQueue: TypeAlias = "asyncio.Queue[OutputEvent | None]"
-"""The events of one request; None when the engine has stopped."""
+class EngineThread:
+    """Make it with `start`. Its coroutines are for one event loop. After `ended` nothing comes."""
 
-Batch: TypeAlias = list[tuple[EventQueue, OutputEvent | None]]
-
-
-class _Subscribers:
-    """Delivers events to the event loops that wait for them, with one wake-up a step for each."""
-
-    def __init__(self) -> None:
-        self._queues: dict[str, tuple[asyncio.AbstractEventLoop, EventQueue]] = {}
-
-    def add(self, request_id: str) -> EventQueue:
-        """Raises InvalidRequest when the id has been taken."""
-        if request_id in self._queues:
-            raise InvalidRequest(f"a request with id {request_id} is being served", "id")
-        queue: EventQueue = asyncio.Queue()
-        self._queues[request_id] = asyncio.get_running_loop(), queue
-        return queue
-
-    def remove(self, request_id: str) -> None:
-        self._queues.pop(request_id, None)
-
-    def deliver(self, events: list[OutputEvent]) -> None:
-        batches: defaultdict[asyncio.AbstractEventLoop, Batch] = defaultdict(list)
-        for event in events:
-            loop, queue = self._queues.get(event.request_id, (None, None))
-            if loop is not None and queue is not None:
-                batches[loop].append((queue, event))
-        for loop, batch in batches.items():
-            _hand_over(loop, batch)
-
-    def end(self) -> None:
-        """No more events will come: wake all that wait for some."""
-        for loop, queue in tuple(self._queues.values()):
-            _hand_over(loop, [(queue, None)])
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-    try:
-        loop.call_soon_threadsafe(_put_all, batch)
-    except RuntimeError:  # the event loop has been closed: nobody waits any more
-        logger.debug("dropped %d events of a closed event loop", len(batch))
-
-
-def _put_all(batch: Batch) -> None:
-    for queue, event in batch:
-        queue.put_nowait(event)
-
-
-class ThreadedEngine:
-    """Implements `engine.api.Engine`. Make it with `start`."""
-
-    def __init__(self) -> None:
+    def __init__(self, deliver: Deliver, ended: Callable[[], None]) -> None:
         self._inbox = Inbox()
-        self._subscribers = _Subscribers()
-        self._counters = RequestCounters()
+        self._deliver = deliver
+        self._when_ended = ended
+        self._n_received = 0
         self._draining = False
         self._ended = Future[None]()
         self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
@@ -134,9 +82,12 @@ class ThreadedEngine:
         self._thread: threading.Thread
 
     @classmethod
-    def start(cls, build: Build) -> "ThreadedEngine":
-        """Start the thread; returns when `build` has run on it, and raises what that raises."""
-        engine = cls()
+    def start(cls, build: Build, deliver: Deliver, ended: Callable[[], None]) -> "EngineThread":
+        """Start the thread; returns when `build` has run on it, and raises what that raises.
+
+        `deliver` and `ended` are called on the engine thread, `ended` last of all.
+        """
+        engine = cls(deliver, ended)
         built: Future[EngineParts] = Future()
         engine._thread = threading.Thread(
             target=engine._main, args=(build, built), name="engine", daemon=True
@@ -149,29 +100,22 @@ class ThreadedEngine:
     def card(self) -> ModelCard:
         return self._parts.card
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._parts.tokenizer
+    async def submit(self, request: Request) -> None:
+        """Returns when the loop has taken it; its events may come before that.
 
-    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
-        with self._counters.track(request.n) as tracked:
-            queue = self._subscribe(request)
-            try:
-                arrived_seconds = self._loop.latency.now()
-                submission = await self._prepared(request)
-                taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
-                try:
-                    await asyncio.wrap_future(taken)
-                    while tracked.live:
-                        event = await queue.get()
-                        for one in (event,) if event else _last_events(request, tracked.live):
-                            tracked.note(one)
-                            yield one
-                finally:
-                    if tracked.live and not taken.cancel() and not _is_refused(taken):
-                        self._tell(partial(self._loop.abort, request.id))
-            finally:
-                self._subscribers.remove(request.id)
+        Raises InvalidRequest, QueueFull or EngineStopped.
+        """
+        if self._draining:
+            raise EngineStopped("the daemon is shutting down and takes no new requests")
+        self._n_received += request.n
+        arrived_seconds = self._loop.latency.now()
+        submission = await self._prepared(request)
+        taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
+        await asyncio.wrap_future(taken)
+
+    def abort(self, request_id: str) -> None:
+        """Within a step no block is held for it. Does nothing when it has ended."""
+        self._tell(partial(self._loop.abort, request_id))
 
     async def check(self, request: Request) -> None:
         validate(request, self._parts.limits)
@@ -202,15 +146,15 @@ class ThreadedEngine:
         check_verdicts(request, verdicts)
         return verdicts
 
-    def stats(self) -> EngineStats:
-        """Disk usage and recent hits are as of now: both change without a step."""
+    def stats(self) -> ProcessStats:
+        """What was last published, at once: also while a step runs, and when the loop is dead. Disk
+        usage and recent hits are as of now: both change without a step.
+        """
         loop = self._loop.stats
         disk = self._loop.scheduler.disk.stats()
         recent_hits = tuple(loop.hits.recent(self._loop.latency.now()))
         cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
-        return EngineStats(
-            self._counters.counts(), replace(loop, cache=cache), self._parts.memory()
-        )
+        return ProcessStats(replace(loop, cache=cache), self._parts.memory())
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
@@ -232,7 +176,7 @@ class ThreadedEngine:
         renderer = Renderer(
             card.block_size, card.block_size * card.kv_bytes_per_token, self._loop.scheduler.disk
         )
-        watch = LiveWatch(self._ask, snapshots, renderer, self._versions, self._n_received)
+        watch = LiveWatch(self._ask, snapshots, renderer, self._versions, lambda: self._n_received)
         return watching(self._ask, snapshots, watch)
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
@@ -246,9 +190,6 @@ class ThreadedEngine:
 
     async def requests(self) -> tuple[RequestInfo, ...]:
         return await self._ask(partial(request_infos, self._loop.scheduler))
-
-    def _n_received(self) -> int:
-        return self._counters.counts().received
 
     def is_alive(self) -> bool:
         started = self._loop.step_started_seconds
@@ -275,12 +216,6 @@ class ThreadedEngine:
         await self._ask(partial(self._loop.when_idle, partial(_resolve, idle)))
         await asyncio.wrap_future(idle)
 
-    def _subscribe(self, request: Request) -> EventQueue:
-        """Raises EngineStopped or InvalidRequest."""
-        if self._draining:
-            raise EngineStopped("the daemon is shutting down and takes no new requests")
-        return self._subscribers.add(request.id)
-
     @property
     def _loop(self) -> EngineLoop:
         return self._parts.loop
@@ -296,7 +231,7 @@ class ThreadedEngine:
     def _main(self, build: Build, built: "Future[EngineParts]") -> None:
         """The engine thread, from loading the model to the last turn."""
         try:
-            parts = build(self._inbox, self._subscribers.deliver)
+            parts = build(self._inbox, self._deliver)
         except BaseException as error:
             self._inbox.close()
             built.set_exception(error)
@@ -309,33 +244,14 @@ class ThreadedEngine:
         finally:
             self._inbox.close()
             parts.trials.close()
-            self._subscribers.end()
+            self._when_ended()
             parts.release_thread()
             self._ended.set_result(None)
-
-
-def _is_refused(taken: "Future[None]") -> bool:
-    """Whether the loop has refused the request, so that there is nothing to end."""
-    return taken.done() and taken.exception() is not None
 
 
 def _resolve(future: "Future[None]") -> None:
     if future.set_running_or_notify_cancel():
         future.set_result(None)
-
-
-def _last_events(request: Request, live: Iterable[int]) -> list[OutputEvent]:
-    """One terminal event for each sequence that a stopped loop leaves behind."""
-    return [
-        OutputEvent(
-            request_id=request.id,
-            index=index,
-            finish_reason=FinishReason.ERROR,
-            usage=Usage(len(request.prompt), 0, 0),
-            error="the engine has stopped",
-        )
-        for index in live
-    ]
 
 
 def _log_failure(future: "Future[None]") -> None:

@@ -1,13 +1,12 @@
 """A process that measures, and the connection to it."""
 
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from engine.child_process import start_module
+from engine.child_process import start_child
 from engine.measuring.messages import TASK, Task
 
 
@@ -40,10 +39,9 @@ class MeasuringProcess:
 
     def __init__(self, task: Task) -> None:
         """Raises OSError where no process can be started."""
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self._process = start_module("engine.measuring.worker", theirs.fileno())
-            self._connection = Connection(ours.detach())
+        # A library that crashes says so at length.
+        ours, self._process = start_child("engine.measuring.worker", errors=subprocess.DEVNULL)
+        self._connection = Connection(ours.detach())
         self._connection.send_bytes(TASK.dump_json(task))
 
     def next(self, seconds: float) -> bytes | None:

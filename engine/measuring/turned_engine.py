@@ -5,7 +5,7 @@ import random
 import time
 from dataclasses import dataclass, replace
 
-from engine.launch import assemble
+from engine.building import assemble
 from engine.loop.inbox import Inbox
 from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.measuring.bare import BareModel

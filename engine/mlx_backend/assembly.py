@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import (
     Attention,
     GatherAttention,
@@ -16,7 +17,7 @@ from engine.mlx_backend.attention.strategy import (
 )
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.mlx_backend.errors import ModelError, one_line
+from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.allocator import allocator_limits, limit_allocator
 from engine.mlx_backend.host.memory_meter import MemoryMeter, MeteredRunner
@@ -26,6 +27,7 @@ from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_byt
 from engine.mlx_backend.loading.generation_config import sampling_defaults
 from engine.mlx_backend.loading.loader import LoadedModel, Report, load_weights, open_model
 from engine.mlx_backend.loading.source import DEFAULT_NAME, find_checkpoint
+from engine.mlx_backend.loading.tokenizer import template_kind
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
@@ -34,8 +36,8 @@ from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.arena import block_bytes, token_bytes
 from engine.mlx_backend.storage.state_arena import state_bytes
 from engine.mlx_backend.storage.storage import Storage
-from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from engine.step.runner import Backend
+from engine.text.tokenizer import CheckpointTokenizer
 from engine.types.memory import MemoryPromise
 from engine.types.model import ModelCard, SamplingDefaults
 from engine.types.settings import EngineConfig
@@ -92,11 +94,13 @@ def assemble_opened(
     promise = MemoryPromise(loaded.weight_bytes, stored.arenas + stored.states, working)
     meter = MemoryMeter(promise, used_bytes, time.monotonic)
     runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch())
-    card = _card(config, loaded, sizes, host, blas, sampling)
+    card = _card(config, opened.checkpoint, loaded, sizes, host, blas, sampling)
     return Backend(
         runner=MeteredRunner(runner, meter),
         card=card,
-        tokenizer=CheckpointTokenizer(loaded.tokenizer, card.max_sequence_tokens),
+        tokenizer=CheckpointTokenizer(
+            loaded.tokenizer._tokenizer, card.template, card.max_sequence_tokens
+        ),
         hf_tokenizer=loaded.tokenizer._tokenizer,
         sizes=sizes,
         bytes=stored,
@@ -228,6 +232,7 @@ def _sampling(config: EngineConfig, checkpoint: Path, report: Report) -> Samplin
 
 def _card(
     config: EngineConfig,
+    checkpoint: Path,
     loaded: LoadedModel,
     sizes: StorageSizes,
     host: machine.Machine,
@@ -248,4 +253,6 @@ def _card(
         dtype=", ".join(str(dtype).removeprefix("mlx.core.") for dtype in layout.dtypes),
         blas=str(blas),
         sampling=sampling,
+        checkpoint=str(checkpoint),
+        template=template_kind(loaded.tokenizer),
     )

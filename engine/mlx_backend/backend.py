@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from engine.api import ModelError
 from engine.mlx_backend.cpu.blas import load_blas
-from engine.mlx_backend.errors import ModelError, one_line
+from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.source import find_checkpoint
 from engine.step.runner import Backend
 from engine.types.settings import EngineConfig

@@ -1,10 +1,6 @@
 """Why a model cannot be served."""
 
-from engine.api import EngineError
-
-
-class ModelError(EngineError):
-    """The model cannot be found, read, or fitted into this machine."""
+from engine.api import ModelError
 
 
 class UnsupportedModel(ModelError):

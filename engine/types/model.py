@@ -26,6 +26,15 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateKind:
+    """How a checkpoint's chat template is rendered, as mlx-lm knows it."""
+
+    module: str = ""  # of mlx_lm.chat_templates; "": the tokenizer's own, in Jinja
+    thinking_argument: str = "enable_thinking"
+    thinks: bool = False  # unless a conversation says otherwise
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """What the server needs to know about the loaded model."""
 
@@ -41,6 +50,8 @@ class ModelCard:
     dtype: str
     blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
     sampling: SamplingDefaults = SamplingDefaults()
+    checkpoint: str = ""  # its directory, with the tokenizer
+    template: TemplateKind = TemplateKind()
 
     @property
     def max_sequence_tokens(self) -> int:

@@ -147,6 +147,7 @@ class CachePicture:
     adoptions: tuple[PictureAdoption, ...]  # the last ones, oldest first
     recent_hits: tuple[RecentHits, ...]
     counters: PictureCounters
+    cost_seconds: float = 0.0  # of a processor, that it took
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,16 @@ class LoopStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStats:
+    """What an engine's process knows: what its loop last published, and its memory as of now."""
+
+    loop: LoopStats
+    memory: MemoryStats
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What the callers know, as of now, and what the loop last published."""
+    """What the callers know, as of now, and what the engine's process does."""
 
     sequences: SequenceCounts
     loop: LoopStats

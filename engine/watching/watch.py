@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from time import thread_time
 from typing import Any
 
 from engine.api import EngineStopped
@@ -42,8 +44,13 @@ class LiveWatch:
                 self._version = next(self._versions)
         return self._version
 
-    def picture(self) -> CachePicture:
-        return self._renderer.render(self._version, self._requests())
+    async def picture(self) -> CachePicture:
+        return await asyncio.to_thread(self._rendered)
+
+    def _rendered(self) -> CachePicture:
+        began_seconds = thread_time()
+        picture = self._renderer.render(self._version, self._requests())
+        return replace(picture, cost_seconds=thread_time() - began_seconds)
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
         await self.look()

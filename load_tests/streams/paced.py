@@ -14,11 +14,13 @@ import typer
 from pydantic import ByteSize
 
 from engine.api import Telemetry
-from engine.launch import assemble
+from engine.building import assemble
+from engine.child_process import start_child
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver
-from engine.loop.threaded import EngineParts, ThreadedEngine
+from engine.loop.threaded import EngineParts
 from engine.mlx_backend.backend import load_backend
+from engine.remote.engine import RemoteEngine
 from engine.step.plan import SampledToken, StepMasks, StepPlan, StepResult
 from engine.types.settings import EngineConfig
 from server.app import create_app
@@ -88,8 +90,11 @@ def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:
         drain_timeout_seconds=0,
     )
     telemetry = EngineTelemetry()
-    engine = ThreadedEngine.start(
-        partial(build, settings.engine_config(), telemetry, tokens_per_second, word)
+    engine = RemoteEngine.start(
+        partial(start_child, "load_tests.streams.paced_engine", str(tokens_per_second), word),
+        settings.engine_config(),
+        telemetry,
+        _silent,
     )
     with bind(settings) as bound:
         application = create_app(engine, settings, telemetry)

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -32,15 +32,13 @@ class _Counted:
 
 
 class SeriesRecord:
-    """N_POINTS, one each INTERVAL_SECONDS. `stats` is asked at once, whatever the engine does."""
+    """N_POINTS, one each INTERVAL_SECONDS."""
 
     def __init__(
         self,
-        stats: Callable[[], EngineStats],
         clock: Callable[[], float] = current_time,
         epoch_seconds: Callable[[], float] = time.time,
     ) -> None:
-        self._stats = stats
         self._clock = clock
         self._epoch_seconds = epoch_seconds
         self._last: _Counted | None = None
@@ -57,15 +55,14 @@ class SeriesRecord:
         n_old = max(after - (self._n_points - len(self._points)), 0)
         return list(islice(self._points, n_old, None))
 
-    async def run(self) -> None:
-        """Sample until cancelled."""
+    async def run(self, stats: Callable[[], Awaitable[EngineStats]]) -> None:
+        """Add what `stats` says, until cancelled."""
         while True:
-            self.sample()
+            self.add(await stats())
             await sleep(INTERVAL_SECONDS)
 
-    def sample(self) -> None:
-        """Add a point; the first time there is nothing yet to compare with."""
-        stats = self._stats()
+    def add(self, stats: EngineStats) -> None:
+        """Of now; the first time there is nothing yet to compare with."""
         counted = _counted(stats, self._clock())
         if self._last is not None and counted.seconds > self._last.seconds:
             self._points.append(self._point(self._last, counted, stats))

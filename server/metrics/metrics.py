@@ -149,14 +149,14 @@ class Metrics:
         self._refusals = refusals
         self._aliases = aliases
 
-    def render(self, engine: Engine, model: str) -> bytes:
+    async def render(self, engine: Engine, model: str) -> bytes:
         """The text format. Of a dead engine the last counters stand."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Fixed(self._families(engine, model)))
+        registry.register(_Fixed(self._families(engine, await engine.stats(), model)))
         return generate_latest(registry)
 
-    def _families(self, engine: Engine, model: str) -> Iterator[Metric]:
-        stats, up = engine.stats(), float(engine.is_alive())
+    def _families(self, engine: Engine, stats: EngineStats, model: str) -> Iterator[Metric]:
+        up = float(engine.is_alive())
         yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", up)
         yield _model_info(engine.card, model)
         yield from self._telemetry.collect()

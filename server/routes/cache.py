@@ -105,7 +105,7 @@ def _check_scope(
 @router.get("/stats", responses=errors(503))
 async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
     """As of the running step; of an engine that has stopped, as it was then."""
-    return CacheStatsResponse.of(service.engine.stats())
+    return CacheStatsResponse.of(await service.engine.stats())
 
 
 @router.post(

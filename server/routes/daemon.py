@@ -20,12 +20,13 @@ async def daemon(service: ServiceDependency) -> Daemon:
     """At once, whatever step is running. Settings are as they were read at start, and no secret is
     among them.
     """
+    stats = await service.engine.stats()
     return Daemon(
         version=__version__,
         names=list(service.models),
         model=DaemonModel.model_validate(service.engine.card),
         settings=list(_in_force(service.settings)),
-        memory=MemoryUse.model_validate(service.engine.stats().memory),
+        memory=MemoryUse.model_validate(stats.memory),
         remembered=service.remembered(),
     )
 

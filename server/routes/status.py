@@ -19,7 +19,7 @@ async def health(service: ServiceDependency) -> Health:
     """
     if not service.engine.is_alive():
         raise EngineStopped("The engine has stopped.")
-    loop = service.engine.stats().loop
+    loop = (await service.engine.stats()).loop
     if loop.n_contradictions:
         reason = "the KV store contradicts itself: the log says how; another start empties it"
         return Health(status="degraded", reason=reason)
@@ -34,7 +34,7 @@ async def health(service: ServiceDependency) -> Health:
 @router.get("/load", responses=errors(503))
 async def load(service: ServiceDependency) -> Load:
     """At once, whatever step is running."""
-    stats = service.engine.stats()
+    stats = await service.engine.stats()
     return Load(
         server_load=stats.sequences.live, running=stats.loop.running, waiting=stats.loop.waiting
     )

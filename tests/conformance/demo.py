@@ -147,7 +147,7 @@ async def asked_daemon(
 ) -> tuple[list[list[Answer]], list[str]]:
     """The answers of each round, and what the rounds have not met."""
     found = [await scorer.of_daemon(asked, seed) for seed in range(rounds)]
-    missing = hardships(engine.stats().loop)
+    missing = hardships((await engine.stats()).loop)
     await engine.drain(timeout_seconds=10)
     return found, missing
 

@@ -9,7 +9,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.utils import load_model
 from pydantic import TypeAdapter
 
-from engine.mlx_backend.errors import ModelError
+from engine.api import ModelError
 from engine.mlx_backend.model.layout import (
     CacheSpec,
     ChunkedCacheSpec,

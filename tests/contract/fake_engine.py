@@ -11,7 +11,7 @@ from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
-from engine.loop.request_counters import RequestCounters
+from engine.remote.request_counters import RequestCounters
 from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.model import NO_REPLAYS, ModelCard, Replay
@@ -137,7 +137,7 @@ class FakeWatch:
         self._engine.looks += 1
         return self._engine.picture.version
 
-    def picture(self) -> CachePicture:
+    async def picture(self) -> CachePicture:
         return self._engine.picture
 
     async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
@@ -241,7 +241,7 @@ class FakeEngine:
                 yield event
         self._seen.append((request.cache_salt, request.prompt))
 
-    def stats(self) -> EngineStats:
+    async def stats(self) -> EngineStats:
         loop = LoopStats(
             running=len(self._live),
             waiting=0,

@@ -10,7 +10,9 @@ import mlx.core as mx
 import pytest
 
 from engine.api import Engine
+from engine.building import builder
 from engine.launch import launch
+from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.types.cache import CacheTier
 from engine.types.request import Request, SamplingParams
@@ -19,7 +21,9 @@ from kvstore.tier.types import MIB, TierError
 from server.metrics.metrics import EngineTelemetry
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
+from tests.hosting import hosted
 from tests.tier_harness import PATIENCE, segment_files
+from tests.unit.threaded_harness import Letters
 
 TOKEN_BYTES = 64 << 10
 PROMPT, SHORT = random_tokens(450, seed=1), random_tokens(40, seed=2)
@@ -47,8 +51,15 @@ class Lives:
 
     def serve(self, *prompts: Sequence[int]) -> list[int]:
         """How many tokens of each prompt were cached in a daemon that is then ended."""
-        engine = launch(self.config, EngineTelemetry(), self.said.append)
-        return asyncio.run(_serve(engine, prompts))
+        return asyncio.run(_serve(self._launch(), prompts))
+
+    def serve_here(self, *prompts: Sequence[int]) -> list[int]:
+        """The same without a process of its own: what is patched here is patched there."""
+        build = builder(self.config, SilentTelemetry(), self.said.append)
+        return asyncio.run(_serve(hosted(build, Letters()), prompts))
+
+    def _launch(self) -> Engine:
+        return launch(self.config, EngineTelemetry(), self.said.append)
 
 
 async def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -90,7 +101,8 @@ def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path
         try:
             await _ask(engine, "only", PROMPT)
             async with asyncio.timeout(PATIENCE):
-                while not _is_written(engine, len(PROMPT) // config.block_size):  # noqa: ASYNC110
+                n_blocks = len(PROMPT) // config.block_size
+                while not await _is_written(engine, n_blocks):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         finally:
             await engine.drain(10.0)
@@ -98,8 +110,8 @@ def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path
     asyncio.run(idle())
 
 
-def _is_written(engine: Engine, n_blocks: int) -> bool:
-    disk = engine.stats().loop.cache.disk
+async def _is_written(engine: Engine, n_blocks: int) -> bool:
+    disk = (await engine.stats()).loop.cache.disk
     assert disk is not None
     return disk.entries >= n_blocks and disk.buffered_bytes == 0
 
@@ -125,12 +137,12 @@ def test_another_version_of_mlx_lm_computes_anew(
 ) -> None:
     """Its numbers may be others: those of a model that it had wrong, for one."""
     lives = Lives(model, DiskCacheConfig(tmp_path, max_bytes=64 * MIB, shutdown_seconds=60))
-    assert lives.serve(PROMPT[:300]) == [0]
+    assert lives.serve_here(PROMPT[:300]) == [0]
     with monkeypatch.context() as later:
         now = metadata.version
         later.setattr(metadata, "version", lambda name: {"mlx-lm": "999"}.get(name) or now(name))
-        assert lives.serve(PROMPT[:300]) == [0]
-    assert lives.serve(PROMPT[:300]) == [288]
+        assert lives.serve_here(PROMPT[:300]) == [0]
+    assert lives.serve_here(PROMPT[:300]) == [288]
 
 
 @pytest.mark.parametrize("mode", ["exit", "all"])
@@ -169,7 +181,7 @@ def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
             cached = [await _ask(engine, salt, PROMPT[:300], salt) for salt in salts]
             async with engine.watch() as watch:
                 await watch.look()
-                return cached, watch.picture().namespaces[-1].id
+                return cached, (await watch.picture()).namespaces[-1].id
         finally:
             await engine.drain(10.0)
 

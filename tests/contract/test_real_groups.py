@@ -8,8 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.api import ModelError
 from engine.launch import launch
-from engine.mlx_backend.errors import ModelError
 from engine.types.settings import EngineConfig
 from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings

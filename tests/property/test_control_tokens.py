@@ -10,8 +10,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.mlx_backend.text.control_tokens import ControlTokens, is_control, new_mark
-from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
+from engine.text.control_tokens import ControlTokens, is_control, new_mark
+from engine.text.tokenizer import CheckpointTokenizer
+from tests.answering import opened
 
 CHARACTERS = 'abceghilnorstu ABIM\n\t<>|/_.{}[]":é＜日'
 CONTROL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "IM", "<|user|>"]
@@ -160,7 +161,7 @@ def tokenizer(kind: str) -> tuple[CheckpointTokenizer, TokenizerWrapper]:
     fast = PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), eos_token="<|im_end|>")
     fast.chat_template = TEMPLATE
     wrapper = TokenizerWrapper(fast)
-    return CheckpointTokenizer(wrapper, max_tokens=4096), wrapper
+    return opened(wrapper, 4096), wrapper
 
 
 @cache

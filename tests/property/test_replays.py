@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
-from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
+from engine.text.tokenizer import CheckpointTokenizer
 from tests.answering import (
     FAMILIES,
     OUTSPOKEN,

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from engine.mlx_backend.text.tokenizer import BYTE_OF
+from engine.text.tokenizer import BYTE_OF
 from server.dialects.logprobs import token_text
 from tests.restart.asking import Heard, ask
 

@@ -14,9 +14,9 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
+from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import gathered_padding_keys
 from engine.mlx_backend.backend import keep_file_limit, load_backend
-from engine.mlx_backend.errors import ModelError
 from engine.mlx_backend.host.machine import device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
 from engine.mlx_backend.loading.loader import max_context_tokens

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.errors import ModelError
+from engine.api import ModelError
 from engine.mlx_backend.loading.source import find_checkpoint
 
 SHARDS = tuple(f"model-0000{i}-of-00004.safetensors" for i in range(1, 5))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.errors import ModelError
+from engine.api import ModelError
 from engine.mlx_backend.loading.source import fingerprint
 
 TENSORS, TENSOR_BYTES = 100, 30_000

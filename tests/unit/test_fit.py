@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ByteSize, TypeAdapter
 
-from engine.mlx_backend.errors import ModelError
+from engine.api import ModelError
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
 from engine.mlx_backend.loading.workspace import Workspace

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.loop.threaded import ThreadedEngine
 from engine.measuring.telemetry import SilentTelemetry
 from engine.types.request import Request
 from engine.types.settings import EngineConfig
@@ -16,6 +15,8 @@ from load_tests.report import Percentiles
 from load_tests.streams import paced
 from load_tests.streams.command import WORD, Streaming, table
 from load_tests.streams.listening import Heard, WordCounter, listen
+from tests.hosting import hosted
+from tests.unit.threaded_harness import Letters
 
 
 def streaming(least: float) -> Streaming:
@@ -25,7 +26,7 @@ def streaming(least: float) -> Streaming:
 async def test_a_paced_engine_says_the_word_once_for_each_token() -> None:
     config = EngineConfig(model="", kv_cache_bytes=2**23)
     build = partial(paced.build, config, SilentTelemetry(), 1e6, WORD)
-    engine = await asyncio.to_thread(ThreadedEngine.start, build)
+    engine = await asyncio.to_thread(hosted, build, Letters())
     asking = [Request(str(i), (5, 6, 7), 3 + i, ignore_eos=True) for i in range(2)]
 
     async def text(request: Request) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
 from server.errors import ApiError
 from server.generation.prompt import PromptEncoder
 from server.record import RequestRecord
 from server.schemas.chat import Message
 from server.workers import Workers
+from tests.answering import opened
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.fake_engine import FakeEngine
 
@@ -44,7 +44,7 @@ def encoder(directory: Path, template: str) -> PromptEncoder:
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], directory))
     wrapper.chat_template = template
     card = replace(FakeEngine().card, vocab_size=4096, max_context_tokens=4096, arena_tokens=4096)
-    return PromptEncoder(CheckpointTokenizer(wrapper, 4096), card, Workers())
+    return PromptEncoder(opened(wrapper, 4096), card, Workers())
 
 
 def history(**said: str) -> Sequence[Message]:

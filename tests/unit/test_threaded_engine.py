@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from engine.api import EngineStopped, InvalidRequest, NoGrammars, QueueFull
+from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
 from engine.loop.idle_recount import IDLE_SECONDS
 from engine.loop.inbox import CALLS_AT_ONCE, Inbox
 from engine.loop.loop import Deliver, EngineLoop
-from engine.loop.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, ThreadedEngine
+from engine.loop.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
 from engine.measuring.telemetry import SilentTelemetry
 from engine.scheduling.submission import prepare
 from engine.step.plan import StepMasks, StepPlan, StepResult
@@ -23,9 +23,10 @@ from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.watching.latency import LatencyTracker
 from tests.grammars import NoAnswers
+from tests.hosting import hosted
 from tests.simulation.daemon import NO_BYTES
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
-from tests.unit.threaded_harness import Setup, request
+from tests.unit.threaded_harness import Letters, Parts, Setup, request
 
 PATIENCE = 30.0
 MASKS = NoAnswers(VOCAB_SIZE)
@@ -48,25 +49,20 @@ async def test_events_arrive_in_order_and_end_once(setup: Setup) -> None:
         assert own[0].admission.prompt_tokens == 10
         assert [len(event.token_ids) for event in own] == [0, 1, 1, 1, 1]
         assert [event.finish_reason for event in own] == [None] * 4 + [FinishReason.LENGTH]
-    assert setup.engine.stats().sequences.finished[FinishReason.LENGTH] == 3
+    assert (await setup.engine.stats()).sequences.finished[FinishReason.LENGTH] == 3
 
 
 async def test_when_nothing_is_computed_the_store_is_recounted(setup: Setup) -> None:
     setup.runner.open()
     await setup.collect(request("a"))
-    assert setup.engine.stats().loop.n_contradictions == 0
+    assert (await setup.engine.stats()).loop.n_contradictions == 0
     pool = setup.harness.store.pool
     pool.retain(pool.allocate(1))  # a reference that nobody has
     setup.now += 2 * IDLE_SECONDS
-    found = asyncio.to_thread(wait_for, lambda: setup.engine.stats().loop.n_contradictions > 0)
-    await asyncio.wait_for(found, PATIENCE)
+    async with asyncio.timeout(PATIENCE):
+        while not (await setup.engine.stats()).loop.n_contradictions:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     assert setup.engine.is_alive()
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    while not is_so():
-        pause.wait(0.01)
 
 
 async def test_concurrent_requests_are_answered_each_with_its_own(setup: Setup) -> None:
@@ -82,7 +78,7 @@ async def test_concurrent_requests_are_answered_each_with_its_own(setup: Setup) 
 async def test_an_invalid_request_is_refused_to_its_sender(setup: Setup) -> None:
     with pytest.raises(InvalidRequest):
         await setup.collect(request("a", max_tokens=-1))
-    assert setup.engine.stats().loop.waiting == 0
+    assert (await setup.engine.stats()).loop.waiting == 0
 
 
 async def test_a_full_queue_is_reported() -> None:
@@ -90,7 +86,7 @@ async def test_a_full_queue_is_reported() -> None:
     first = asyncio.ensure_future(setup.collect(request("a")))
     await setup.begun()  # "a" runs
     waiting = [asyncio.ensure_future(setup.collect(request(f"w{i}"))) for i in range(2)]
-    await asyncio.sleep(0)  # both are submitted in this step
+    await setup.asked(2)
     setup.runner.open()
     results = await asyncio.gather(first, *waiting, return_exceptions=True)
     assert sum(isinstance(result, QueueFull) for result in results) == 1
@@ -101,11 +97,11 @@ async def test_who_was_refused_is_not_aborted(monkeypatch: pytest.MonkeyPatch) -
     """An abort goes before all that others ask, and where many are refused all others wait."""
     setup = Setup(max_waiting=1)
     aborted: list[str] = []
-    monkeypatch.setattr(setup.engine._loop, "abort", aborted.append)
+    monkeypatch.setattr(setup.loop, "abort", aborted.append)
     first = asyncio.ensure_future(setup.collect(request("a", max_tokens=1)))
     await setup.begun()
     waiting = [asyncio.ensure_future(setup.collect(request(f"w{i}"))) for i in range(9)]
-    await asyncio.sleep(0)
+    await setup.asked(9)
     setup.runner.open()
     results = await asyncio.gather(first, *waiting, return_exceptions=True)
     assert sum(isinstance(result, QueueFull) for result in results) == 8
@@ -121,7 +117,7 @@ async def test_closing_the_iterator_frees_the_blocks(setup: Setup) -> None:
             break
     setup.runner.open()
     assert await setup.engine.requests() == ()  # asked behind the abort
-    stats = setup.engine.stats()
+    stats = await setup.engine.stats()
     assert (stats.loop.running, stats.loop.waiting, stats.loop.cache.blocks_held) == (0, 0, 0)
     assert stats.sequences.finished[FinishReason.ABORT] == 1
 
@@ -130,14 +126,14 @@ async def test_cancelling_a_queued_request_frees_its_place(setup: Setup) -> None
     first = asyncio.ensure_future(setup.collect(request("a", max_tokens=2)))
     await setup.begun()
     queued = asyncio.ensure_future(setup.collect(request("b")))
-    await asyncio.sleep(0)
+    await setup.asked(1)
     queued.cancel()
     setup.runner.open()
     await first
     with pytest.raises(asyncio.CancelledError):
         await queued
     assert await setup.engine.requests() == ()
-    stats = setup.engine.stats()
+    stats = await setup.engine.stats()
     assert (stats.loop.running, stats.loop.waiting) == (0, 0)
     assert stats.sequences.finished[FinishReason.ABORT] == 1  # though the loop never saw it
 
@@ -151,10 +147,11 @@ async def test_an_abort_overtakes_submissions_that_wait() -> None:
         asyncio.ensure_future(setup.collect(request(f"r{i}", n_tokens=3, max_tokens=1)))
         for i in range(3 * CALLS_AT_ONCE)
     ]
-    await asyncio.sleep(0)
+    await setup.asked(3 * CALLS_AT_ONCE)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left
+    await setup.asked(3 * CALLS_AT_ONCE + 1)
     await setup.step()
     await setup.step()
     live = {sequence.request.id for sequence in setup.harness.scheduler.waiting}
@@ -166,7 +163,7 @@ async def test_an_abort_overtakes_submissions_that_wait() -> None:
     await setup.engine.drain(0.0)
 
 
-async def test_what_a_client_makes_long_is_read_on_another_thread(setup: Setup) -> None:
+async def test_what_a_client_makes_long_is_read_on_another_thread() -> None:
     readers = set[str]()
 
     class Watched(tuple[int, ...]):
@@ -176,11 +173,12 @@ async def test_what_a_client_makes_long_is_read_on_another_thread(setup: Setup) 
             readers.add(threading.current_thread().name)
             return super().__iter__()
 
-    setup.runner.open()
+    engine = await asyncio.to_thread(EngineThread.start, Parts().build, print, lambda: None)
     with pytest.raises(InvalidRequest, match="context"):
-        await setup.collect(replace(request("long"), prompt=Watched([1] * (QUICK_TOKENS + 1))))
+        await engine.submit(replace(request("long"), prompt=Watched([1] * (QUICK_TOKENS + 1))))
     assert readers
     assert readers.isdisjoint({"engine", threading.current_thread().name})
+    await engine.drain(0.0)
 
 
 async def test_clear_and_probe_go_through_the_inbox(setup: Setup) -> None:
@@ -192,7 +190,7 @@ async def test_clear_and_probe_go_through_the_inbox(setup: Setup) -> None:
     assert (await setup.engine.probe(tuple(prompt(1, 10)), "other salt")).cached_tokens == 0
     cleared = await setup.engine.clear_cache()
     assert (cleared.blocks, cleared.bytes) == (3, 3 * 32)
-    assert setup.engine.stats().loop.cache.blocks_free == 64
+    assert (await setup.engine.stats()).loop.cache.blocks_free == 64
     assert (await setup.engine.probe(tuple(prompt(1, 10)), "")).cached_tokens == 0
 
 
@@ -200,7 +198,7 @@ async def test_live_requests_are_listed(setup: Setup) -> None:
     task = asyncio.ensure_future(setup.collect(request("a")))
     await setup.begun()
     listed = asyncio.ensure_future(setup.engine.requests())
-    await asyncio.sleep(0)
+    await setup.asked(1)
     setup.runner.gate.release()
     infos = await listed
     assert [(info.request_id, info.waits_for, info.computed_tokens) for info in infos] == [
@@ -214,7 +212,7 @@ async def test_live_requests_are_listed(setup: Setup) -> None:
 async def test_statistics_do_not_wait_for_the_step(setup: Setup) -> None:
     task = asyncio.ensure_future(setup.collect(request("a", n=2)))
     await setup.begun()
-    stats = setup.engine.stats()  # while the first one's prompt is computed
+    stats = await setup.engine.stats()  # while the first one's prompt is computed
     assert (stats.loop.running, stats.loop.waiting, stats.loop.steps) == (1, 1, 0)
     assert stats.loop.cache.blocks_held > 0
     assert stats.sequences.received == 2
@@ -228,11 +226,17 @@ async def test_a_step_without_end_counts_as_dead(setup: Setup) -> None:
     setup.now = STALL_SECONDS
     assert setup.engine.is_alive()
     setup.now += 1.0
-    assert not setup.engine.is_alive()
-    assert setup.engine.stats().loop.running == 1
+    await until(lambda: not setup.engine.is_alive())
+    assert (await setup.engine.stats()).loop.running == 1
     setup.runner.open()
     await task
-    assert setup.engine.is_alive()
+    await until(setup.engine.is_alive)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def test_what_an_event_tells_of_is_in_the_statistics() -> None:
@@ -292,7 +296,7 @@ async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None
     running = asyncio.ensure_future(setup.collect(request("a")))
     await setup.begun()
     drained = asyncio.ensure_future(setup.engine.drain(60.0))
-    await asyncio.sleep(0)
+    await setup.asked(1)
     with pytest.raises(EngineStopped):
         await setup.collect(request("b"))
     setup.runner.open()
@@ -301,7 +305,7 @@ async def test_drain_lets_running_requests_finish_and_refuses_new_ones() -> None
     assert not setup.engine.is_alive()
     with pytest.raises(EngineStopped):
         await setup.engine.requests()
-    sequences = setup.engine.stats().sequences
+    sequences = (await setup.engine.stats()).sequences
     assert sequences.received == 2
     assert sequences.refused[RefusalReason.STOPPED] == 1
 
@@ -311,7 +315,7 @@ async def test_drain_aborts_what_does_not_finish_in_time() -> None:
     running = asyncio.ensure_future(setup.collect(request("a", max_tokens=150)))
     await setup.begun()
     drained = asyncio.ensure_future(setup.engine.drain(0.0))
-    await asyncio.sleep(0)
+    await setup.asked(2)
     setup.runner.open()
     await drained
     assert (await running)[-1].finish_reason in {FinishReason.ABORT, FinishReason.LENGTH}
@@ -353,7 +357,7 @@ async def test_a_dead_loop_leaves_nobody_hanging(monkeypatch: pytest.MonkeyPatch
     assert not setup.engine.is_alive()
     with pytest.raises(EngineStopped):
         await setup.collect(request("b"))
-    sequences = setup.engine.stats().sequences
+    sequences = (await setup.engine.stats()).sequences
     assert sequences.received == 2
     assert sequences.finished[FinishReason.ERROR] == 1
     assert sequences.refused[RefusalReason.STOPPED] == 1
@@ -381,7 +385,7 @@ async def test_a_drain_does_not_wait_for_a_loop_that_dies(monkeypatch: pytest.Mo
     victim = asyncio.ensure_future(setup.collect(request("a")))
     await setup.begun()
     drained = asyncio.ensure_future(setup.engine.drain(1e6))
-    await asyncio.sleep(0)
+    await setup.asked(1)
 
     def lost() -> StepResult:
         raise RunnerLost("the device is gone")
@@ -430,10 +434,10 @@ def test_a_step_is_timed_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch)
 
 async def test_what_building_raises_reaches_whoever_starts_the_engine() -> None:
     def build(inbox: Inbox, deliver: Deliver) -> EngineParts:
-        raise ValueError("no such model")
+        raise ModelError("no such model")
 
-    with pytest.raises(ValueError, match="no such model"):
-        ThreadedEngine.start(build)
+    with pytest.raises(ModelError, match="no such model"):
+        hosted(build, Letters())
 
 
 def test_a_step_that_raises_leaves_the_loop_turning() -> None:
@@ -467,13 +471,13 @@ async def test_hits_of_the_last_minutes_are_told_as_of_now() -> None:
     setup.now = 2100.0
     await setup.collect(request("warm"))
 
-    def told() -> list[tuple[int, int]]:
-        recent = setup.engine.stats().loop.cache.recent_hits
+    async def told() -> list[tuple[int, int]]:
+        recent = (await setup.engine.stats()).loop.cache.recent_hits
         return [(hits.queried_tokens, hits.hit_tokens) for hits in recent]
 
-    assert told() == [(10, 9), (20, 9), (20, 9)]
+    assert await told() == [(10, 9), (20, 9), (20, 9)]
     setup.now = 2400.5
-    assert told() == [(0, 0), (0, 0), (20, 9)]
+    assert await told() == [(0, 0), (0, 0), (20, 9)]
     await setup.engine.drain(1.0)
 
 

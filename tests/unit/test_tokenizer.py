@@ -10,9 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engine.api import PromptTooLong
-from engine.mlx_backend.text.prompt_limit import PromptLimit
-from engine.mlx_backend.text.tokenizer import CheckpointTokenizer
+from engine.text.prompt_limit import PromptLimit
+from engine.text.tokenizer import CheckpointTokenizer
 from server.parsing.registry import detect
+from tests.answering import opened
 from tests.checkpoints import FAMILIES, write_family
 
 MAX_TOKENS = 4096
@@ -22,7 +23,7 @@ TEXT = "the cat sat; naïve 😀 日本\n\ttabs"
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> CheckpointTokenizer:
     checkpoint = write_family(FAMILIES["qwen3"], tmp_path_factory.mktemp("tokenizer"))
-    return CheckpointTokenizer(load_tokenizer(checkpoint), MAX_TOKENS)
+    return opened(load_tokenizer(checkpoint), MAX_TOKENS)
 
 
 def test_text_round_trip(tokenizer: CheckpointTokenizer) -> None:
@@ -54,9 +55,7 @@ def test_template_errors_are_value_errors(tmp_path: Path, template: str) -> None
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], tmp_path))
     wrapper.chat_template = template
     with pytest.raises(ValueError, match="template"):
-        CheckpointTokenizer(wrapper, MAX_TOKENS).apply_chat_template(
-            [{"role": "user", "content": "hi"}]
-        )
+        opened(wrapper, MAX_TOKENS).apply_chat_template([{"role": "user", "content": "hi"}])
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def deepseek(tmp_path: Path) -> CheckpointTokenizer:
     del config["chat_template"]
     config["chat_template_type"] = "deepseek_v32"
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
-    return CheckpointTokenizer(load_tokenizer(checkpoint), MAX_TOKENS)
+    return opened(load_tokenizer(checkpoint), MAX_TOKENS)
 
 
 @pytest.mark.parametrize("role", ["tool", "critic"])
@@ -98,7 +97,7 @@ def test_a_template_that_changes_lists_is_told_from_one_that_refuses(tmp_path: P
         "{% for call in m.tool_calls or [] %}{% set _ = ids.append(call.id) %}{% endfor %}"
         "{% endfor %}"
     )
-    tokenizer = CheckpointTokenizer(wrapper, MAX_TOKENS)
+    tokenizer = opened(wrapper, MAX_TOKENS)
     assert tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]))
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}
     with pytest.raises(ValueError, match=r"what no template may: .*'append'"):
@@ -110,7 +109,7 @@ def test_a_model_without_a_chat_template_says_so(tmp_path: Path) -> None:
     config = json.loads((checkpoint / "tokenizer_config.json").read_text())
     del config["chat_template"]
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = CheckpointTokenizer(load_tokenizer(checkpoint), MAX_TOKENS)
+    tokenizer = opened(load_tokenizer(checkpoint), MAX_TOKENS)
     with pytest.raises(ValueError, match=r"no chat template; /v1/completions"):
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
 
@@ -127,7 +126,7 @@ def test_text_in_a_byte_level_vocabulary(tmp_path: Path) -> None:
     backend = Tokenizer(models.BPE({"Ġx": 0, "<｜▁｜>": 1, "a b": 2}, []))
     backend.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
-    tokenizer = CheckpointTokenizer(load_tokenizer(tmp_path), MAX_TOKENS)
+    tokenizer = opened(load_tokenizer(tmp_path), MAX_TOKENS)
     known = [tokenizer.token_bytes(token) for token in range(3)]
     assert known == [b" x", "<｜▁｜>".encode(), b"a b"]
     assert b"".join(known) == tokenizer.decode([0, 1, 2]).encode()
@@ -144,7 +143,7 @@ def test_sentencepiece_byte_fallback(tmp_path: Path) -> None:
     backend.add_special_tokens([AddedToken("</s>")])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
     fast.save_pretrained(tmp_path)
-    tokenizer = CheckpointTokenizer(load_tokenizer(tmp_path), MAX_TOKENS)
+    tokenizer = opened(load_tokenizer(tmp_path), MAX_TOKENS)
     assert tokenizer.token_bytes(1) == b" the"
     assert tokenizer.token_bytes(3 + 0xE2) == b"\xe2"
     assert tokenizer.token_bytes(len(vocabulary)) == b"</s>"
@@ -177,7 +176,7 @@ def test_control_tokens_of_callers_are_text(
         "{{ message.name }}{{ message.tool_calls | default([]) | tojson }}{{ message.tool_calls }}"
         "{{ extra }}<|im_end|>{% endfor %}"
     )
-    tokenizer = CheckpointTokenizer(wrapper, MAX_TOKENS)
+    tokenizer = opened(wrapper, MAX_TOKENS)
     ids = tokenizer.apply_chat_template(messages, extra="<|endoftext|>")
     written = wrapper.apply_chat_template(messages, tokenize=False, extra="<|endoftext|>")
     assert tokenizer.decode(ids) == written
@@ -206,6 +205,6 @@ def test_texts_beyond_the_limit_are_refused() -> None:
 def test_long_conversations_are_refused_before_they_are_rendered(tmp_path: Path) -> None:
     wrapper = load_tokenizer(write_family(FAMILIES["qwen3"], tmp_path))
     wrapper.chat_template = "{{ raise_exception('rendered') }}"
-    tokenizer = CheckpointTokenizer(wrapper, MAX_TOKENS)
+    tokenizer = opened(wrapper, MAX_TOKENS)
     with pytest.raises(PromptTooLong):
         tokenizer.apply_chat_template([{"role": "user", "content": "long " * 100_000}])

@@ -10,7 +10,7 @@ from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.trials import Trials
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver, EngineLoop
-from engine.loop.threaded import EngineParts, ThreadedEngine
+from engine.loop.threaded import EngineParts
 from engine.measuring.telemetry import SilentTelemetry
 from engine.step.plan import StepMasks, StepPlan, StepResult
 from engine.types.memory import MemoryPromise, MemoryStats
@@ -20,6 +20,7 @@ from engine.types.request import Request, SamplingParams
 from engine.watching.latency import LatencyTracker
 from kvstore.groups.sizes import StorageBytes
 from tests.grammars import NoAnswers
+from tests.hosting import hosted
 from tests.simulation.daemon import LetterDetokenizer
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 
@@ -93,20 +94,24 @@ def no_process() -> GrammarProcess:
     raise AssertionError("a grammar that nobody has asked for")
 
 
-class Setup:
-    """An engine on the hash model, with handles to what is inside."""
+class Parts:
+    """What an engine thread on the hash model is built of, with handles to what is inside."""
+
+    inbox: Inbox
+    loop: EngineLoop
 
     def __init__(self, **limits: int) -> None:
         self.harness = Harness(**limits)  # type: ignore[arg-type]
         self.runner = GatedRunner(self.harness)
         self.now = 0.0
-        self.engine = ThreadedEngine.start(self._build)
 
-    def _build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
+    def build(self, inbox: Inbox, deliver: Deliver) -> EngineParts:
+        self.inbox = inbox
         latency = LatencyTracker(lambda: self.now, SilentTelemetry())
         sizes = StorageBytes(block=32, slots=(), arenas=2016)
         scheduler, masks = self.harness.scheduler, NoAnswers(VOCAB_SIZE)
         loop = EngineLoop(scheduler, self.runner, inbox, deliver, latency, sizes, masks)
+        self.loop = loop
         return EngineParts(
             loop=loop,
             card=CARD,
@@ -118,8 +123,21 @@ class Setup:
             release_thread=lambda: None,
         )
 
+
+class Setup(Parts):
+    """An engine of them."""
+
+    def __init__(self, **limits: int) -> None:
+        super().__init__(**limits)
+        self.engine = hosted(self.build, Letters())
+
     async def collect(self, request: Request) -> list[OutputEvent]:
         return [event async for event in self.engine.generate(request)]
+
+    async def asked(self, n_calls: int) -> None:
+        """So many calls wait for the end of the step."""
+        while self.inbox.n_calls < n_calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
     async def begun(self) -> None:
         """A step waits in the runner."""

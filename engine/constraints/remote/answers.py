@@ -14,7 +14,8 @@ from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refus
 from engine.constraints.remote.jobs import Job
 from engine.constraints.remote.lane import Lane, LaneLost
 from engine.constraints.remote.process import GrammarProcess
-from engine.constraints.remote.wire import Mask, ProtocolError, Report, Said
+from engine.constraints.remote.wire import Mask, Report, Said
+from engine.frames import ProtocolError
 from engine.step.plan import SequenceId
 
 logger = logging.getLogger(__name__)

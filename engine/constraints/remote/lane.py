@@ -6,16 +6,8 @@ from collections.abc import Callable
 
 from engine.constraints.remote.jobs import Job, Jobs
 from engine.constraints.remote.process import START_SECONDS, GrammarProcess, patience_seconds
-from engine.constraints.remote.wire import (
-    FrameBuffer,
-    Mask,
-    Message,
-    ProtocolError,
-    Report,
-    Said,
-    read_report,
-    request_frame,
-)
+from engine.constraints.remote.wire import Mask, Message, Report, Said, read_report, request_frame
+from engine.frames import FrameBuffer, ProtocolError
 
 READ_BYTES = 1024**2
 """At a time, so that a process that writes without end does not block the engine thread."""

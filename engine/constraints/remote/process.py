@@ -2,13 +2,12 @@
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 from contextlib import suppress
 from typing import BinaryIO
 
-from engine.child_process import start_module
+from engine.child_process import start_child
 from engine.constraints.vocabulary import Vocabulary
 
 ENDED_BY_OTHERS = -signal.SIGKILL
@@ -25,8 +24,6 @@ STUCK_SECONDS = 30.0
 
 BUSY_FACTOR = 30.0
 """How much longer a job may take on a busy machine: thrice what its niceness says."""
-
-_MODULE = "engine.constraints.worker"
 
 BACKGROUND_NICENESS = 10
 """Above the daemon's own: about a tenth of a processor that the daemon wants, too."""
@@ -47,13 +44,12 @@ class GrammarProcess:
 
     def __init__(self, vocabulary: BinaryIO) -> None:
         """Raises OSError where no process can be started."""
-        self.connection, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = start_module(_MODULE, theirs.fileno(), vocabulary.fileno())
-        except OSError:
-            self.connection.close()
-            raise
+        # A library that crashes says so at length.
+        self.connection, self._process = start_child(
+            "engine.constraints.worker",
+            descriptors=[vocabulary.fileno()],
+            errors=subprocess.DEVNULL,
+        )
 
     def yield_to_others(self) -> None:
         """Leave the processor to what is computed for others, from now on."""

@@ -18,14 +18,8 @@ from engine.constraints.remote.process import (
     patience_seconds,
 )
 from engine.constraints.remote.turns import ClientTurns, Closed
-from engine.constraints.remote.wire import (
-    FrameBuffer,
-    ProtocolError,
-    Report,
-    Said,
-    read_report,
-    request_frame,
-)
+from engine.constraints.remote.wire import Report, Said, read_report, request_frame
+from engine.frames import FrameBuffer, ProtocolError
 from engine.types.request import Grammar, GrammarKind
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """What a daemon and its grammar processes tell each other: frames over a pair of sockets.
 
-A frame is its length (4 bytes, little-endian) and a body. Bodies to the process are JSON. Bodies
+Bodies to the process are JSON. Bodies
 from it begin with a `Said`; a `MASK` has the token bits behind its header, the others are JSON.
 No pickle: the process has parsed what clients sent, and what it says is not trusted.
 """
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-MAX_FRAME_BYTES = 64 * 1024**2
+from engine.frames import ProtocolError, framed
 
 EXCEPTION_EXIT = 1
 """A grammar process's exit code after an exception. Python's own is the same."""
 
-_LENGTH = struct.Struct("<I")
 _MASK = struct.Struct("<BQId")
 
 Message: TypeAlias = dict[str, Any]
@@ -53,44 +52,17 @@ class Report:
     fields: Message
 
 
-class ProtocolError(Exception):
-    """A message does not follow the protocol."""
-
-
-class FrameBuffer:
-    """Bytes as they arrive, frames as they are whole."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def add(self, data: bytes) -> list[bytes]:
-        """The bodies that are whole now. Raises ProtocolError."""
-        self._bytes += data
-        bodies, at = [], 0
-        while len(self._bytes) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._bytes, at)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes")
-            end = at + _LENGTH.size + length
-            if len(self._bytes) < end:
-                break
-            bodies.append(bytes(self._bytes[at + _LENGTH.size : end]))
-            at = end
-        del self._bytes[:at]
-        return bodies
-
-
 def request_frame(fields: Message) -> bytes:
-    return _framed(json.dumps(fields).encode())
+    return framed(json.dumps(fields).encode())
 
 
 def report_frame(said: Said, fields: Message) -> bytes:
-    return _framed(bytes([said]) + json.dumps(fields).encode())
+    return framed(bytes([said]) + json.dumps(fields).encode())
 
 
 def mask_frame(mask: Mask) -> bytes:
     header = _MASK.pack(Said.MASK, mask.matcher, mask.n_tokens, mask.seconds)
-    return _framed(header + mask.bits)
+    return framed(header + mask.bits)
 
 
 def read_request(body: bytes) -> Message:
@@ -111,7 +83,3 @@ def read_report(body: bytes) -> Mask | Report:
     if not isinstance(fields, dict):
         raise ProtocolError("a report without fields")
     return Report(said, fields)
-
-
-def _framed(body: bytes) -> bytes:
-    return _LENGTH.pack(len(body)) + body

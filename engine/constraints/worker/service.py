@@ -13,7 +13,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.constraints.client_queues import ClientQueues
 from engine.constraints.remote.wire import (
-    FrameBuffer,
     Mask,
     Message,
     Said,
@@ -23,6 +22,7 @@ from engine.constraints.remote.wire import (
 )
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, first_line, probe
 from engine.constraints.worker.memory import MemoryMeter
+from engine.frames import FrameBuffer
 
 READ_BYTES = 1024**2
 TURN_SECONDS = 0.01

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.mlx_backend.errors import ModelError
+from engine.api import ModelError
 from engine.types.settings import EngineConfig
 from kvstore.blocks.table import blocks_for
 from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize

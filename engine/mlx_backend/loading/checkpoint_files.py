@@ -7,7 +7,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.mlx_backend.errors import ModelError
+from engine.api import ModelError
 
 WEIGHTS = "model*.safetensors"  # other files may hold the same weights in another form
 GENERATION_CONFIG = "generation_config.json"

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from engine.mlx_backend.errors import ModelError
+from engine.api import ModelError
 from engine.mlx_backend.loading.budget import (
     USEFUL_STATES,
     Footprint,

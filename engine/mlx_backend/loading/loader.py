@@ -12,16 +12,17 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+from mlx_lm.utils import dequantize_model, load_model
 
+from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.errors import ModelError, UnsupportedModel, one_line
+from engine.mlx_backend.errors import UnsupportedModel, one_line
 from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
 from engine.mlx_backend.loading.source import fingerprint
+from engine.mlx_backend.loading.tokenizer import load_tokenizer
 from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.layout import Layout
-from engine.mlx_backend.text.tokenizer import check_vocabulary
 
 Report = Callable[[str], None]
 
@@ -67,7 +68,7 @@ def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
         model = _for_cpu(model, checkpoint, memory_bytes)
     max_tokens = fix_dynamic_rope(model, max_context_tokens(config))
     layout = discover(model).within(max_tokens)
-    tokenizer = _tokenizer(checkpoint, config, layout.vocab_size)
+    tokenizer = load_tokenizer(checkpoint, config, layout.vocab_size)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -168,25 +169,6 @@ def _misfit(message: str) -> str:
     verb, count, first = listed.groups()
     fault = "missing" if verb == "Missing" else "not the model's"
     return f"{count} of the parameters are {fault}, such as {first.rstrip('.')}"
-
-
-def _tokenizer(checkpoint: Path, config: Mapping[str, Any], vocab_size: int) -> TokenizerWrapper:
-    try:
-        tokenizer = load_tokenizer(checkpoint, eos_token_ids=_end_tokens(config, vocab_size))
-    except Exception as error:
-        raise ModelError(f"cannot load its tokenizer: {one_line(error)}") from error
-    check_vocabulary(tokenizer, vocab_size)
-    return tokenizer
-
-
-def _end_tokens(config: Mapping[str, Any], vocab_size: int) -> list[int] | None:
-    """Of generation_config.json, which mlx-lm prefers, or else of config.json.
-
-    None where they name none of the model's tokens: mlx-lm knows those of some tokenizers.
-    """
-    named = config.get("eos_token_id")
-    listed = named if isinstance(named, list) else [named]
-    return [id for id in listed if isinstance(id, int) and 0 <= id < vocab_size] or None
 
 
 def _for_cpu(model: Module, checkpoint: Path, memory_bytes: int) -> Module:

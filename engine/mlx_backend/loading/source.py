@@ -11,7 +11,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from engine.mlx_backend.errors import ModelError, one_line
+from engine.api import ModelError
+from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, ByteSpan, check_files, read_header
 
 DEFAULT_NAME = "rootstock-demo"

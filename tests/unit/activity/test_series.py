@@ -1,11 +1,11 @@
 """The figures of the last quarter of an hour."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from engine.types.statistics import EngineStats
 from server.activity.series import INTERVAL_SECONDS, KEPT_SECONDS, N_POINTS, SeriesRecord
 from tests.contract.fake_engine import FakeEngine
 
@@ -15,7 +15,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.now = 50.0
-        self.stats = FakeEngine().stats()
+        self.stats = asyncio.run(FakeEngine().stats())
 
     def counts(self, **counters: Any) -> None:
         self.stats = replace(self.stats, loop=replace(self.stats.loop, **counters))
@@ -23,9 +23,6 @@ class Engine:
     def evicts(self, blocks: int) -> None:
         cache = self.stats.loop.cache
         self.counts(cache=replace(cache, evictions=cache.evictions + blocks))
-
-    def ask(self) -> EngineStats:
-        return self.stats
 
 
 @pytest.fixture
@@ -35,8 +32,8 @@ def engine() -> Engine:
 
 @pytest.fixture
 def series(engine: Engine) -> SeriesRecord:
-    made = SeriesRecord(engine.ask, lambda: engine.now, lambda: 1e9 + engine.now)
-    made.sample()
+    made = SeriesRecord(lambda: engine.now, lambda: 1e9 + engine.now)
+    made.add(engine.stats)
     return made
 
 
@@ -56,7 +53,7 @@ def test_a_point_is_what_happened_since_the_one_before(
     )
     engine.evicts(8)
     engine.now += 4
-    series.sample()
+    series.add(engine.stats)
     (point,) = series.points()
     assert point.model_dump() == {
         "time": 1e9 + 54,
@@ -73,18 +70,18 @@ def test_a_point_is_what_happened_since_the_one_before(
 
 def test_where_nothing_happened_there_are_gaps(engine: Engine, series: SeriesRecord) -> None:
     engine.now += 3
-    series.sample()
+    series.add(engine.stats)
     (point,) = series.points()
     assert (point.hit_share, point.first_token_seconds) == (None, None)
     assert point.generated_tokens_per_second == 0
-    series.sample()
+    series.add(engine.stats)
     assert series.n_points == 1, "no time has passed"
 
 
 def test_a_quarter_of_an_hour_is_kept(engine: Engine, series: SeriesRecord) -> None:
     for _ in range(N_POINTS + 7):
         engine.now += INTERVAL_SECONDS
-        series.sample()
+        series.add(engine.stats)
     points = series.points()
     assert len(points) == N_POINTS
     assert points[-1].time - points[0].time == KEPT_SECONDS - INTERVAL_SECONDS

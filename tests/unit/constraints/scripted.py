@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.wire import (
-    FrameBuffer,
     Mask,
     Message,
     Said,
@@ -15,6 +14,7 @@ from engine.constraints.remote.wire import (
     read_request,
     report_frame,
 )
+from engine.frames import FrameBuffer
 
 LIMIT = -signal.SIGPROF
 OUTSIDE = -signal.SIGKILL

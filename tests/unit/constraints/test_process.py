@@ -15,8 +15,9 @@ from engine.constraints.remote.process import (
     GrammarProcess,
     GrammarProcesses,
 )
-from engine.constraints.remote.wire import FrameBuffer, Report, read_report, request_frame
+from engine.constraints.remote.wire import Report, read_report, request_frame
 from engine.constraints.vocabulary import Vocabulary
+from engine.frames import FrameBuffer
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from tests.grammars import DEMO_VOCAB_SIZE
 

@@ -7,16 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.constraints.remote.wire import (
-    FrameBuffer,
-    Mask,
-    Message,
-    Report,
-    Said,
-    read_report,
-    request_frame,
-)
+from engine.constraints.remote.wire import Mask, Message, Report, Said, read_report, request_frame
 from engine.constraints.worker.service import TURN_SECONDS, Service
+from engine.frames import FrameBuffer
 from tests.grammars import demo_tokenizer
 
 END = 2

@@ -9,10 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.constraints.remote.wire import (
-    MAX_FRAME_BYTES,
-    FrameBuffer,
     Mask,
-    ProtocolError,
     Report,
     Said,
     mask_frame,
@@ -21,6 +18,7 @@ from engine.constraints.remote.wire import (
     report_frame,
     request_frame,
 )
+from engine.frames import MAX_FRAME_BYTES, FrameBuffer, ProtocolError
 
 MASKS = st.builds(
     Mask,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from engine.api import ModelError
 from engine.measuring.reasons import reason
-from engine.mlx_backend.errors import ModelError
 
 
 @pytest.fixture(autouse=True)

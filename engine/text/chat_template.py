@@ -5,12 +5,12 @@ from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import Tokenizer
 
-from engine.mlx_backend.text.control_tokens import ControlTokens, new_mark
-from engine.mlx_backend.text.prompt_limit import PromptLimit
-from engine.mlx_backend.text.replays import Outline
-from engine.mlx_backend.text.templates import template_of
+from engine.text.control_tokens import ControlTokens, new_mark
+from engine.text.prompt_limit import PromptLimit
+from engine.text.replays import Outline
+from engine.text.templates import Template
 from engine.types.model import Replay
 
 _REFUSALS = (
@@ -22,11 +22,9 @@ _REFUSALS = (
 class ChatTemplate:
     """Renders conversations and encodes them. Safe in several threads."""
 
-    def __init__(self, wrapper: TokenizerWrapper, limit: PromptLimit) -> None:
-        self._template = template_of(wrapper)
-        self._has_template: bool = wrapper.has_chat_template
-        self.source = self._template.source
-        self._backend = wrapper.backend_tokenizer
+    def __init__(self, template: Template, backend: Tokenizer, limit: PromptLimit) -> None:
+        self._template = template
+        self._backend = backend
         self._limit = limit
         self._control_tokens = ControlTokens(self._backend)
 
@@ -37,7 +35,7 @@ class ChatTemplate:
         arguments: Mapping[str, object],
     ) -> list[int]:
         """See `Tokenizer.apply_chat_template`."""
-        if not self._has_template:
+        if not self._template.source:
             raise ValueError("the model has no chat template; /v1/completions takes any prompt")
         try:
             return self._encode(list(messages), replays, arguments)

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engine.mlx_backend.errors import ModelError
-from engine.mlx_backend.text.chat_template import ChatTemplate
-from engine.mlx_backend.text.prompt_limit import PromptLimit
-from engine.types.model import NO_REPLAYS, Replay
+from engine.text.chat_template import ChatTemplate
+from engine.text.prompt_limit import PromptLimit
+from engine.text.templates import template_of
+from engine.types.model import NO_REPLAYS, ModelCard, Replay, TemplateKind
 
 _SPACE = "▁"  # SentencePiece's space
 
@@ -23,19 +23,22 @@ class CheckpointTokenizer:
     rendering a template (transformers' sandboxed Jinja) keeps no state.
     """
 
-    def __init__(self, wrapper: TokenizerWrapper, max_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, kind: TemplateKind, max_tokens: int
+    ) -> None:
         """`max_tokens` bounds what is encoded."""
-        self._backend = wrapper.backend_tokenizer
+        self._backend = tokenizer.backend_tokenizer
         # transformers switches these on and off around its own calls, which is not thread-safe.
         self._backend.no_truncation()
         self._backend.no_padding()
         self._limit = PromptLimit(self._backend, max_tokens)
-        self._template = ChatTemplate(wrapper, self._limit)
+        template = template_of(tokenizer, kind)
+        self._template = ChatTemplate(template, self._backend, self._limit)
         added = self._backend.get_added_tokens_decoder()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.added_tokens = {token.content: id for id, token in added.items()}
         self.special_tokens = frozenset(token.content for token in added.values() if token.special)
-        self.chat_template = self._template.source
+        self.chat_template = template.source
         self._byte_level = _is_byte_level(self._backend.to_str())
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -71,23 +74,10 @@ class CheckpointTokenizer:
         return self._template.encode(messages, replays, template_arguments)
 
 
-def check_vocabulary(wrapper: TokenizerWrapper, vocab_size: int) -> None:
-    """Raise ModelError unless the tokenizer's tokens are some of a model's `vocab_size`.
-
-    Added tokens may lie beyond: Gemma's for images, say, in a model of text alone.
-    """
-    if not wrapper.is_fast:
-        raise ModelError("the checkpoint has no tokenizer.json, nor what one could be made of")
-    backend = wrapper.backend_tokenizer
-    added = backend.get_added_tokens_decoder()
-    ordinary = backend.get_vocab(with_added_tokens=False).values() - added.keys()
-    if not ordinary:
-        raise ModelError("the tokenizer has no tokens")
-    if max(ordinary) >= vocab_size:
-        raise ModelError(
-            f"the tokenizer is not the model's: its tokens go up to {max(ordinary):,}, and the "
-            f"model has {vocab_size:,}"
-        )
+def open_tokenizer(card: ModelCard) -> CheckpointTokenizer:
+    """The tokenizer of a model that another process has loaded. Reads its checkpoint."""
+    tokenizer = AutoTokenizer.from_pretrained(card.checkpoint)
+    return CheckpointTokenizer(tokenizer, card.template, card.max_sequence_tokens)
 
 
 def _byte_of() -> dict[str, int]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
-from types import MappingProxyType
 
 from engine.api import EngineError, InvalidRequest, QueueFull
 from engine.types.output import FinishReason, OutputEvent
@@ -64,8 +63,8 @@ class RequestCounters:
         with self._lock:
             return SequenceCounts(
                 self._received,
-                MappingProxyType(self._refused.copy()),
-                MappingProxyType(self._finished.copy()),
+                self._refused.copy(),
+                self._finished.copy(),
             )
 
 

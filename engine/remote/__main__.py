@@ -1,0 +1,8 @@
+"""`python -m engine.remote SOCKET`: a file descriptor that it inherits."""
+
+import sys
+
+from engine.building import builder
+from engine.remote.host import main
+
+main(int(sys.argv[1]), builder)

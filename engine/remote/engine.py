@@ -1,0 +1,164 @@
+"""The Engine of a model that is served in a process of its own."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, TypeAlias
+
+from engine.api import CacheWatch, EngineStopped, Telemetry
+from engine.child_process import ChildProcess
+from engine.remote import calls
+from engine.remote.connection import Connection, Receivers
+from engine.remote.request_counters import RequestCounters
+from engine.remote.subscribers import Subscribers, last_events
+from engine.text.tokenizer import open_tokenizer
+from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
+from engine.types.model import ModelCard, Tokenizer
+from engine.types.output import OutputEvent
+from engine.types.picture import CachePicture, NodeTokens
+from engine.types.request import Request
+from engine.types.settings import EngineConfig
+from engine.types.statistics import EngineStats, ProcessStats, RequestInfo
+
+StartProcess: TypeAlias = Callable[[], tuple[socket.socket, ChildProcess]]
+"""A process that serves one engine, and the socket to it. Raises OSError."""
+
+
+class RemoteEngine:
+    """Implements `engine.api.Engine`. Make it with `start`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        subscribers: Subscribers,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        stats: ProcessStats,
+    ) -> None:
+        """`stats` are shown until there are later ones."""
+        self._connection = connection
+        self._subscribers = subscribers
+        self.card = card
+        self.tokenizer = tokenizer
+        self._last_stats = stats
+        self._counters = RequestCounters()
+
+    @classmethod
+    def start(
+        cls,
+        start_process: StartProcess,
+        config: EngineConfig,
+        telemetry: Telemetry,
+        report: Callable[[str], None],
+        open_tokenizer: Callable[[ModelCard], Tokenizer] = open_tokenizer,
+    ) -> "RemoteEngine":
+        """Returns when the process has loaded the model, and raises what that raises."""
+        subscribers = Subscribers()
+        receivers = Receivers(subscribers.deliver, telemetry, report, subscribers.end)
+        connection = Connection(*start_process(), receivers)
+        try:
+            level = logging.getLogger().getEffectiveLevel()
+            card: ModelCard = connection.send(calls.Load(config, level))[1].result()
+            stats: ProcessStats = connection.send(calls.Stats())[1].result()
+            return cls(connection, subscribers, card, open_tokenizer(card), stats)
+        except BaseException:
+            connection.kill()
+            raise
+
+    async def generate(self, request: Request) -> AsyncGenerator[OutputEvent, None]:
+        with self._counters.track(request.n) as tracked:
+            queue = self._subscribers.add(request.id)
+            try:
+                number, taken = self._connection.send(calls.Submit(request))
+                try:
+                    await asyncio.wrap_future(taken)
+                    while tracked.live:
+                        event = await queue.get()
+                        for one in (event,) if event else last_events(request, tracked.live):
+                            tracked.note(one)
+                            yield one
+                finally:
+                    if tracked.live and not _is_refused(taken):
+                        self._abort(number, request.id)
+            finally:
+                self._subscribers.remove(request.id)
+
+    async def check(self, request: Request) -> None:
+        await self._ask(calls.Check(request))
+
+    async def stats(self) -> EngineStats:
+        with suppress(EngineStopped):
+            self._last_stats = await self._ask(calls.Stats())
+        last = self._last_stats
+        return EngineStats(self._counters.counts(), last.loop, last.memory)
+
+    async def clear_cache(
+        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+    ) -> Cleared:
+        cleared: Cleared = await self._ask(calls.ClearCache(namespace_id, frozenset(tiers)))
+        return cleared
+
+    def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
+        return self._watching()
+
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+        probed: Probed = await self._ask(calls.Probe(prompt, cache_salt))
+        return probed
+
+    async def requests(self) -> tuple[RequestInfo, ...]:
+        requests: tuple[RequestInfo, ...] = await self._ask(calls.ListRequests())
+        return requests
+
+    def is_alive(self) -> bool:
+        return self._connection.is_alive()
+
+    async def drain(self, timeout_seconds: float) -> None:
+        with suppress(EngineStopped):  # then there is nothing to wait for
+            await self._ask(calls.Drain(timeout_seconds))
+        await asyncio.to_thread(self._connection.close)
+
+    @asynccontextmanager
+    async def _watching(self) -> AsyncIterator[CacheWatch]:
+        await self._ask(calls.OpenWatch())
+        try:
+            yield RemoteWatch(self._ask)
+        finally:
+            with suppress(EngineStopped):
+                await asyncio.shield(asyncio.ensure_future(self._ask(calls.CloseWatch())))
+
+    def _abort(self, number: int, request_id: str) -> None:
+        """End a request, whether or not the engine has taken it. Does nothing on a stopped one."""
+        self._connection.cancel(number)
+        with suppress(EngineStopped):
+            self._connection.send(calls.Abort(request_id))
+
+    async def _ask(self, call: calls.Call) -> Any:
+        """Raises EngineStopped, and what the call raises."""
+        return await asyncio.wrap_future(self._connection.send(call)[1])
+
+
+class RemoteWatch:
+    """Implements `engine.api.CacheWatch`."""
+
+    def __init__(self, ask: Callable[[calls.Call], Any]) -> None:
+        self._ask = ask
+
+    async def look(self) -> int:
+        version: int = await self._ask(calls.Look())
+        return version
+
+    async def picture(self) -> CachePicture:
+        picture: CachePicture = await self._ask(calls.Picture())
+        return picture
+
+    async def node(self, node_id: int, most_tokens: int) -> NodeTokens | None:
+        node: NodeTokens | None = await self._ask(calls.Node(node_id, most_tokens))
+        return node
+
+
+def _is_refused(taken: Future[None]) -> bool:
+    """Whether the engine has refused the request, so that there is nothing to end."""
+    return taken.done() and taken.exception() is not None

@@ -1,0 +1,142 @@
+"""An engine's process that ends, hangs, or outlives its server."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from engine.api import EngineStopped
+from engine.launch import launch
+from engine.measuring.telemetry import SilentTelemetry
+from engine.remote import connection
+from engine.remote.engine import RemoteEngine
+from engine.types.output import FinishReason, OutputEvent
+from engine.types.request import Request
+from engine.types.settings import EngineConfig
+
+PATIENCE = 60.0
+CONFIG = EngineConfig(model="", kv_cache_bytes=16 << 20)
+LONG = Request("long", (5, 6, 7), 3000, ignore_eos=True)
+WITHOUT_MLX = """
+import sys
+import server.app, server.terminal.commands.serve
+from engine.launch import launch
+from engine.text.tokenizer import CheckpointTokenizer
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm")))
+"""
+KEEPER = """
+import sys
+from engine.launch import launch
+from tests.contract.test_engine_process import CONFIG, pid_of
+from engine.measuring.telemetry import SilentTelemetry
+print(pid_of(launch(CONFIG, SilentTelemetry(), lambda line: None)), flush=True)
+sys.stdin.read()
+"""
+
+
+def launched() -> RemoteEngine:
+    engine = launch(CONFIG, SilentTelemetry(), lambda line: None)
+    assert isinstance(engine, RemoteEngine)
+    return engine
+
+
+def pid_of(engine: object) -> int:
+    assert isinstance(engine, RemoteEngine)
+    process = engine._connection._process
+    assert isinstance(process, subprocess.Popen)
+    return process.pid
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[RemoteEngine]:
+    made = await asyncio.to_thread(launched)
+    yield made
+    await made.drain(0.0)
+
+
+async def begun(engine: RemoteEngine, answer: list[OutputEvent]) -> "asyncio.Task[None]":
+    """A request that has its first token."""
+    first = asyncio.Event()
+
+    async def collect() -> None:
+        async for event in engine.generate(LONG):
+            answer.append(event)
+            first.set()
+
+    task = asyncio.ensure_future(collect())
+    await asyncio.wait_for(first.wait(), PATIENCE)
+    return task
+
+
+async def test_a_killed_process_ends_its_streams_and_no_more(engine: RemoteEngine) -> None:
+    answer: list[OutputEvent] = []
+    task = await begun(engine, answer)
+    os.kill(pid_of(engine), signal.SIGKILL)
+    await asyncio.wait_for(task, PATIENCE)
+    assert answer[-1].finish_reason is FinishReason.ERROR
+    assert not engine.is_alive()
+    with pytest.raises(EngineStopped):
+        await engine.requests()
+    stats = await engine.stats()
+    assert stats.sequences.finished[FinishReason.ERROR] == 1
+
+
+async def test_a_process_that_says_nothing_any_more_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 5.0)
+    engine = await asyncio.to_thread(launched)
+    answer: list[OutputEvent] = []
+    task = await begun(engine, answer)
+    os.kill(pid_of(engine), signal.SIGSTOP)
+    await asyncio.wait_for(task, PATIENCE)
+    assert answer[-1].finish_reason is FinishReason.ERROR
+    await asyncio.wait_for(engine.drain(0.0), PATIENCE)
+
+
+async def test_drained_it_is_gone(engine: RemoteEngine) -> None:
+    answer: list[OutputEvent] = []
+    task = await begun(engine, answer)
+    await asyncio.wait_for(engine.drain(0.0), PATIENCE)
+    await task
+    assert answer[-1].finish_reason is FinishReason.ABORT
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid_of(engine), 0)
+
+
+def test_it_ends_with_its_server() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        server.kill()
+    end = asyncio.run(_ended(pid))
+    assert end
+
+
+async def _ended(pid: int) -> bool:
+    async with asyncio.timeout(PATIENCE):
+        while _runs(pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_server_imports_no_mlx() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MLX], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "[]"

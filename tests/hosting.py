@@ -1,0 +1,50 @@
+"""An engine behind the server's end of its connection, in a thread in place of a process."""
+
+import asyncio
+import socket
+import subprocess
+import threading
+
+from engine.loop.threaded import Build
+from engine.measuring.telemetry import SilentTelemetry
+from engine.remote.engine import RemoteEngine
+from engine.remote.host import serve
+from engine.types.model import Tokenizer
+from engine.types.settings import EngineConfig
+
+CONFIG = EngineConfig(model="")
+
+
+class ThreadAsProcess:
+    """Implements `ChildProcess`. It ends with its connection, and cannot be killed."""
+
+    def __init__(self, connection: socket.socket, build: Build) -> None:
+        self._connection = connection
+        self._build = build
+        self._thread = threading.Thread(target=self._main, name="engine's process")
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired("thread", timeout or 0.0)
+        return 0
+
+    def kill(self) -> None:
+        self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _main(self) -> None:
+        with self._connection:
+            asyncio.run(serve(self._connection, lambda *_: self._build))
+
+
+def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
+    """What `launch` returns, around parts that need no process."""
+
+    def start() -> tuple[socket.socket, ThreadAsProcess]:
+        ours, theirs = socket.socketpair()
+        return ours, ThreadAsProcess(theirs, build)
+
+    return RemoteEngine.start(
+        start, CONFIG, SilentTelemetry(), lambda line: None, lambda card: tokenizer
+    )

@@ -1,0 +1,152 @@
+"""What goes between the server and an engine's process comes out as it went in."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
+from engine.frames import FrameBuffer
+from engine.mlx_backend.errors import UnsupportedModel
+from engine.remote import calls, messages
+from engine.remote.calls import Call
+from engine.remote.messages import Cancel, Numbered, Said
+from engine.types.cache import CacheTier, Cleared, Probed
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.types.picture import NodeTokens
+from engine.types.request import (
+    Alternative,
+    Constraint,
+    Grammar,
+    GrammarKind,
+    Request,
+    SamplingParams,
+    ThinkingBlock,
+    ThinkingBudget,
+    WaitReason,
+)
+from engine.types.settings import DiskCacheConfig, EngineConfig
+from engine.types.statistics import ProcessStats, RequestInfo
+from kvstore.tier.types import TierError
+from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
+
+STATS = asyncio.run(FakeEngine(Script()).stats())
+REQUEST = Request(
+    "a",
+    (1, 2, 150_000),
+    3,
+    SamplingParams(logit_bias={7: -100.0, 8: 1.5}, seed=2**62),
+    stop=("ü",),
+    stop_token_ids=frozenset({4, 5}),
+    constraint=Constraint(
+        Grammar(GrammarKind.REGEX, "a*"),
+        "response_format",
+        thinking=ThinkingBlock((), (3, 4)),
+        instead=Alternative(9, Constraint(Grammar(GrammarKind.LARK, "start: x"), "tools")),
+    ),
+    thinking_budget=ThinkingBudget(10, (1,), (2,)),
+)
+CONFIG = EngineConfig("model", disk=DiskCacheConfig(Path("/tmp/cache"), 1 << 30))
+CALLS: Sequence[tuple[Call, object]] = (
+    (calls.Load(CONFIG, logging.INFO), CARD),
+    (calls.Submit(REQUEST), None),
+    (calls.Abort("a"), None),
+    (calls.Check(REQUEST), None),
+    (calls.Stats(), ProcessStats(STATS.loop, STATS.memory)),
+    (calls.ClearCache("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
+    (calls.Probe((1, 2), "salt"), Probed(2, ("ab",))),
+    (calls.ListRequests(), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5),)),
+    (calls.OpenWatch(), None),
+    (calls.Look(), 7),
+    (calls.Picture(), PICTURE),
+    (calls.Node(3, 10), NodeTokens(3, 12, (1, 2))),
+    (calls.Node(3, 10), None),
+    (calls.CloseWatch(), None),
+    (calls.Drain(0.5), None),
+)
+EVENTS = st.builds(
+    OutputEvent,
+    request_id=st.text(st.characters(codec="utf-8")),
+    index=st.integers(0, 9),
+    text=st.text(st.characters(codec="utf-8")),
+    token_ids=st.lists(st.integers(0, 200_000)).map(tuple),
+    finish_reason=st.sampled_from([None, *FinishReason]),
+    stopped_by=st.none() | st.integers(0, 9) | st.just("7"),
+    usage=st.none() | st.just(Usage(1, 2, 3)),
+    error=st.none() | st.just("it failed"),
+)
+
+
+def body(frame: bytes) -> bytes:
+    (whole,) = FrameBuffer().add(frame)
+    return whole
+
+
+def test_every_call_is_among_the_examples() -> None:
+    assert {type(call) for call, _ in CALLS} == set(get_args(Call))
+
+
+@pytest.mark.parametrize("call", [call for call, _ in CALLS])
+def test_calls(call: Call) -> None:
+    numbered = Numbered(2**40, call)
+    assert messages.read_to_process(body(messages.to_process(numbered))) == numbered
+
+
+@pytest.mark.parametrize(("call", "result"), CALLS)
+def test_results(call: Call, result: object) -> None:
+    frame = body(messages.returned_frame(9, call, result))
+    assert frame[0] == Said.RETURNED
+    assert messages.read_number(frame) == 9
+    assert messages.read_result(frame, call) == result
+
+
+def test_cancellations() -> None:
+    assert messages.read_to_process(body(messages.to_process(Cancel(7)))) == Cancel(7)
+
+
+@given(st.lists(EVENTS, max_size=3))
+def test_events(events: list[OutputEvent]) -> None:
+    frame = body(messages.events_frame(events))
+    assert frame[0] == Said.EVENTS
+    assert messages.read_events(frame) == events
+
+
+def test_log_probabilities_may_be_infinite() -> None:
+    event = OutputEvent("a", 0, token_ids=(3,), logprobs=(TokenLogprob(3, -inf, ((4, -inf),)),))
+    assert messages.read_events(body(messages.events_frame([event]))) == [event]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (EngineStopped("it has stopped"), EngineStopped),
+        (ModelError("no such model"), ModelError),
+        (UnsupportedModel("no such kind"), ModelError),
+        (NoGrammars("none"), NoGrammars),
+        (TierError("in use"), TierError),
+        (KeyError("whatever"), RuntimeError),
+    ],
+)
+def test_errors(error: Exception, kind: type[Exception]) -> None:
+    raised = messages.read_raised(body(messages.raised_frame(3, error)))
+    assert raised.number == 3
+    assert type(raised.exception()) is kind
+    assert str(raised.exception()) == str(error)
+
+
+def test_errors_with_more_than_words() -> None:
+    def again(error: Exception) -> Exception:
+        return messages.read_raised(body(messages.raised_frame(3, error))).exception()
+
+    invalid = again(InvalidRequest("too long", "prompt"))
+    assert isinstance(invalid, InvalidRequest)
+    assert (str(invalid), invalid.param) == ("too long", "prompt")
+    full = again(QueueFull("no room", 7))
+    assert isinstance(full, QueueFull)
+    assert (str(full), full.retry_after_seconds) == ("no room", 7)
