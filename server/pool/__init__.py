@@ -1,0 +1,1 @@
+"""Several models behind one door: which are loaded, and which must go."""
