@@ -151,6 +151,10 @@ class Engine(Protocol):
         """Whether the loop's thread runs and turns."""
         ...
 
+    async def ended(self) -> str:
+        """Returns when nothing is served any more, for `drain` or by itself: why, in words."""
+        ...
+
     async def drain(self, timeout_seconds: float) -> None:
         """Refuse new requests, let running ones finish, abort what is left, stop the thread. A step
         that hangs cannot be aborted: then this does not end, unless it is cancelled.

@@ -1,6 +1,7 @@
 """Starts a process of our own modules with a socket to it."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,11 @@ class ChildProcess(Protocol):
         ...
 
     def kill(self) -> None: ...
+
+
+def ending(code: int) -> str:
+    """A process's exit code, in words."""
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
 def start_child(

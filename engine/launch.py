@@ -6,19 +6,43 @@ from functools import partial
 from engine.api import Engine, ModelError, Telemetry
 from engine.child_process import start_child
 from engine.mlx_backend.backend import describe_machine
-from engine.mlx_backend.loading.source import find_checkpoint
+from engine.mlx_backend.loading.needs import needed_bytes
+from engine.mlx_backend.loading.source import DEFAULT_NAME, find_checkpoint
 from engine.remote.engine import RemoteEngine
 from engine.types.settings import EngineConfig
 
-__all__ = ["ModelError", "describe_machine", "find_checkpoint", "launch"]
+__all__ = [
+    "DEFAULT_NAME",
+    "ModelError",
+    "describe_machine",
+    "find_checkpoint",
+    "free_bytes",
+    "launch",
+    "needed_bytes",
+]
 
 Report = Callable[[str], None]
 """Takes a line on how loading goes."""
 
 
-def launch(config: EngineConfig, telemetry: Telemetry, report: Report) -> Engine:
+async def launch(config: EngineConfig, telemetry: Telemetry, report: Report) -> Engine:
     """Load the model in a process of its own. Returns when it is ready.
 
-    Raises whatever loading raises, with a message for the user.
+    Raises whatever loading raises, with a message for the user. Cancelled, it ends the process.
     """
-    return RemoteEngine.start(partial(start_child, "engine.remote"), config, telemetry, report)
+    return await RemoteEngine.start(
+        partial(start_child, "engine.remote"), config, telemetry, report
+    )
+
+
+def free_bytes() -> int:
+    """How much memory MLX finds free. Asks a process that ends then: the server imports no MLX.
+
+    Raises ModelError where MLX does not start.
+    """
+    connection, process = start_child("engine.mlx_backend.host")
+    with connection, connection.makefile("rb") as answer:
+        said = answer.read()
+    if process.wait() or not said:
+        raise ModelError("MLX does not say how much memory is free")
+    return int(said)

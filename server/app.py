@@ -1,4 +1,4 @@
-"""The HTTP application around one engine."""
+"""The HTTP application around the models."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from engine.api import Engine, EngineError
+from engine.api import EngineError
 from server import __version__
 from server.access.refusals import Refusals
 from server.dialects.errors import (
@@ -19,10 +19,11 @@ from server.dialects.errors import (
 )
 from server.errors import ApiError, ClientLeft
 from server.generation.events import task_scope
-from server.metrics.metrics import EngineTelemetry, HttpAnswers, Metrics
+from server.metrics.metrics import HttpAnswers, Metrics
 from server.metrics.vllm import vllm_families
 from server.middleware.stack import middleware
 from server.openapi import OpenApiDocument
+from server.registry import ModelRegistry
 from server.routes import (
     activity,
     admin,
@@ -58,25 +59,23 @@ DASHBOARD = {"The cache as it moves": (cache_tree, activity, page)}
 """The routes as the API's description groups them: a section's name is their tag."""
 
 
-def create_app(
-    engine: Engine, settings: Settings, telemetry: EngineTelemetry, agents: Sequence[str] = ()
-) -> FastAPI:
-    """The application. Whoever runs it drains the engine; `telemetry` is what that reports to, and
-    `agents` are those that the page says how to launch.
+def create_app(models: ModelRegistry, settings: Settings, agents: Sequence[str] = ()) -> FastAPI:
+    """The application. Whoever runs it runs and drains the models; `agents` are those that the page
+    says how to launch.
     """
     aliases = (vllm_families,) if settings.vllm_metric_names else ()
     answers = HttpAnswers()
     unsent = UnsentBudget(settings.max_unsent_bytes, settings.max_total_unsent_bytes)
     refusals = Refusals()
-    metrics_page = Metrics(telemetry, answers, unsent, refusals, aliases)
+    metrics_page = Metrics(answers, unsent, refusals, aliases)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with create_task_group() as tasks:  # which end with the engine
-            service = create_service(engine, settings, metrics_page, unsent, tasks, agents)
+        async with create_task_group() as tasks:  # which end with the models
+            service = create_service(models, settings, metrics_page, unsent, tasks, agents)
             app.state.service = service
             async with task_scope() as samplers:
-                samplers.start_soon(service.series.run, service.engine.stats)
+                samplers.start_soon(service.series.run, service.stats)
                 yield
 
     app = FastAPI(

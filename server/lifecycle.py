@@ -7,13 +7,12 @@ import logging
 import signal
 import socket
 from types import FrameType
-from typing import cast
+from typing import Protocol, cast
 
 import uvicorn
 from anyio import create_task_group
 from fastapi import FastAPI
 
-from engine.api import Engine
 from server.addresses import base_url
 from server.settings import Settings
 from server.transport.connections import ConnectionLimits, Connections
@@ -70,8 +69,14 @@ def spare_full_collections() -> None:
     gc.set_threshold(young, middle, full * FULL_COLLECTIONS_SPARED)
 
 
+class Drained(Protocol):
+    """What is drained when the server stops."""
+
+    async def drain(self, timeout_seconds: float) -> None: ...
+
+
 class DrainingServer(uvicorn.Server):
-    """The first signal stops accepting and drains the engine: requests finish, or fail when
+    """The first signal stops accepting and drains the models: requests finish, or fail when
     `drain_timeout_seconds` have passed.
 
     The first signal also puts the system's own handlers back: a second one ends the process at
@@ -81,7 +86,7 @@ class DrainingServer(uvicorn.Server):
     the disk cache, it says what all its threads do and ends with status 1.
     """
 
-    def __init__(self, app: FastAPI, engine: Engine, settings: Settings) -> None:
+    def __init__(self, app: FastAPI, models: Drained, settings: Settings) -> None:
         config = uvicorn.Config(
             app,
             http=BoundedHttp,
@@ -100,7 +105,7 @@ class DrainingServer(uvicorn.Server):
             type[asyncio.Protocol], _connections(settings).guarding(config.http_protocol_class)
         )
         super().__init__(config)
-        self._engine = engine
+        self._models = models
         self._drain_timeout_seconds = settings.drain_timeout_seconds
         self._last_resort_seconds = _drained_seconds(settings) + LAST_RESORT_SECONDS
         self._has_dashboard = settings.dashboard
@@ -121,7 +126,7 @@ class DrainingServer(uvicorn.Server):
             self._last_resort_seconds,
         )
         async with create_task_group() as tasks:
-            tasks.start_soon(self._engine.drain, self._drain_timeout_seconds)
+            tasks.start_soon(self._models.drain, self._drain_timeout_seconds)
             await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

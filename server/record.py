@@ -25,6 +25,7 @@ class RequestRecord:
     client: str  # for fairness: an address, or a key's name where there are several keys
     deadline: float = math.inf  # by which it must be answered, on the event loop's clock
     path: str = ""  # of its URL
+    model: str = ""  # the name by which it asked for its model, when it has that
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
     n_bytes: int = 0  # of its body, and of what that names
     slot: Slot = field(default_factory=Slot)  # of the worker that prepares large requests

@@ -1,24 +1,26 @@
 """The objects that routes work with. One Service per application, passed as a dependency."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Generic, cast
 
 from anyio.abc import TaskGroup
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
-from engine.api import Engine
+from engine.api import EngineStopped
+from engine.types.statistics import EngineStats, RequestInfo
 from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
-from server.cache_feed import CacheFeed
 from server.dialects.responses.storage.background import BackgroundResponses
 from server.dialects.responses.storage.store import ResponseStore
-from server.errors import ApiError, invalid
-from server.generation.models import ServedModel, served_models
-from server.generation.replays import Replays
+from server.errors import invalid
+from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
+from server.metrics.models import LoadedFigures, ModelFigures
 from server.record import RequestRecord, request_record
+from server.registry import LoadedModel, ModelRegistry
 from server.schemas.cache import Remembered
 from server.settings import Settings
 from server.transport.body import BodyReader, Model
@@ -28,44 +30,55 @@ from server.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    models: Mapping[str, ServedModel]  # by name; an alias is an entry of its own
+    models: ModelRegistry
     settings: Settings
     metrics: Metrics
     workers: Workers
     bodies: BodyReader
     responses: ResponseStore
     background: BackgroundResponses
-    feed: CacheFeed
     tracker: RequestTracker
     series: SeriesRecord
     created: int  # seconds since the epoch
     agents: tuple[str, ...]  # that `rootstock launch` knows
 
-    def resolve(self, name: str) -> ServedModel:
-        """The model of that name; without a name, the first.
+    async def model(self, name: str, record: RequestRecord) -> ServedModel:
+        """The model of that name, loaded if it is not; without a name, the first. It stays until
+        the request of the record is over.
 
-        Raises ApiError (404) for one that is not served.
+        Raises ApiError (400, 404, 503) and EngineStopped.
         """
-        if not name:
-            return next(iter(self.models.values()))
-        if name not in self.models:
-            served = ", ".join(f"'{name}'" for name in self.models)
-            message = f"The model '{name}' does not exist; this server has {served}."
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return self.models[name]
+        model = await record.held.enter_async_context(self.models.using(name))
+        record.model = model.name
+        return model
 
-    @property
-    def engine(self) -> Engine:
-        """Whose cache and requests `/admin` shows, and on which health depends."""
-        return self.resolve("").engine
+    async def stats(self) -> dict[str, EngineStats]:
+        """Of each loaded model, by its name. At once, whatever step is running."""
+        return {name: await one.engine.stats() for name, one in self.models.all_loaded().items()}
 
-    @property
-    def replays(self) -> Replays:
-        """Of the model, whichever of its names was asked for."""
-        return self.resolve("").replays
+    async def requests(self) -> list[RequestInfo]:
+        """The live sequences of all models. Waits for the ends of the running steps."""
+        found: list[RequestInfo] = []
+        for loaded in self.models.all_loaded().values():
+            with suppress(EngineStopped):  # it has just ended, and its requests with it
+                found += await loaded.engine.requests()
+        return found
+
+    async def figures(self) -> list[ModelFigures]:
+        stats, loaded = await self.stats(), self.models.all_loaded()
+        return [
+            ModelFigures(
+                name,
+                self.models.state(name),
+                known.telemetry,
+                LoadedFigures(loaded[name].engine, stats[name]) if name in stats else None,
+            )
+            for name, known in self.models.known.items()
+        ]
 
     def remembered(self) -> Remembered:
-        return Remembered(replays=len(self.replays), responses=len(self.responses))
+        replays = sum(len(known.replays) for known in self.models.known.values())
+        return Remembered(replays=replays, responses=len(self.responses))
 
     def check_priority(self, priority: int) -> None:
         """Raise ApiError (400) for a priority, unless the settings allow clients to choose one."""
@@ -77,7 +90,7 @@ class Service:
 
 
 def create_service(
-    engine: Engine,
+    models: ModelRegistry,
     settings: Settings,
     metrics: Metrics,
     unsent: UnsentBudget,
@@ -85,8 +98,7 @@ def create_service(
     agents: Sequence[str],
 ) -> Service:
     """`tasks` are those that outlive the request that begins them."""
-    workers, tracker = Workers(), RequestTracker()
-    models = served_models(engine, settings, workers)
+    workers, tracker = models.workers, RequestTracker()
     return Service(
         models=models,
         settings=settings,
@@ -97,7 +109,6 @@ def create_service(
         background=BackgroundResponses(
             tasks, unsent, workers, tracker, settings.max_background_responses
         ),
-        feed=CacheFeed(engine, next(iter(models)), tasks),
         tracker=tracker,
         series=SeriesRecord(),
         created=int(time.time()),
@@ -113,9 +124,21 @@ async def _record(request: Request) -> RequestRecord:
     return request_record(request.scope)
 
 
-# Both are coroutines: a plain function would wait for a free worker thread, and so would `/health`.
+# All are coroutines: a plain function would wait for a free worker thread, and so would `/health`.
 ServiceDependency = Annotated[Service, Depends(_service)]
 RecordDependency = Annotated[RequestRecord, Depends(_record)]
+
+ModelName = Annotated[
+    str, Query(max_length=256, description="Of several models, which one; unset, the first.")
+]
+
+
+async def _loaded(service: ServiceDependency, model: ModelName = "") -> LoadedModel:
+    return service.models.loaded(model)
+
+
+LoadedDependency = Annotated[LoadedModel, Depends(_loaded)]
+"""The model that the query names. Raises ApiError (404, 409): looking loads nothing."""
 
 
 @dataclass(frozen=True)

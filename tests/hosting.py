@@ -5,6 +5,8 @@ import socket
 import subprocess
 import threading
 
+from engine.api import Engine, Telemetry
+from engine.launch import launch
 from engine.loop.threaded import Build
 from engine.measuring.telemetry import SilentTelemetry
 from engine.remote.engine import RemoteEngine
@@ -38,6 +40,11 @@ class ThreadAsProcess:
             asyncio.run(serve(self._connection, lambda *_: self._build))
 
 
+def launched(config: EngineConfig, telemetry: Telemetry) -> Engine:
+    """An engine in a process, for any event loop."""
+    return asyncio.run(launch(config, telemetry, lambda line: None))
+
+
 def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
     """What `launch` returns, around parts that need no process."""
 
@@ -45,6 +52,8 @@ def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
         ours, theirs = socket.socketpair()
         return ours, ThreadAsProcess(theirs, build)
 
-    return RemoteEngine.start(
-        start, CONFIG, SilentTelemetry(), lambda line: None, lambda card: tokenizer
+    return asyncio.run(
+        RemoteEngine.start(
+            start, CONFIG, SilentTelemetry(), lambda line: None, lambda card: tokenizer
+        )
     )

@@ -1,12 +1,11 @@
 """A process that measures, and the connection to it."""
 
-import signal
 import subprocess
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from engine.child_process import start_child
+from engine.child_process import ending, start_child
 from engine.measuring.messages import TASK, Task
 
 
@@ -55,13 +54,9 @@ class MeasuringProcess:
             code = self._process.wait(_LAST_WORDS_SECONDS)
         except subprocess.TimeoutExpired:
             return "its process fell silent"
-        return f"its process ended: {_in_words(code)}" if code else ""
+        return f"its process ended: {ending(code)}" if code else ""
 
     def kill(self) -> None:
         self._connection.close()
         self._process.kill()
         self._process.wait()
-
-
-def _in_words(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit status {code}"

@@ -23,9 +23,10 @@ from engine.mlx_backend.host.allocator import allocator_limits, limit_allocator
 from engine.mlx_backend.host.memory_meter import MemoryMeter, MeteredRunner
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.loading.budget import Footprint
-from engine.mlx_backend.loading.fit import Room, fit, storage_bytes, working_bytes
+from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
 from engine.mlx_backend.loading.loader import LoadedModel, Report, load_weights, open_model
+from engine.mlx_backend.loading.needs import working_bytes
 from engine.mlx_backend.loading.source import DEFAULT_NAME, find_checkpoint
 from engine.mlx_backend.loading.tokenizer import template_kind
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
@@ -58,17 +59,19 @@ class OpenedModel:
 def assemble(config: EngineConfig, checkpoint: Path, blas: Blas, report: Report) -> Backend:
     """See `load_backend`."""
     machine.keep_resident()
-    return assemble_opened(config, open_checkpoint(checkpoint), blas, report)
+    opened = open_checkpoint(checkpoint, config.memory_bytes)
+    return assemble_opened(config, opened, blas, report)
 
 
 def open_configured(config: EngineConfig) -> OpenedModel:
     """The configured model, which must have been fetched. Raises ModelError."""
-    return open_checkpoint(find_checkpoint(config.model, download=False))
+    checkpoint = find_checkpoint(config.model, download=False)
+    return open_checkpoint(checkpoint, config.memory_bytes)
 
 
-def open_checkpoint(checkpoint: Path) -> OpenedModel:
-    """Raises ModelError."""
-    used_bytes, host = mx.get_active_memory(), machine.examine()
+def open_checkpoint(checkpoint: Path, memory_bytes: int | None) -> OpenedModel:
+    """To be served within so much memory. Raises ModelError."""
+    used_bytes, host = mx.get_active_memory(), machine.examine_for(memory_bytes)
     return OpenedModel(checkpoint, open_model(checkpoint, host.left_bytes), host, used_bytes)
 
 
@@ -122,7 +125,7 @@ def release_thread() -> None:
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     """See `describe_machine`."""
-    host = machine.examine()
+    host = machine.examine_for(config.memory_bytes)
     weight_bytes, arena_tokens, arena_bytes, problem = 0, 0, 0, ""
     try:
         loaded = open_model(find_checkpoint(config.model, download=False), host.left_bytes)

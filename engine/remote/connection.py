@@ -1,5 +1,6 @@
 """The server's end of the connection to an engine's process."""
 
+import asyncio
 import logging
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.api import EngineStopped, Telemetry
-from engine.child_process import ChildProcess
+from engine.child_process import ChildProcess, ending
 from engine.frames import RECEIVED_BYTES, FrameBuffer, ProtocolError
 from engine.remote import messages
 from engine.remote.calls import Call
@@ -56,6 +57,8 @@ class Connection:
         self._n_calls = 0
         self._is_alive = True  # by its own words
         self._is_open = True
+        self._ended: Future[str] = Future()
+        self._ended.set_running_or_notify_cancel()
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read_all, name="engine-reader", daemon=True)
         self._writer = threading.Thread(target=self._write_all, name="engine-writer", daemon=True)
@@ -74,6 +77,14 @@ class Connection:
             self._pending[number] = call, future
         self._unsent.put(Numbered(number, call))
         return number, future
+
+    async def ask(self, call: Call) -> Any:
+        """The result of a call. Raises EngineStopped, and what the call raises."""
+        return await asyncio.wrap_future(self.send(call)[1])
+
+    async def ended(self) -> str:
+        """Returns when no more events come: why, in words."""
+        return await asyncio.wrap_future(self._ended)
 
     def cancel(self, number: int) -> None:
         """Have the call ended, which is not answered then. Does nothing if it has been."""
@@ -129,7 +140,7 @@ class Connection:
                 self._is_alive = messages.read_alive(body)
             case Said.ENDED:
                 self._is_alive = False
-                self._receivers.ended()
+                self._end_events("its engine has stopped")
             case Said.LINE:
                 self._receivers.report(messages.read_line(body))
             case Said.DURATIONS:
@@ -162,6 +173,11 @@ class Connection:
             for seconds in each:
                 heard[name](seconds)
 
+    def _end_events(self, why: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(why)
+        self._receivers.ended()
+
     def _end(self) -> None:
         with self._lock:
             self._is_open = False
@@ -171,4 +187,11 @@ class Connection:
         self._unsent.put(None)
         self._writer.join()
         self._socket.close()
-        self._receivers.ended()
+        self._end_events(self._how_it_ended())
+
+    def _how_it_ended(self) -> str:
+        try:
+            return f"its process has ended: {ending(self._process.wait(END_SECONDS))}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return "its process has closed the connection"

@@ -47,7 +47,7 @@ class RemoteEngine:
         self._counters = RequestCounters()
 
     @classmethod
-    def start(
+    async def start(
         cls,
         start_process: StartProcess,
         config: EngineConfig,
@@ -55,15 +55,18 @@ class RemoteEngine:
         report: Callable[[str], None],
         open_tokenizer: Callable[[ModelCard], Tokenizer] = open_tokenizer,
     ) -> "RemoteEngine":
-        """Returns when the process has loaded the model, and raises what that raises."""
+        """Returns when the process has loaded the model, and raises what that raises. Cancelled, it
+        ends the process.
+        """
         subscribers = Subscribers()
         receivers = Receivers(subscribers.deliver, telemetry, report, subscribers.end)
-        connection = Connection(*start_process(), receivers)
+        connection = Connection(*await asyncio.to_thread(start_process), receivers)
         try:
             level = logging.getLogger().getEffectiveLevel()
-            card: ModelCard = connection.send(calls.Load(config, level))[1].result()
-            stats: ProcessStats = connection.send(calls.Stats())[1].result()
-            return cls(connection, subscribers, card, open_tokenizer(card), stats)
+            card: ModelCard = await connection.ask(calls.Load(config, level))
+            stats: ProcessStats = await connection.ask(calls.Stats())
+            tokenizer = await asyncio.to_thread(open_tokenizer, card)
+            return cls(connection, subscribers, card, tokenizer, stats)
         except BaseException:
             connection.kill()
             raise
@@ -87,57 +90,60 @@ class RemoteEngine:
                 self._subscribers.remove(request.id)
 
     async def check(self, request: Request) -> None:
-        await self._ask(calls.Check(request))
+        await self._connection.ask(calls.Check(request))
 
     async def stats(self) -> EngineStats:
         with suppress(EngineStopped):
-            self._last_stats = await self._ask(calls.Stats())
+            self._last_stats = await self._connection.ask(calls.Stats())
         last = self._last_stats
         return EngineStats(self._counters.counts(), last.loop, last.memory)
 
     async def clear_cache(
         self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
     ) -> Cleared:
-        cleared: Cleared = await self._ask(calls.ClearCache(namespace_id, frozenset(tiers)))
+        cleared: Cleared = await self._connection.ask(
+            calls.ClearCache(namespace_id, frozenset(tiers))
+        )
         return cleared
 
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         return self._watching()
 
     async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
-        probed: Probed = await self._ask(calls.Probe(prompt, cache_salt))
+        probed: Probed = await self._connection.ask(calls.Probe(prompt, cache_salt))
         return probed
 
     async def requests(self) -> tuple[RequestInfo, ...]:
-        requests: tuple[RequestInfo, ...] = await self._ask(calls.ListRequests())
+        requests: tuple[RequestInfo, ...] = await self._connection.ask(calls.ListRequests())
         return requests
 
     def is_alive(self) -> bool:
         return self._connection.is_alive()
 
+    async def ended(self) -> str:
+        return await self._connection.ended()
+
     async def drain(self, timeout_seconds: float) -> None:
         with suppress(EngineStopped):  # then there is nothing to wait for
-            await self._ask(calls.Drain(timeout_seconds))
+            await self._connection.ask(calls.Drain(timeout_seconds))
         await asyncio.to_thread(self._connection.close)
 
     @asynccontextmanager
     async def _watching(self) -> AsyncIterator[CacheWatch]:
-        await self._ask(calls.OpenWatch())
+        await self._connection.ask(calls.OpenWatch())
         try:
-            yield RemoteWatch(self._ask)
+            yield RemoteWatch(self._connection.ask)
         finally:
             with suppress(EngineStopped):
-                await asyncio.shield(asyncio.ensure_future(self._ask(calls.CloseWatch())))
+                await asyncio.shield(
+                    asyncio.ensure_future(self._connection.ask(calls.CloseWatch()))
+                )
 
     def _abort(self, number: int, request_id: str) -> None:
         """End a request, whether or not the engine has taken it. Does nothing on a stopped one."""
         self._connection.cancel(number)
         with suppress(EngineStopped):
             self._connection.send(calls.Abort(request_id))
-
-    async def _ask(self, call: calls.Call) -> Any:
-        """Raises EngineStopped, and what the call raises."""
-        return await asyncio.wrap_future(self._connection.send(call)[1])
 
 
 class RemoteWatch:

@@ -33,6 +33,7 @@ class EngineConfig:
     """All settings of the engine. Validated by the server's settings."""
 
     model: str  # a directory, a Hugging Face repository, or "" for the embedded default
+    memory_bytes: int | None = None  # for all that it takes; None: what the machine has left
     kv_cache_bytes: int | None = None  # None: a share of what the machine has left
     block_size: int = 32  # tokens
     max_running: int = 32  # sequences computed in one step

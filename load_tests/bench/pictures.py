@@ -42,7 +42,7 @@ from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from load_tests.bench.steps import silent
 from load_tests.report import Table
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.schemas.cache_tree import CacheTree
 
 BLOCK_TOKENS = 16

@@ -4,6 +4,7 @@
 demonstration model, and all that is said.
 """
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from functools import partial
 
 import typer
 from pydantic import ByteSize
+from uvicorn.loops.auto import auto_loop_factory
 
 from engine.api import Telemetry
 from engine.building import assemble
@@ -23,10 +25,9 @@ from engine.mlx_backend.backend import load_backend
 from engine.remote.engine import RemoteEngine
 from engine.step.plan import SampledToken, StepMasks, StepPlan, StepResult
 from engine.types.settings import EngineConfig
-from server.app import create_app
-from server.lifecycle import DrainingServer, bind, spare_full_collections
-from server.metrics.metrics import EngineTelemetry
+from server.lifecycle import bind
 from server.settings import Settings
+from server.terminal.commands.serve import serve_models
 
 STREAM_BYTES = 4 * 2**20
 """KV for each stream: some 800 tokens of the demonstration model."""
@@ -89,18 +90,9 @@ def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:
         kv_cache_bytes=ByteSize(rows * STREAM_BYTES),
         drain_timeout_seconds=0,
     )
-    telemetry = EngineTelemetry()
-    engine = RemoteEngine.start(
-        partial(start_child, "load_tests.streams.paced_engine", str(tokens_per_second), word),
-        settings.engine_config(),
-        telemetry,
-        _silent,
-    )
-    with bind(settings) as bound:
-        application = create_app(engine, settings, telemetry)
-        server = DrainingServer(application, engine, settings)
-        spare_full_collections()
-        server.run(sockets=[bound])
+    process = partial(start_child, "load_tests.streams.paced_engine", str(tokens_per_second), word)
+    with bind(settings) as bound, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        runner.run(serve_models(settings, bound, partial(RemoteEngine.start, process)))
 
 
 if __name__ == "__main__":

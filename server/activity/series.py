@@ -2,13 +2,13 @@
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from anyio import current_time, sleep
 
-from engine.types.statistics import EngineStats
+from engine.types.statistics import EngineStats, LoopStats
 from server.schemas.admin import SeriesPoint
 
 KEPT_SECONDS = 900.0
@@ -18,17 +18,18 @@ N_POINTS = 300
 INTERVAL_SECONDS = KEPT_SECONDS / N_POINTS
 
 
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """The counters that points are made of, at a time of the clock."""
+class _Counted(NamedTuple):
+    """The counters that points are made of."""
 
-    seconds: float
-    generated_tokens: int
-    computed_tokens: int
-    cached_tokens: int
-    first_tokens: int
+    generated_tokens: float
+    computed_tokens: float
+    cached_tokens: float
+    first_tokens: float
     first_token_seconds: float
-    evictions: int
+    evictions: float
+
+
+_NOTHING = _Counted(0, 0, 0, 0, 0, 0)
 
 
 class SeriesRecord:
@@ -41,7 +42,8 @@ class SeriesRecord:
     ) -> None:
         self._clock = clock
         self._epoch_seconds = epoch_seconds
-        self._last: _Counted | None = None
+        self._last: Mapping[str, _Counted] | None = None
+        self._last_seconds = 0.0
         self._points = deque[SeriesPoint](maxlen=N_POINTS)
         self._n_points = 0
 
@@ -55,44 +57,54 @@ class SeriesRecord:
         n_old = max(after - (self._n_points - len(self._points)), 0)
         return list(islice(self._points, n_old, None))
 
-    async def run(self, stats: Callable[[], Awaitable[EngineStats]]) -> None:
-        """Add what `stats` says, until cancelled."""
+    async def run(self, stats: Callable[[], Awaitable[Mapping[str, EngineStats]]]) -> None:
+        """Add what `stats` says of each model, until cancelled."""
         while True:
             self.add(await stats())
             await sleep(INTERVAL_SECONDS)
 
-    def add(self, stats: EngineStats) -> None:
-        """Of now; the first time there is nothing yet to compare with."""
-        counted = _counted(stats, self._clock())
-        if self._last is not None and counted.seconds > self._last.seconds:
-            self._points.append(self._point(self._last, counted, stats))
+    def add(self, stats: Mapping[str, EngineStats]) -> None:
+        """Of now, by model; the first time there is nothing yet to compare with."""
+        now = self._clock()
+        counted = {name: _counted(each.loop) for name, each in stats.items()}
+        if self._last is not None and now > self._last_seconds:
+            counts = _sum(
+                _since(self._last.get(name, _NOTHING), each) for name, each in counted.items()
+            )
+            loops = [each.loop for each in stats.values()]
+            self._points.append(self._point(counts, now - self._last_seconds, loops))
             self._n_points += 1
-        self._last = counted
+        self._last, self._last_seconds = counted, now
 
-    def _point(self, last: _Counted, now: _Counted, stats: EngineStats) -> SeriesPoint:
-        seconds = now.seconds - last.seconds
-        computed = now.computed_tokens - last.computed_tokens
-        cached = now.cached_tokens - last.cached_tokens
-        prompt = computed + cached
-        first_tokens = now.first_tokens - last.first_tokens
-        waited_seconds = now.first_token_seconds - last.first_token_seconds
+    def _point(self, counts: _Counted, seconds: float, loops: Sequence[LoopStats]) -> SeriesPoint:
+        prompt = counts.computed_tokens + counts.cached_tokens
+        first_tokens = counts.first_tokens
         return SeriesPoint(
             time=self._epoch_seconds(),
-            generated_tokens_per_second=(now.generated_tokens - last.generated_tokens) / seconds,
+            generated_tokens_per_second=counts.generated_tokens / seconds,
             prompt_tokens_per_second=prompt / seconds,
-            computed_tokens_per_second=computed / seconds,
-            hit_share=cached / prompt if prompt else None,
-            first_token_seconds=waited_seconds / first_tokens if first_tokens else None,
-            evicted_blocks_per_second=(now.evictions - last.evictions) / seconds,
-            running=stats.loop.running,
-            waiting=stats.loop.waiting,
+            computed_tokens_per_second=counts.computed_tokens / seconds,
+            hit_share=counts.cached_tokens / prompt if prompt else None,
+            first_token_seconds=counts.first_token_seconds / first_tokens if first_tokens else None,
+            evicted_blocks_per_second=counts.evictions / seconds,
+            running=sum(loop.running for loop in loops),
+            waiting=sum(loop.waiting for loop in loops),
         )
 
 
-def _counted(stats: EngineStats, seconds: float) -> _Counted:
-    loop = stats.loop
+def _since(last: _Counted, now: _Counted) -> _Counted:
+    """What has been counted since. Counters that are less than they were are a new process's."""
+    if any(count < before for count, before in zip(now, last, strict=True)):
+        return now
+    return _Counted(*(count - before for count, before in zip(now, last, strict=True)))
+
+
+def _sum(counts: Iterable[_Counted]) -> _Counted:
+    return _Counted(*map(sum, zip(_NOTHING, *counts, strict=True)))
+
+
+def _counted(loop: LoopStats) -> _Counted:
     return _Counted(
-        seconds=seconds,
         generated_tokens=loop.generated_tokens,
         computed_tokens=loop.computed_prompt_tokens,
         cached_tokens=loop.cached_prompt_tokens,

@@ -81,6 +81,7 @@ class TrackedRequest:
         return {
             "id": record.id,
             "route": record.path,
+            "model": record.model,
             "client": record.client,
             "key": record.key or None,
             "sequences": sum(request.n for request in self.requests),

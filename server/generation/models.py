@@ -1,15 +1,13 @@
-"""The served models, by the names that requests use."""
+"""A loaded model, by the names that requests use."""
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from engine.api import Engine
 from server.generation.plan import AnswerPlanner
 from server.generation.prompt import PromptEncoder
 from server.generation.replays import Replays
-from server.settings import Settings
+from server.settings.conversation import ConversationSettings
 from server.workers import Workers
 
 
@@ -26,22 +24,19 @@ class ServedModel:
 
 
 def served_models(
-    engine: Engine, settings: Settings, workers: Workers
+    names: Sequence[str],
+    engine: Engine,
+    settings: ConversationSettings,
+    replays: Replays,
+    workers: Workers,
 ) -> Mapping[str, ServedModel]:
     """The engine's model by each of its names, the first of which is its own."""
-    names = settings.served_model_name or (_public_name(engine.card.name),)
     model = ServedModel(
         name=names[0],
         engine=engine,
         prompts=PromptEncoder(engine.tokenizer, engine.card, workers),
         planner=AnswerPlanner(engine.tokenizer, settings),
-        replays=Replays(),
+        replays=replays,
         workers=workers,
     )
     return {name: replace(model, name=name) for name in names}
-
-
-def _public_name(name: str) -> str:
-    """A repository's name as it is; of a directory the last component."""
-    path = Path(name).expanduser()
-    return Path(os.path.abspath(path)).name if path.is_dir() else name  # a link keeps its own

@@ -4,7 +4,7 @@ engine's published statistics. A scrape never waits for the engine.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -13,96 +13,19 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from engine.api import Engine
 from engine.types.model import ModelCard
 from engine.types.statistics import CacheStats, EngineStats, LoopStats, SequenceCounts
 from server.access.refusals import Refusals
 from server.metrics.disk import disk_families
+from server.metrics.models import ModelFigures, joined, labelled, state_families
+from server.metrics.telemetry import without_created
 from server.transport.unsent import UnsentBudget
-
-REQUEST_BUCKETS = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
-)
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"  # a label's value for whatever a client makes up
 
 Alias = Callable[[Iterable[Metric], EngineStats, str], Iterable[Metric]]
 """Other names for the same figures: from histograms, the engine's stats and the model's name."""
-
-
-class EngineTelemetry:
-    """The engine's Telemetry: each duration goes into one histogram. Safe from any thread."""
-
-    def __init__(self) -> None:
-        self.first_token_seconds = Histogram(
-            "rootstock_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            buckets=REQUEST_BUCKETS,
-            registry=None,
-        )
-        self.token_gap_seconds = Histogram(
-            "rootstock_time_between_tokens_seconds",
-            "Between two consecutive tokens of a sequence.",
-            buckets=STEP_BUCKETS,
-            registry=None,
-        )
-        self.request_seconds = Histogram(
-            "rootstock_request_seconds",
-            "From a request's arrival to its end.",
-            buckets=REQUEST_BUCKETS,
-            registry=None,
-        )
-        self.queue_wait_seconds = Histogram(
-            "rootstock_queue_wait_seconds",
-            "From a request's arrival to its admission.",
-            buckets=REQUEST_BUCKETS,
-            registry=None,
-        )
-        self.step_seconds = Histogram(
-            "rootstock_step_seconds",
-            "One step of the engine's loop.",
-            buckets=STEP_BUCKETS,
-            registry=None,
-        )
-
-        self.mask_seconds = Histogram(
-            "rootstock_mask_seconds",
-            "What may follow a token of an answer that a grammar holds: until it was known.",
-            buckets=STEP_BUCKETS,
-            registry=None,
-        )
-
-    def step(self, seconds: float) -> None:
-        self.step_seconds.observe(seconds)
-
-    def queue_wait(self, seconds: float) -> None:
-        self.queue_wait_seconds.observe(seconds)
-
-    def first_token(self, seconds: float) -> None:
-        self.first_token_seconds.observe(seconds)
-
-    def token_gap(self, seconds: float) -> None:
-        self.token_gap_seconds.observe(seconds)
-
-    def finished(self, seconds: float) -> None:
-        self.request_seconds.observe(seconds)
-
-    def mask(self, seconds: float) -> None:
-        self.mask_seconds.observe(seconds)
-
-    def collect(self) -> Iterator[Metric]:
-        for histogram in (
-            self.first_token_seconds,
-            self.token_gap_seconds,
-            self.request_seconds,
-            self.queue_wait_seconds,
-            self.step_seconds,
-            self.mask_seconds,
-        ):
-            yield from _without_created(histogram.collect())
 
 
 class HttpAnswers:
@@ -122,14 +45,7 @@ class HttpAnswers:
         self._answers.labels(route or OTHER, known_method, status).inc()
 
     def collect(self) -> Iterable[Metric]:
-        return _without_created(self._answers.collect())
-
-
-def _without_created(metrics: Iterable[Metric]) -> Iterator[Metric]:
-    """Without the `_created` samples, which few scrapers understand."""
-    for metric in metrics:
-        metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-        yield metric
+        return without_created(self._answers.collect())
 
 
 class Metrics:
@@ -137,29 +53,23 @@ class Metrics:
 
     def __init__(
         self,
-        telemetry: EngineTelemetry,
         answers: HttpAnswers,
         unsent: UnsentBudget,
         refusals: Refusals,
         aliases: Sequence[Alias],
     ) -> None:
-        self._telemetry = telemetry
         self._answers = answers
         self._unsent = unsent
         self._refusals = refusals
         self._aliases = aliases
 
-    async def render(self, engine: Engine, model: str) -> bytes:
+    def render(self, models: Sequence[ModelFigures]) -> bytes:
         """The text format. Of a dead engine the last counters stand."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Fixed(self._families(engine, await engine.stats(), model)))
+        registry.register(_Fixed(self._families(models)))
         return generate_latest(registry)
 
-    def _families(self, engine: Engine, stats: EngineStats, model: str) -> Iterator[Metric]:
-        up = float(engine.is_alive())
-        yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", up)
-        yield _model_info(engine.card, model)
-        yield from self._telemetry.collect()
+    def _families(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
         yield from self._answers.collect()
         yield from self._refusals.collect()
         yield CounterMetricFamily(
@@ -167,15 +77,35 @@ class Metrics:
             "Answers ended because too much of them waited to be sent.",
             self._unsent.n_ended,
         )
-        yield from sequence_families(stats.sequences)
-        yield from loop_families(stats.loop)
-        yield from cache_families(stats.loop.cache)
-        yield from group_families(stats.loop.cache)
-        yield from memory_families(stats)
-        if stats.loop.cache.disk is not None:
-            yield from disk_families(stats.loop.cache.disk)
+        yield from state_families(models)
+        yield from labelled(
+            (model.name, family) for model in models for family in _model_families(model)
+        )
         for alias in self._aliases:
-            yield from alias(self._telemetry.collect(), stats, model)
+            yield from joined(family for model in models for family in _aliased(alias, model))
+
+
+def _model_families(model: ModelFigures) -> Iterator[Metric]:
+    is_up = model.loaded is not None and model.loaded.engine.is_alive()
+    yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", float(is_up))
+    yield from model.telemetry.collect()
+    if model.loaded is None:
+        return
+    yield _model_info(model.loaded.engine.card, model.name)
+    stats = model.loaded.stats
+    yield from sequence_families(stats.sequences)
+    yield from loop_families(stats.loop)
+    yield from cache_families(stats.loop.cache)
+    yield from group_families(stats.loop.cache)
+    yield from memory_families(stats)
+    if stats.loop.cache.disk is not None:
+        yield from disk_families(stats.loop.cache.disk)
+
+
+def _aliased(alias: Alias, model: ModelFigures) -> Iterable[Metric]:
+    if model.loaded is None:
+        return ()
+    return alias(model.telemetry.collect(), model.loaded.stats, model.name)
 
 
 class _Fixed(Collector):
@@ -363,12 +293,12 @@ def memory_families(stats: EngineStats) -> Iterator[Metric]:
     yield promised
 
 
-def _model_info(card: ModelCard, model: str) -> Metric:
+def _model_info(card: ModelCard, name: str) -> Metric:
     return InfoMetricFamily(
         "rootstock_model",
-        "The model that is served.",
+        "A model that is loaded.",
         {
-            "model_name": model,
+            "model_name": name,
             "fingerprint": card.fingerprint,
             "device": card.device,
             "dtype": card.dtype,

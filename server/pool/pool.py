@@ -6,8 +6,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Generic
 
-from anyio import Event, create_task_group, current_time, fail_after, move_on_after
-from anyio.abc import TaskGroup
+from anyio import (
+    TASK_STATUS_IGNORED,
+    Event,
+    create_task_group,
+    current_time,
+    fail_after,
+    move_on_after,
+)
+from anyio.abc import TaskGroup, TaskStatus
 
 from server.pool.decide import Load, Unload, can_ever_fit, decide, next_due
 from server.pool.errors import LoadFailed, NeverFits, PoolClosed, WaitedTooLong
@@ -35,9 +42,10 @@ class ModelPool(Generic[ResidentT]):
         self._is_closed = False
         self._tasks: TaskGroup
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
         async with create_task_group() as self._tasks:
+            task_status.started()
             while True:
                 self._wake = Event()
                 self.turn()

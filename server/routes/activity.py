@@ -1,13 +1,10 @@
 """`/admin/activity/stream`: requests, for the dashboard. Left out with `--no-dashboard`."""
 
-from contextlib import suppress
-
 from anyio import move_on_after
 from fastapi import APIRouter
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.api import EngineStopped
 from server.activity.live import live_requests
 from server.errors import ClientLeft
 from server.generation.events import client_waiting
@@ -35,10 +32,7 @@ async def activity_stream(service: ServiceDependency) -> Response:
 
 
 class ActivityStream(EventStream):
-    """The status line waits for the first event, so that a refusal has a status of its own.
-
-    Who watches requests watches the tree as well; its feed tells at once when the engine has ended.
-    """
+    """The status line waits for the first event. It ends when the server has been drained."""
 
     def __init__(self, service: Service) -> None:
         self.status_code = 200
@@ -50,7 +44,7 @@ class ActivityStream(EventStream):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with client_waiting(receive), self._service.feed.watching():
+            async with client_waiting(receive):
                 await self._stream(send)
         except ClientLeft:
             pass  # RequestLog has seen it leave
@@ -58,19 +52,18 @@ class ActivityStream(EventStream):
     async def _stream(self, send: Send) -> None:
         event = await self._event()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with suppress(EngineStopped):  # there is nothing more to see
-            while True:
-                await send(_part(event))
-                with move_on_after(INTERVAL_SECONDS):
-                    await self._service.feed.stopped()
-                event = await self._event()
+        closed = self._service.models.closed
+        while not closed.is_set():
+            await send(_part(event))
+            with move_on_after(INTERVAL_SECONDS):
+                await closed.wait()
+            event = await self._event()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _event(self) -> bytes:
-        """Raises EngineStopped."""
         tracker, series = self._service.tracker, self._service.series
         live = tracker.live
-        infos = await self._service.engine.requests()
+        infos = await self._service.requests()
         finished = tracker.finished(self._n_finished)[::-1]
         points = series.points(self._n_points)
         activity = Activity(

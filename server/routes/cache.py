@@ -14,7 +14,13 @@ from server.generation.tokens import prompt_tokens
 from server.openapi import errors, json_body
 from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse, Remembered
 from server.schemas.prompt import PromptOrChat
-from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.service import (
+    JsonBody,
+    LoadedDependency,
+    ModelName,
+    RecordDependency,
+    ServiceDependency,
+)
 
 router = APIRouter(prefix="/admin/cache")
 
@@ -66,6 +72,7 @@ What = Annotated[
 @router.post("/clear", responses=errors(400, 503))
 async def clear_cache(
     service: ServiceDependency,
+    model: ModelName = "",
     namespace: NamespaceId = None,
     tiers: Tiers = None,
     what: What = (Clearable.KV,),
@@ -75,11 +82,13 @@ async def clear_cache(
     have neither namespaces nor tiers.
     """
     _check_scope(namespace, tiers, what)
+    known = service.models.known[service.models.find(model)]
     cleared = Cleared(0, 0)
     if Clearable.KV in what:
-        cleared = await service.engine.clear_cache(namespace, ALL_TIERS if tiers is None else tiers)
+        engine = service.models.loaded(model).engine
+        cleared = await engine.clear_cache(namespace, ALL_TIERS if tiers is None else tiers)
     forgotten = Remembered(
-        replays=service.replays.clear() if Clearable.REPLAYS in what else 0,
+        replays=known.replays.clear() if Clearable.REPLAYS in what else 0,
         responses=service.responses.clear() if Clearable.RESPONSES in what else 0,
     )
     return ClearResponse(
@@ -103,9 +112,9 @@ def _check_scope(
 
 @router.head("/stats", include_in_schema=False)
 @router.get("/stats", responses=errors(503))
-async def cache_stats(service: ServiceDependency) -> CacheStatsResponse:
+async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
     """As of the running step; of an engine that has stopped, as it was then."""
-    return CacheStatsResponse.of(await service.engine.stats())
+    return CacheStatsResponse.of(await loaded.engine.stats())
 
 
 @router.post(
@@ -115,7 +124,7 @@ async def probe_cache(
     body: ProbeBody, service: ServiceDependency, record: RecordDependency
 ) -> ProbeResponse:
     """Of what the requests with the same API key would find, if keys share nothing."""
-    model = service.resolve(body.model)
+    model = await service.model(body.model, record)
     prompt = await prompt_tokens(body, model, record)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
     record.slot.release()

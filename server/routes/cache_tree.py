@@ -15,7 +15,7 @@ from server.generation.events import client_waiting
 from server.openapi import errors, stream_of_data
 from server.routes.delivery import STREAM_HEADERS, json_response
 from server.schemas.cache_tree import CacheTree, NodeText
-from server.service import ServiceDependency
+from server.service import LoadedDependency, ServiceDependency
 from server.transport.sse import KEEP_ALIVE
 
 router = APIRouter(prefix="/admin/cache")
@@ -33,10 +33,10 @@ NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 @router.head("/tree", include_in_schema=False)
 @router.get("/tree", response_model=CacheTree, responses=errors(503))
-async def cache_tree(service: ServiceDependency) -> Response:
+async def cache_tree(loaded: LoadedDependency) -> Response:
     """The cache as it is now. Bounded, however large that is; made four times a second at most."""
-    async with service.feed.watching():
-        return json_response((await service.feed.picture()).body)
+    async with loaded.feed.watching():
+        return json_response((await loaded.feed.picture()).body)
 
 
 @router.get(
@@ -44,26 +44,26 @@ async def cache_tree(service: ServiceDependency) -> Response:
     response_class=EventStream,
     responses={**stream_of_data(CacheTree), **errors(503)},
 )
-async def cache_tree_stream(service: ServiceDependency) -> Response:
+async def cache_tree_stream(loaded: LoadedDependency, service: ServiceDependency) -> Response:
     """The same, again and again: at most four times a second, and only when something has moved.
 
     Who reads slowly gets the latest one, and not all of them.
     """
-    return CacheTreeStream(service.feed, service.settings.keepalive_seconds)
+    return CacheTreeStream(loaded.feed, service.settings.keepalive_seconds)
 
 
 @router.head("/nodes/{id}", include_in_schema=False)
 @router.get("/nodes/{id}", responses=errors(400, 404, 503))
-async def cache_node(id: NodeId, service: ServiceDependency) -> NodeText:
+async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDependency) -> NodeText:
     """A node of the tree. Its text is shown only with `--dashboard-text`."""
     shows_text = service.settings.dashboard_text
-    async with service.feed.watching():
-        node = await service.feed.node(id, TEXT_TOKENS if shows_text else 0)
+    async with loaded.feed.watching():
+        node = await loaded.feed.node(id, TEXT_TOKENS if shows_text else 0)
     if node is None:
         raise ApiError(404, f"There is no node {id} in the cache (any more).", code="no_such_node")
     text = None
     if shows_text:
-        text = await to_thread.run_sync(service.engine.tokenizer.decode, node.token_ids)
+        text = await to_thread.run_sync(loaded.engine.tokenizer.decode, node.token_ids)
     return NodeText(id=id, tokens=node.tokens, text=text)
 
 

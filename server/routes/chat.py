@@ -26,7 +26,7 @@ ChatBody = Annotated[ChatRequest, Depends(JsonBody(ChatRequest))]
 async def create_chat_completion(
     body: ChatBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model = service.resolve(body.model)
+    model = await service.model(body.model, record)
     service.check_priority(body.priority)
     task = await chat_task(body, model, record)
     return await respond(ChatBuilder(task), http, service)

@@ -26,7 +26,7 @@ CompletionBody = Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest
 async def create_completion(
     body: CompletionBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model = service.resolve(body.model)
+    model = await service.model(body.model, record)
     service.check_priority(body.priority)
     task = await completion_task(body, model, record)
     return await respond(CompletionBuilder(task), http, service)

@@ -8,25 +8,27 @@ from server import __version__
 from server.openapi import errors
 from server.schemas.cache import MemoryUse
 from server.schemas.daemon import Daemon, DaemonModel, SettingInForce
-from server.service import ServiceDependency
+from server.service import ModelName, ServiceDependency
 from server.settings import Settings
 
 router = APIRouter(prefix="/admin")
 
 
 @router.head("/daemon", include_in_schema=False)
-@router.get("/daemon", responses=errors(503))
-async def daemon(service: ServiceDependency) -> Daemon:
+@router.get("/daemon", responses=errors(400, 404, 503))
+async def daemon(service: ServiceDependency, model: ModelName = "") -> Daemon:
     """At once, whatever step is running. Settings are as they were read at start, and no secret is
     among them.
     """
-    stats = await service.engine.stats()
+    own = service.models.find(model)
+    loaded = service.models.all_loaded().get(own)
+    stats = None if loaded is None else await loaded.engine.stats()
     return Daemon(
         version=__version__,
-        names=list(service.models),
-        model=DaemonModel.model_validate(service.engine.card),
+        names=list(service.models.known[own].names),
+        model=None if loaded is None else DaemonModel.model_validate(loaded.engine.card),
         settings=list(_in_force(service.settings)),
-        memory=MemoryUse.model_validate(stats.memory),
+        memory=None if stats is None else MemoryUse.model_validate(stats.memory),
         remembered=service.remembered(),
     )
 

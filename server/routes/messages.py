@@ -30,7 +30,7 @@ CountTokensBody = Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequ
 async def create_message(
     body: MessagesBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model, settings = service.resolve(body.model), service.settings
+    model, settings = await service.model(body.model, record), service.settings
     service.check_priority(body.priority)
     record.cache_marks = body.marks
     chat = await as_chat(body, model, record, strip_billing_header=settings.strip_billing_header)
@@ -50,6 +50,6 @@ async def count_tokens(
     body: CountTokensBody, service: ServiceDependency, record: RecordDependency
 ) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
-    model, settings = service.resolve(body.model), service.settings
+    model, settings = await service.model(body.model, record), service.settings
     chat = await as_chat(body, model, record, strip_billing_header=settings.strip_billing_header)
     return TokenCount(input_tokens=len(await chat_tokens(chat, model, record)))

@@ -12,5 +12,5 @@ router = APIRouter()
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(service: ServiceDependency) -> Response:
-    text = await service.metrics.render(service.engine, service.resolve("").name)
+    text = service.metrics.render(await service.figures())
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

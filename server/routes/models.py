@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from server.generation.models import ServedModel
 from server.openapi import errors
 from server.schemas.models import Model, ModelList
 from server.service import Service, ServiceDependency
@@ -23,13 +22,13 @@ async def list_models(
     is empty: its entries would have to contain Codex's own instructions.
     """
     for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
-    names = list(service.models)
+    listed = [_model(service, name, own) for name, own in service.models.names()]
     return ModelList(
         object="list",
-        data=[_model(service, model) for model in service.models.values()],
+        data=listed,
         has_more=False,
-        first_id=names[0],
-        last_id=names[-1],
+        first_id=listed[0].id,
+        last_id=listed[-1].id,
         **for_codex,
     )
 
@@ -37,20 +36,23 @@ async def list_models(
 @router.head("/v1/models/{id:path}", include_in_schema=False)
 @router.get("/v1/models/{id:path}", responses=errors(404, 503))
 async def get_model(id: str, service: ServiceDependency) -> Model:
-    return _model(service, service.resolve(id))
+    return _model(service, id, service.models.find(id))
 
 
-def _model(service: Service, model: ServedModel) -> Model:
-    max_tokens = model.engine.card.max_sequence_tokens
+def _model(service: Service, name: str, own: str) -> Model:
+    """What only a loaded model knows is null before it has been loaded for the first time."""
+    card = service.models.known[own].card
+    max_tokens = card.max_sequence_tokens if card else None
     return Model(
-        id=model.name,
+        id=name,
         object="model",
         created=service.created,
         owned_by="rootstock",
+        state=service.models.state(own).state,
         max_model_len=max_tokens,
-        sampling_defaults=model.engine.card.sampling,
+        sampling_defaults=card.sampling if card else None,
         type="model",
-        display_name=model.name,
+        display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),
         lifecycle="active",
         max_input_tokens=max_tokens,

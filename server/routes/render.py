@@ -35,7 +35,7 @@ async def render_chat_completion(
     body: ChatBody, http: HttpRequest, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     """What is refused in a chat is refused here; nothing is generated."""
-    model = service.resolve(body.model)
+    model = await service.model(body.model, record)
     service.check_priority(body.priority)
     task = await chat_task(body, model, record)
     await _check([task.request], model, record)
@@ -57,7 +57,7 @@ async def render_completion(
     body: CompletionBody, http: HttpRequest, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     """One entry for each prompt."""
-    model = service.resolve(body.model)
+    model = await service.model(body.model, record)
     service.check_priority(body.priority)
     task = await completion_task(body, model, record)
     await _check(task.requests, model, record)

@@ -55,7 +55,7 @@ NO_COMPACTING = (
 async def create_response(
     body: ResponsesBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model = service.resolve(body.model)
+    model = await service.model(body.model, record)
     service.check_priority(body.priority)
     max_bytes = service.settings.max_body_bytes
     task = await responses_task(body, model, record, service.responses, max_bytes)
@@ -74,7 +74,7 @@ async def count_input_tokens(
     body: InputTokensBody, service: ServiceDependency, record: RecordDependency
 ) -> InputTokens:
     """Those of the prompt that the same request to /v1/responses would have."""
-    model, max_bytes = service.resolve(body.model), service.settings.max_body_bytes
+    model, max_bytes = await service.model(body.model, record), service.settings.max_body_bytes
     tokens = await input_tokens(body, model, record, service.responses, max_bytes)
     return InputTokens(object="response.input_tokens", input_tokens=tokens)
 

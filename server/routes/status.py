@@ -1,8 +1,11 @@
 """`GET /health`, `/load` and `/version`: what watchers and routers ask of a replica."""
 
+from collections.abc import Iterator
+
 from fastapi import APIRouter
 
 from engine.api import EngineStopped
+from engine.types.statistics import LoopStats
 from server import __version__
 from server.openapi import errors
 from server.schemas.status import Health, Load, Version
@@ -14,29 +17,37 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health", responses=errors(503), response_model_exclude_none=True)
 async def health(service: ServiceDependency) -> Health:
-    """Red as soon as the engine's loop no longer turns. Degraded, and still 200, where all is
+    """Red as soon as no model can be served. Degraded, and still 200, where all is
     answered but something has been lost that only another start brings back.
     """
-    if not service.engine.is_alive():
+    failed = [name for name in service.models.known if not service.models.is_well(name)]
+    if len(failed) == len(service.models.known):
         raise EngineStopped("The engine has stopped.")
-    loop = (await service.engine.stats()).loop
+    reasons = [f"{name} has failed: {service.models.failure(name)}" for name in failed]
+    for stats in (await service.stats()).values():
+        reasons += _losses(stats.loop)
+    if reasons:
+        return Health(status="degraded", reason="; ".join(reasons))
+    return Health(status="ok")
+
+
+def _losses(loop: LoopStats) -> Iterator[str]:
     if loop.n_contradictions:
-        reason = "the KV store contradicts itself: the log says how; another start empties it"
-        return Health(status="degraded", reason=reason)
+        yield "the KV store contradicts itself: the log says how; another start empties it"
     disk = loop.cache.disk
     if disk is not None and disk.ended_threads:
-        lost = ", ".join(disk.ended_threads)
-        return Health(status="degraded", reason=f"threads of the disk cache have ended: {lost}")
-    return Health(status="ok")
+        yield f"threads of the disk cache have ended: {', '.join(disk.ended_threads)}"
 
 
 @router.head("/load", include_in_schema=False)
 @router.get("/load", responses=errors(503))
 async def load(service: ServiceDependency) -> Load:
     """At once, whatever step is running."""
-    stats = await service.engine.stats()
+    stats = (await service.stats()).values()
     return Load(
-        server_load=stats.sequences.live, running=stats.loop.running, waiting=stats.loop.waiting
+        server_load=sum(each.sequences.live for each in stats),
+        running=sum(each.loop.running for each in stats),
+        waiting=sum(each.loop.waiting for each in stats),
     )
 
 

@@ -36,7 +36,7 @@ DetokenizeBody = Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest
 async def tokenize(
     body: TokenizeBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model = service.resolve(body.model)
+    model = await service.model(body.model, record)
     with_special = body.add_special_tokens is not False
     tokens = await prompt_tokens(body, model, record, add_special_tokens=with_special)
     token_bytes = TOKEN_BYTES + (TOKEN_TEXT_BYTES if body.return_token_strs else 0)
@@ -54,7 +54,7 @@ async def tokenize(
 async def detokenize(
     body: DetokenizeBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model = service.resolve(body.model)
+    model = await service.model(body.model, record)
     text = await model.prompts.decode(record, body.tokens, "tokens")
     return await respond_without_engine(
         lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), http, service

@@ -20,6 +20,7 @@ class _Asked(_Told):
 
     id: str = Field(description="As in `X-Request-Id`, and the end of the answer's own.")
     route: str
+    model: str = Field(description="The name by which the model was asked for.")
     client: str = Field(description="An address, or the key's name where there are several keys.")
     key: str | None = Field(description="The name of its API key.")
     sequences: int = Field(description="Answers asked for: `n` of each prompt.")

@@ -36,7 +36,7 @@ class SettingInForce(BaseModel):
 class Daemon(BaseModel):
     version: str
     names: list[str]  # that requests may use, the model's own first
-    model: DaemonModel
+    model: DaemonModel | None  # None while it is not loaded
     settings: list[SettingInForce]
-    memory: MemoryUse
+    memory: MemoryUse | None  # likewise
     remembered: Remembered

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from engine.types.model import SamplingDefaults
+from server.pool.states import State
 
 
 class Model(BaseModel):
@@ -13,15 +14,17 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int  # tokens of prompt and answer that context and KV cache hold; vLLM's name
-    sampling_defaults: SamplingDefaults
+    state: State  # whether it is in memory
+    # Tokens of prompt and answer that context and KV cache hold, by vLLM's name
+    max_model_len: int | None
+    sampling_defaults: SamplingDefaults | None
 
     type: Literal["model"]
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"]
-    max_input_tokens: int
-    max_tokens: int
+    max_input_tokens: int | None
+    max_tokens: int | None
 
 
 class ModelList(BaseModel):

@@ -1,13 +1,12 @@
 """The disk cache, which outlives evictions and restarts."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.types.settings import DiskCacheConfig, DiskWrites
 from server.settings.engine import EngineSettings
 
 LEAST_BYTES = 16 * 1024**2
@@ -66,11 +65,8 @@ class DiskCacheSettings(EngineSettings):
             )
         return self
 
-    def engine_config(self) -> EngineConfig:
-        """The engine's share of the settings, the disk cache's among them."""
-        return replace(super().engine_config(), disk=self._disk_cache_config())
-
-    def _disk_cache_config(self) -> DiskCacheConfig | None:
+    def disk_cache_config(self) -> DiskCacheConfig | None:
+        """What engines are told of it; None where there is no such cache."""
         if self.disk_cache is None:
             return None
         return DiskCacheConfig(

@@ -1,24 +1,14 @@
-"""The model, and how the engine runs it."""
+"""How the engine runs a model."""
 
 from typing import Literal, Self
 
 from pydantic import BaseModel, ByteSize, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types.settings import EngineConfig
-from server.settings.texts import Texts
+from engine.types.settings import DiskCacheConfig, EngineConfig
 
 
 class EngineSettings(BaseModel):
-    model: str = Field(
-        "",
-        description="A directory or a Hugging Face repository; left empty, the embedded "
-        "demonstration model.",
-    )
-    served_model_name: Texts = Field(
-        (),
-        description="The model's name in the API; more than one are aliases. Unset, its own.",
-    )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description="Where a request is silent: auto samples as the model's generation_config.json "
@@ -80,10 +70,11 @@ class EngineSettings(BaseModel):
             )
         return self
 
-    def engine_config(self) -> EngineConfig:
-        """The engine's share of the settings."""
+    def engine_config(self, model: str, disk: DiskCacheConfig | None) -> EngineConfig:
+        """The engine's share of the settings, for one model."""
         return EngineConfig(
-            model=self.model,
+            model=model,
+            disk=disk,
             kv_cache_bytes=self.kv_cache_bytes,
             block_size=self.block_size,
             max_running=self.max_running,

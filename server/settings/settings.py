@@ -17,11 +17,10 @@ from pydantic_settings import (
 )
 
 from server.settings.access import AccessSettings
-from server.settings.conversation import ConversationSettings
-from server.settings.disk_cache import DiskCacheSettings
 from server.settings.environment import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX
 from server.settings.general import GeneralSettings
 from server.settings.limits import LimitsSettings
+from server.settings.models import ModelsSettings
 from server.settings.monitoring import MonitoringSettings
 
 SIZES = "must be a size such as 8GiB, 512MB or 1048576"
@@ -38,8 +37,7 @@ class Settings(
     MonitoringSettings,
     LimitsSettings,
     AccessSettings,
-    ConversationSettings,
-    DiskCacheSettings,
+    ModelsSettings,
     GeneralSettings,
     BaseSettings,
 ):

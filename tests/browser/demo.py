@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 from playwright.sync_api import ViewportSize
 
-from engine.launch import launch
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.daemon import running
+from tests.hosting import launched
 
 DESKTOP: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
@@ -26,7 +26,7 @@ def demo_daemon(kv_cache_bytes: int = KV_CACHE_BYTES) -> Iterator[httpx.Client]:
     """A client of a daemon of its own."""
     telemetry = EngineTelemetry()
     config = EngineConfig(model="", kv_cache_bytes=kv_cache_bytes)
-    engine = launch(config, telemetry, lambda line: None)
+    engine = launched(config, telemetry)
     with (
         running(engine, Settings(port=0), telemetry) as url,
         httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,

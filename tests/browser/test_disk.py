@@ -11,10 +11,9 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.launch import launch
 from engine.types.picture import HiddenRequests, PictureRequest
 from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.clearing import clear
@@ -24,6 +23,7 @@ from tests.browser.picture import GAP
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.daemon import running
 from tests.contract.fake_engine import PICTURE, FakeEngine
+from tests.hosting import launched
 
 PROMPT_TOKENS = 80
 N_PROMPTS = 12  # of which windows' slots hold about half
@@ -41,7 +41,7 @@ def tiered_daemon(family: str, directory: Path) -> Iterator[httpx.Client]:
         disk=DiskCacheConfig(directory / "disk", DISK_BYTES, DiskWrites.ALL),
     )
     telemetry = EngineTelemetry()
-    engine = launch(config, telemetry, lambda line: None)
+    engine = launched(config, telemetry)
     with (
         running(engine, Settings(port=0, model=model), telemetry) as url,
         httpx.Client(base_url=url, timeout=CLIENT_SECONDS) as client,

@@ -14,15 +14,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from engine.launch import launch
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.clients.catalogue import CLIENTS, ROOT, Client
 from tests.clients.checks import REPORT
 from tests.clients.scenario import SCRIPTED, as_json
 from tests.clients.scripted import AgentEngine
 from tests.contract.daemon import running
+from tests.hosting import launched
 
 DEMO = "rootstock-demo"
 TIMEOUT_SECONDS = 300
@@ -76,7 +76,7 @@ def _daemon(model: str) -> Iterator[str]:
             yield url
     else:
         config = EngineConfig(model="", kv_cache_bytes=KV_CACHE_BYTES)
-        engine = launch(config, telemetry, lambda line: None)
+        engine = launched(config, telemetry)
         with running(engine, Settings(port=0), telemetry) as url:
             yield url
 

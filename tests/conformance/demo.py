@@ -27,14 +27,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from engine.api import Engine
-from engine.launch import launch
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.request import Request, SamplingParams
 from engine.types.settings import EngineConfig
 from engine.types.statistics import LoopStats
 from load_tests.report import Table
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from tests.golden.driving import NEAR_TIE, shortfall
+from tests.hosting import launched
 from tools.demo_model.score import Question, held_out, is_right
 from tools.demo_model.words import split_words
 
@@ -129,8 +129,8 @@ class Compared:
         return [answer for answer in self.found if answer != self.expected]
 
 
-def launched() -> tuple[Engine, Scorer]:
-    engine = launch(CONFIG, EngineTelemetry(), lambda line: None)
+def demo_engine() -> tuple[Engine, Scorer]:
+    engine = launched(CONFIG, EngineTelemetry())
     peer: Module = load_model(DEFAULT_CHECKPOINT)[0]
     peer.set_dtype(mx.float32)  # in which the daemon computes on a CPU
     (eos_token_id,) = engine.card.eos_token_ids
@@ -173,7 +173,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=2, help="The first one is cold.")] = 2,
 ) -> None:
     """Compare the answers; the exit status is 1 where one is another, or nothing was hard."""
-    engine, scorer = launched()
+    engine, scorer = demo_engine()
     asked = [Asked(question, prompt_of(engine, question)) for question in questions(per_task)]
     found, problems = asyncio.run(asked_daemon(engine, scorer, asked, rounds))
     compared = [

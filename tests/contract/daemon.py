@@ -2,16 +2,20 @@
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from anyio import create_task_group
 from fastapi import FastAPI
+from uvicorn._compat import asyncio_run
 
-from engine.api import Engine
+from engine.api import Engine, ModelError, Telemetry
+from engine.types.settings import EngineConfig
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind, url
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
+from server.registry import ModelRegistry
 from server.settings import Settings
 from server.terminal.launch.agents import AGENTS
 
@@ -20,13 +24,50 @@ STOP_SECONDS = 30
 
 
 class _ThreadedServer(DrainingServer):
-    def __init__(self, app: FastAPI, engine: Engine, settings: Settings) -> None:
-        super().__init__(app, engine, settings)
+    def __init__(self, app: FastAPI, models: ModelRegistry, settings: Settings) -> None:
+        super().__init__(app, models, settings)
         self.ready = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+
+class Starts:
+    """Starts an engine that is there already, once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engines = [engine]
+
+    async def __call__(
+        self, config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
+    ) -> Engine:
+        if not self._engines:
+            raise ModelError("it was loaded once")
+        return self._engines.pop()
+
+
+def registry_of(
+    engine: Engine, settings: Settings, telemetry: EngineTelemetry | None = None
+) -> ModelRegistry:
+    """One model, called as its card says where the settings do not name it."""
+    if not settings.served_model_name and not settings.model:
+        settings = settings.model_copy(update={"served_model_name": (engine.card.name,)})
+    models = ModelRegistry(settings, Starts(engine))
+    for known in models.known.values():
+        known.telemetry = telemetry or known.telemetry
+    return models
+
+
+async def serve(
+    models: ModelRegistry, server: DrainingServer, sockets: list[socket.socket]
+) -> None:
+    """Until it is told to exit."""
+    async with create_task_group() as tasks:
+        await tasks.start(models.run)
+        await models.preload()
+        await server.serve(sockets=sockets)
+        tasks.cancel_scope.cancel()
 
 
 @contextmanager
@@ -40,12 +81,28 @@ def running(
 
     Connections inherit the options of the listening socket.
     """
+    with serving(registry_of(engine, settings, telemetry), settings, socket_options) as base_url:
+        yield base_url
+
+
+@contextmanager
+def serving(
+    models: ModelRegistry,
+    settings: Settings,
+    socket_options: Mapping[int, int] = MappingProxyType({}),
+) -> Iterator[str]:
+    """Likewise, of any models."""
     with bind(settings) as bound:
         for option, value in socket_options.items():
             bound.setsockopt(socket.SOL_SOCKET, option, value)
-        app = create_app(engine, settings, telemetry or EngineTelemetry(), tuple(AGENTS))
-        server = _ThreadedServer(app, engine, settings)
-        thread = threading.Thread(target=server.run, args=([bound],), name="server")
+        app = create_app(models, settings, tuple(AGENTS))
+        server = _ThreadedServer(app, models, settings)
+        thread = threading.Thread(
+            target=lambda: asyncio_run(
+                serve(models, server, [bound]), loop_factory=server.config.get_loop_factory()
+            ),
+            name="server",
+        )
         thread.start()
         try:
             assert server.ready.wait(START_SECONDS)

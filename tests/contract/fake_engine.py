@@ -316,6 +316,10 @@ class FakeEngine:
     def is_alive(self) -> bool:
         return not self.script.dead
 
+    async def ended(self) -> str:
+        await self._stopped.passed()
+        return "it was drained"
+
     async def drain(self, timeout_seconds: float) -> None:
         self.drained.put(timeout_seconds)
         if not self._live:

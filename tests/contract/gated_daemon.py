@@ -1,13 +1,14 @@
 """A daemon process over the fake engine, whose answers wait for a line on standard input."""
 
+import asyncio
 import sys
 import threading
 
-from server.app import create_app
-from server.lifecycle import DrainingServer, bind
+from server.lifecycle import bind
 from server.log import configure_logging
-from server.metrics.metrics import EngineTelemetry
 from server.settings import load_settings
+from server.terminal.commands.serve import serve_models
+from tests.contract.daemon import Starts
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 
 
@@ -22,9 +23,8 @@ def main() -> None:
     gate = Gate()
     threading.Thread(target=open_on_a_line, args=[gate], daemon=True).start()
     engine = FakeEngine(Script(gate=gate))
-    app = create_app(engine, settings, EngineTelemetry())
     with bind(settings) as bound:
-        DrainingServer(app, engine, settings).run(sockets=[bound])
+        asyncio.run(serve_models(settings, bound, Starts(engine)))
 
 
 if __name__ == "__main__":

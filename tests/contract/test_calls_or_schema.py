@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from engine.launch import launch
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.daemon import running
+from tests.hosting import launched
 
 CALLING, SPEAKING = "Get the weather in Paris.", "Pick one: red, blue"
 DESCRIPTION = "Get the current weather."
@@ -44,7 +44,7 @@ Ask = Callable[[Post, str, bool], Answer]
 @pytest.fixture(scope="module")
 def post(no_settings_from_outside: None) -> Iterator[Post]:
     telemetry = EngineTelemetry()
-    engine = launch(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry, lambda line: None)
+    engine = launched(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
     with (
         running(engine, Settings(port=0), telemetry) as url,
         httpx.Client(base_url=url, timeout=60) as http,

@@ -18,10 +18,10 @@ from engine.types.cache import CacheTier
 from engine.types.request import Request, SamplingParams
 from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from kvstore.tier.types import MIB, TierError
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
-from tests.hosting import hosted
+from tests.hosting import hosted, launched
 from tests.tier_harness import PATIENCE, segment_files
 from tests.unit.threaded_harness import Letters
 
@@ -59,7 +59,7 @@ class Lives:
         return asyncio.run(_serve(hosted(build, Letters()), prompts))
 
     def _launch(self) -> Engine:
-        return launch(self.config, EngineTelemetry(), self.said.append)
+        return asyncio.run(launch(self.config, EngineTelemetry(), self.said.append))
 
 
 async def _serve(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -97,7 +97,7 @@ def test_what_is_on_disk_is_told_while_nothing_is_computed(model: Path, tmp_path
     async def idle() -> None:
         disk = DiskCacheConfig(tmp_path, max_bytes=64 * MIB)
         config = Lives(model, disk).config
-        engine = launch(config, EngineTelemetry(), lambda line: None)
+        engine = launched(config, EngineTelemetry())
         try:
             await _ask(engine, "only", PROMPT)
             async with asyncio.timeout(PATIENCE):
@@ -151,7 +151,7 @@ def test_exit_writes_at_the_end_alone_and_all_at_once(
 ) -> None:
     disk = DiskCacheConfig(tmp_path, 64 * MIB, DiskWrites(mode), shutdown_seconds=60.0)
     lives = Lives(model, disk)
-    engine = launch(lives.config, EngineTelemetry(), lives.said.append)
+    engine = asyncio.run(launch(lives.config, EngineTelemetry(), lives.said.append))
 
     async def served() -> None:
         await _ask(engine, "one", PROMPT[:300])
@@ -174,7 +174,7 @@ def test_a_salted_namespace_that_only_the_disk_has_is_cleared_by_its_name(
 
     async def serve(forgotten: Collection[str], salts: Sequence[str]) -> tuple[list[int], str]:
         """How many tokens were cached, and the name of the salt that came last."""
-        engine = launch(config, EngineTelemetry(), lambda line: None)
+        engine = launched(config, EngineTelemetry())
         try:
             for name in forgotten:
                 await engine.clear_cache(name, [CacheTier.DISK])

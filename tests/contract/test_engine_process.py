@@ -30,17 +30,17 @@ from engine.text.tokenizer import CheckpointTokenizer
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm")))
 """
 KEEPER = """
-import sys
+import asyncio, sys
 from engine.launch import launch
 from tests.contract.test_engine_process import CONFIG, pid_of
 from engine.measuring.telemetry import SilentTelemetry
-print(pid_of(launch(CONFIG, SilentTelemetry(), lambda line: None)), flush=True)
+print(pid_of(asyncio.run(launch(CONFIG, SilentTelemetry(), lambda line: None))), flush=True)
 sys.stdin.read()
 """
 
 
 def launched() -> RemoteEngine:
-    engine = launch(CONFIG, SilentTelemetry(), lambda line: None)
+    engine = asyncio.run(launch(CONFIG, SilentTelemetry(), lambda line: None))
     assert isinstance(engine, RemoteEngine)
     return engine
 
@@ -54,7 +54,8 @@ def pid_of(engine: object) -> int:
 
 @pytest_asyncio.fixture
 async def engine() -> AsyncIterator[RemoteEngine]:
-    made = await asyncio.to_thread(launched)
+    made = await launch(CONFIG, SilentTelemetry(), lambda line: None)
+    assert isinstance(made, RemoteEngine)
     yield made
     await made.drain(0.0)
 

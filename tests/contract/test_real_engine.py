@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 
-from engine.launch import launch
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
+from tests.hosting import launched
 
 BLOCK_SIZE = 8
 N_BLOCKS = 96
@@ -36,7 +36,7 @@ def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         step_tokens=64,
     )
     telemetry = EngineTelemetry()
-    engine = launch(config, telemetry, lambda line: None)
+    engine = launched(config, telemetry)
     settings = Settings(port=0, model=str(model), served_model_name=("tiny",))
     with running(engine, settings, telemetry) as url:
         yield url

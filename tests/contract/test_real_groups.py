@@ -9,12 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.api import ModelError
-from engine.launch import launch
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.daemon import running
+from tests.hosting import launched
 
 MAX_RUNNING = 4
 STEP_TOKENS = 16
@@ -34,7 +34,7 @@ def config_for(model: Path, kv_cache_bytes: int = 4 << 20) -> EngineConfig:
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = write_family(FAMILIES[request.param], tmp_path_factory.mktemp("models"))
     telemetry = EngineTelemetry()
-    engine = launch(config_for(model), telemetry, lambda line: None)
+    engine = launched(config_for(model), telemetry)
     settings = Settings(port=0, model=str(model), served_model_name=("tiny",))
     with running(engine, settings, telemetry) as daemon_url:
         yield daemon_url
@@ -83,8 +83,8 @@ def test_what_went_and_what_was_found_in_vain_is_counted_by_group(url: str) -> N
 def test_too_little_memory_for_one_window_is_refused_with_what_is_needed(tmp_path: Path) -> None:
     model = write_family(FAMILIES["gemma3_text"], tmp_path)
     with pytest.raises(ModelError, match="raise kv_cache_bytes to at least") as refusal:
-        launch(config_for(model, kv_cache_bytes=1000), EngineTelemetry(), lambda line: None)
+        launched(config_for(model, kv_cache_bytes=1000), EngineTelemetry())
     needed = int(str(refusal.value).split("at least ")[1].split(", or")[0].replace(",", ""))
-    engine = launch(config_for(model, needed), EngineTelemetry(), lambda line: None)
+    engine = launched(config_for(model, needed), EngineTelemetry())
     assert engine.card.arena_tokens == MAX_RUNNING * 8
     asyncio.run(engine.drain(1.0))

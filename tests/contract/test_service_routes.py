@@ -17,10 +17,10 @@ import server
 from engine.types.cache import CacheTier
 from engine.types.model import ModelCard
 from server.app import create_app
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import ChatBody, StrictClient
-from tests.contract.daemon import running
+from tests.contract.daemon import registry_of, running
 from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate, Script
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def test_head_tells_of_a_dead_engine(http: httpx.Client, engine: FakeEngine) -> 
 
 async def test_who_watches_needs_no_worker_thread() -> None:
     """All may be busy with long answers."""
-    app = create_app(FakeEngine(), Settings(), EngineTelemetry())
+    app = create_app(registry_of(FakeEngine(), Settings()), Settings())
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.launch import launch
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.daemon import running
+from tests.hosting import launched
 
 QUESTION = "Get the weather in Paris."
 DESCRIPTION = "Get the current weather."
@@ -33,7 +33,7 @@ def parameters(**city: Any) -> dict[str, Any]:
 @contextmanager
 def daemon(**settings: Any) -> Iterator[httpx.Client]:
     telemetry = EngineTelemetry()
-    engine = launch(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry, lambda line: None)
+    engine = launched(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
     with (
         running(engine, Settings(port=0, **settings), telemetry) as url,
         httpx.Client(base_url=url, timeout=60) as http,

@@ -10,9 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.launch import launch
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.answering import QWEN3
 from tests.checkpoints import SHALLOW, write_family
@@ -23,6 +22,7 @@ from tests.contract.conftest import (
     strict_client,
 )
 from tests.contract.daemon import running
+from tests.hosting import launched
 
 STEPS = 10
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -58,7 +58,7 @@ def qwen3_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[str]:
     model = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
     telemetry = EngineTelemetry()
-    engine = launch(EngineConfig(model, kv_cache_bytes=32 << 20), telemetry, lambda line: None)
+    engine = launched(EngineConfig(model, kv_cache_bytes=32 << 20), telemetry)
     settings = Settings(port=0, served_model_name=(request.param,))
     with running(engine, settings, telemetry) as url:
         yield url

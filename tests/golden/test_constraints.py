@@ -25,7 +25,7 @@ from engine.types.request import (
     ThinkingBudget,
 )
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.parsing.formats.json_calls import HERMES
 from server.parsing.lark import Function, calls_grammar
 from tests.checkpoints import FAMILIES, write_family
@@ -46,7 +46,7 @@ SCHEMA = {
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
     model = write_family(FAMILIES["qwen3"], tmp_path_factory.mktemp("models"))
     config = EngineConfig(model=str(model), kv_cache_bytes=16 << 20, max_running=32)
-    made = await asyncio.to_thread(launch, config, EngineTelemetry(), lambda line: None)
+    made = await launch(config, EngineTelemetry(), lambda line: None)
     yield made
     await made.drain(0.0)
 

@@ -1,6 +1,5 @@
 """Checkpoints with a generation_config.json: how their answers are sampled, and where they end."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from engine.types.model import ModelCard, SamplingDefaults
 from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Request, SamplingParams
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES, write_family
 
 PROMPT = tuple(range(5, 25))
@@ -39,9 +38,7 @@ def _card(config: EngineConfig) -> ModelCard:
 
 
 async def _greedy(checkpoint: Path) -> list[OutputEvent]:
-    engine = await asyncio.to_thread(
-        launch, _config(checkpoint), EngineTelemetry(), lambda line: None
-    )
+    engine = await launch(_config(checkpoint), EngineTelemetry(), lambda line: None)
     request = Request("greedy", PROMPT, 12, SamplingParams(temperature=0))
     events = [event async for event in engine.generate(request)]
     await engine.drain(0.0)

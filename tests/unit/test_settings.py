@@ -1,6 +1,7 @@
 """Where settings come from, which wins, and what is said of wrong ones."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -81,9 +82,16 @@ def test_settings_are_frozen() -> None:
         settings.port = 1  # type: ignore[misc]
 
 
+def config_of(flags: dict[str, Any]) -> EngineConfig:
+    """What the engine of the only model is told."""
+    settings = load_settings(flags)
+    (model,) = settings.each_model()
+    return settings.config_of(model)
+
+
 def test_engine_config_takes_its_share() -> None:
     flags = {
-        "model": "m",
+        "model": ["m"],
         "kv_cache_bytes": "1MiB",
         "block_size": 8,
         "max_running": 2,
@@ -94,12 +102,14 @@ def test_engine_config_takes_its_share() -> None:
         "attention": "gather",
         "generation_config": "none",
     }
-    expected = EngineConfig("m", 2**20, 8, 2, 3, 4, 0.5, False, "gather", generation_config="none")
-    assert load_settings(flags).engine_config() == expected
+    expected = EngineConfig(
+        "m", None, 2**20, 8, 2, 3, 4, 0.5, False, "gather", generation_config="none"
+    )
+    assert config_of(flags) == expected
 
 
 def test_a_disk_cache_is_asked_for_by_its_directory() -> None:
-    assert load_settings({"disk_cache_write": "all"}).engine_config().disk is None
+    assert config_of({"disk_cache_write": "all"}).disk is None
     flags = {"disk_cache": "/fast", "disk_cache_bytes": "1GiB", "disk_cache_write": "exit"}
     others = {
         "disk_cache_daily_bytes": "2GiB",
@@ -107,12 +117,12 @@ def test_a_disk_cache_is_asked_for_by_its_directory() -> None:
         "disk_cache_salted": True,
     }
     expected = DiskCacheConfig(Path("/fast"), 2**30, DiskWrites.EXIT, 2 * 2**30, 3.0, True)
-    assert load_settings({**flags, **others}).engine_config().disk == expected
+    assert config_of({**flags, **others}).disk == expected
 
 
 def test_a_disk_cache_may_be_written_without_a_daily_limit() -> None:
     flags = {"disk_cache": "/fast", "disk_cache_daily_bytes": 0}
-    disk = load_settings(flags).engine_config().disk
+    disk = config_of(flags).disk
     assert disk is not None
     assert disk.daily_bytes is None
 

@@ -13,7 +13,7 @@ from engine.launch import launch
 from engine.types.output import FinishReason
 from engine.types.request import Request, SamplingParams
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt
 from tools.demo_model.tasks.knowledge import Knowledge, SmallTalk, questions
@@ -90,13 +90,12 @@ def is_right(question: Question, text: str) -> bool:
 def score_checkpoint(directory: Path, seed: int) -> list[Score]:
     """Every held-out question, answered greedily by an engine of its own."""
     _, words = split_words()
-    engine = launch(
-        EngineConfig(model=str(directory), max_waiting=10_000), EngineTelemetry(), print
-    )
-    return asyncio.run(_score(engine, list(held_out(words, seed))))
+    return asyncio.run(_score(directory, list(held_out(words, seed))))
 
 
-async def _score(engine: Engine, questions: Sequence[Question]) -> list[Score]:
+async def _score(directory: Path, questions: Sequence[Question]) -> list[Score]:
+    config = EngineConfig(model=str(directory), max_waiting=10_000)
+    engine = await launch(config, EngineTelemetry(), print)
     answers = await asyncio.gather(
         *(_answer(engine, index, question) for index, question in enumerate(questions))
     )

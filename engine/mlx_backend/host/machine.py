@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -21,6 +21,19 @@ class Machine:
     left_bytes: int  # not in use by us or, on the CPU, by anybody
     most_bytes: int  # what we can have if told to take it: on Metal, others give way
     kv_share: float  # of what is left, what the KV cache takes if not told
+
+
+def examine_for(memory_bytes: int | None) -> Machine:
+    """The default device, now, of whose memory one may take so much; None: what is left of it."""
+    found = examine()
+    if memory_bytes is None:
+        return found
+    return replace(
+        found,
+        left_bytes=min(found.left_bytes, memory_bytes),
+        most_bytes=min(found.most_bytes, memory_bytes),
+        kv_share=1.0,
+    )
 
 
 def examine() -> Machine:

@@ -54,12 +54,13 @@ def doctor(
     whether every architecture passes the check at load. The report has no path, no name of a user,
     a machine or a model, and no text. Ctrl-C ends it early and writes what there is.
     """
-    report = describe_machine(settings.engine_config())
+    config = settings.config_of(settings.each_model()[0])
+    report = describe_machine(config)
     show(machine_table(report))
     if report.problem:
         raise typer.Exit(1)
     if measure:
-        _measure(settings.engine_config(), into)
+        _measure(config, into)
 
 
 def _measure(config: EngineConfig, into: Path) -> None:

@@ -1,16 +1,19 @@
 """`rootstock serve`."""
 
+import asyncio
 import logging
+import socket
 
 import typer
+from anyio import create_task_group
+from uvicorn.loops.auto import auto_loop_factory
 
-from engine.api import Engine
-from engine.disk_folder import TierError
-from engine.launch import launch
+from engine.launch import ModelError, launch
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind, spare_full_collections
 from server.log import configure_logging
-from server.metrics.metrics import EngineTelemetry
+from server.pool.errors import PoolError
+from server.registry import ModelRegistry, StartEngine
 from server.settings import Settings
 from server.terminal.commands.on_demand import command_app
 from server.terminal.flags import with_settings
@@ -24,30 +27,34 @@ app = command_app()
 @app.command()
 @with_settings()
 def serve(settings: Settings) -> None:
-    """Load a model, then serve it until SIGINT or SIGTERM."""
+    """Load models, then serve them until SIGINT or SIGTERM."""
     configure_logging(settings.log_level)
     try:
         bound = bind(settings)
     except OSError as error:
         log.error("cannot listen on %s, port %d: %s", settings.host, settings.port, error.strerror)
         raise typer.Exit(1) from None
-    with bound:
-        telemetry = EngineTelemetry()
-        engine = _launch(settings, telemetry)
-        application = create_app(engine, settings, telemetry, tuple(AGENTS))
-        server = DrainingServer(application, engine, settings)
+    with bound, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        if not runner.run(serve_models(settings, bound)):
+            raise typer.Exit(1)
+
+
+async def serve_models(
+    settings: Settings, bound: socket.socket, start: StartEngine = launch
+) -> bool:
+    """Returns when the server has stopped; False where a line of the log says why it has not begun
+    to serve.
+    """
+    async with create_task_group() as tasks:
+        try:
+            models = ModelRegistry(settings, start)
+            await tasks.start(models.run)
+            await models.preload()
+        except (ModelError, PoolError):  # which has been logged
+            tasks.cancel_scope.cancel()
+            return False
+        server = DrainingServer(create_app(models, settings, tuple(AGENTS)), models, settings)
         spare_full_collections()
-        server.run(sockets=[bound])
-
-
-def _launch(settings: Settings, telemetry: EngineTelemetry) -> Engine:
-    """The engine with its model loaded, or a line that says why not."""
-    try:
-        return launch(settings.engine_config(), telemetry, log.info)
-    except TierError as error:  # names the directory, and has nothing to do with the model
-        log.error("%s", error)
-        raise typer.Exit(1) from None
-    except Exception as error:
-        log.error("cannot load %s: %s", settings.model or "the default model", error)
-        log.debug("the whole story", exc_info=True)
-        raise typer.Exit(1) from None
+        await server.serve(sockets=[bound])
+        tasks.cancel_scope.cancel()
+    return True

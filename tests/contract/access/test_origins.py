@@ -7,11 +7,10 @@ import pytest
 from starlette.types import Message
 
 from server.app import create_app
-from server.metrics.metrics import EngineTelemetry
 from server.settings import Settings
 from server.transport.connections import InProcess
 from tests.contract.access.helpers import CHAT, bearer, refusals
-from tests.contract.daemon import running
+from tests.contract.daemon import registry_of, running
 from tests.contract.fake_engine import FakeEngine, Script
 
 KEY = "sk-local-123"
@@ -122,7 +121,8 @@ async def test_a_browsers_question_is_a_request_of_its_connection() -> None:
         "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
         "state": {"connection": said},
     }
-    app = create_app(FakeEngine(), Settings(cors_origin=(PAGE,)), EngineTelemetry())
+    settings = Settings(cors_origin=(PAGE,))
+    app = create_app(registry_of(FakeEngine(), settings), settings)
     await app(scope, receive, send)
     assert said.all == ["began", "http.response.start", "http.response.body", "ended"]
 

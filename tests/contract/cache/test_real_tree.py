@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.launch import launch
 from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
+from tests.hosting import launched
 
 BLOCK_SIZE = 8
 DISK_BYTES = 64 << 20
@@ -33,7 +33,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         disk=DiskCacheConfig(tmp_path_factory.mktemp("disk"), DISK_BYTES, DiskWrites.ALL),
     )
     telemetry = EngineTelemetry()
-    engine = launch(config, telemetry, lambda line: None)
+    engine = launched(config, telemetry)
     settings = Settings(port=0, model=str(model), dashboard_text=True)
     with running(engine, settings, telemetry) as daemon_url:
         yield daemon_url

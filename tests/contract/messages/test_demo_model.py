@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.launch import launch
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import AnthropicClient, anthropic_client
 from tests.contract.daemon import running
+from tests.hosting import launched
 from tools.demo_model.tasks.knowledge import FACTS
 
 USER = {"role": "user", "content": "What is Rootstock?"}
@@ -20,7 +20,7 @@ ANSWER = FACTS["what"]["answer"]
 @pytest.fixture(scope="module")
 def demo(no_settings_from_outside: None) -> Iterator[AnthropicClient]:
     telemetry = EngineTelemetry()
-    engine = launch(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry, lambda line: None)
+    engine = launched(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
     with running(engine, Settings(port=0), telemetry) as url, anthropic_client(url) as client:
         yield client
 

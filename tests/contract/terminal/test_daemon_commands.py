@@ -82,6 +82,7 @@ def test_ps_has_a_line_of_80_columns_for_a_request(
     large = LiveRequest(
         id="f" * 32,
         route="/v1/chat/completions",
+        model="m",
         client="2001:db8::8a2e:370:7334",
         key=None,
         sequences=1,

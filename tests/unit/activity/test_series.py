@@ -33,7 +33,7 @@ def engine() -> Engine:
 @pytest.fixture
 def series(engine: Engine) -> SeriesRecord:
     made = SeriesRecord(lambda: engine.now, lambda: 1e9 + engine.now)
-    made.add(engine.stats)
+    made.add({"m": engine.stats})
     return made
 
 
@@ -53,7 +53,7 @@ def test_a_point_is_what_happened_since_the_one_before(
     )
     engine.evicts(8)
     engine.now += 4
-    series.add(engine.stats)
+    series.add({"m": engine.stats})
     (point,) = series.points()
     assert point.model_dump() == {
         "time": 1e9 + 54,
@@ -70,18 +70,18 @@ def test_a_point_is_what_happened_since_the_one_before(
 
 def test_where_nothing_happened_there_are_gaps(engine: Engine, series: SeriesRecord) -> None:
     engine.now += 3
-    series.add(engine.stats)
+    series.add({"m": engine.stats})
     (point,) = series.points()
     assert (point.hit_share, point.first_token_seconds) == (None, None)
     assert point.generated_tokens_per_second == 0
-    series.add(engine.stats)
+    series.add({"m": engine.stats})
     assert series.n_points == 1, "no time has passed"
 
 
 def test_a_quarter_of_an_hour_is_kept(engine: Engine, series: SeriesRecord) -> None:
     for _ in range(N_POINTS + 7):
         engine.now += INTERVAL_SECONDS
-        series.add(engine.stats)
+        series.add({"m": engine.stats})
     points = series.points()
     assert len(points) == N_POINTS
     assert points[-1].time - points[0].time == KEPT_SECONDS - INTERVAL_SECONDS

@@ -118,7 +118,6 @@ class Machine:
             for index in range(self.random.randint(1, 6))
         }
         self.waiting = dict.fromkeys(self.models, 0)
-        self.longest_wait = 0.0
 
     def set(self, name: str, **changes: object) -> None:
         self.models[name] = replace(self.models[name], **changes)  # type: ignore[arg-type]
@@ -155,8 +154,6 @@ class Machine:
             self.waiting[name] = 0
             self.set(name, state=State.FAILED, retry_at=self.now + 2, waiting_since=None)
             return
-        since = self.models[name].waiting_since
-        self.longest_wait = max(self.longest_wait, self.now - (self.now if since is None else since))
         users, self.waiting[name] = self.waiting[name], 0
         self.set(name, state=State.READY, n_users=users, waiting_since=None, used_at=self.now)
 

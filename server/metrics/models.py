@@ -1,0 +1,72 @@
+"""The figures of each model, under its name."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from engine.api import Engine
+from engine.types.statistics import EngineStats
+from server.metrics.telemetry import EngineTelemetry
+from server.pool.states import ModelState, State
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFigures:
+    """Of a model that is in memory."""
+
+    engine: Engine
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """Of one model, loaded or not."""
+
+    name: str
+    state: ModelState
+    telemetry: EngineTelemetry
+    loaded: LoadedFigures | None
+
+
+def labelled(families: Iterable[tuple[str, Metric]]) -> Iterator[Metric]:
+    """The families of several models, each with its name, joined where they are the same: a label
+    `model` tells whose a sample is.
+    """
+    return joined(_labelled(family, model) for model, family in families)
+
+
+def joined(families: Iterable[Metric]) -> Iterator[Metric]:
+    """Families of one name as one family."""
+    by_name: dict[str, Metric] = {}
+    for family in families:
+        whole = by_name.setdefault(
+            family.name, Metric(family.name, family.documentation, family.type)
+        )
+        whole.samples += family.samples
+    yield from by_name.values()
+
+
+def _labelled(family: Metric, model: str) -> Metric:
+    named = Metric(family.name, family.documentation, family.type)
+    named.samples = [
+        sample._replace(labels={"model": model, **sample.labels}) for sample in family.samples
+    ]
+    return named
+
+
+def state_families(models: Iterable[ModelFigures]) -> Iterator[Metric]:
+    states = GaugeMetricFamily(
+        "rootstock_model_state", "1 for the state that a model is in.", labels=["model", "state"]
+    )
+    needs = GaugeMetricFamily(
+        "rootstock_model_memory_bytes",
+        "What a model takes of the budget while it is loaded.",
+        labels=["model"],
+    )
+    for model in models:
+        for state in State:
+            states.add_metric([model.name, state.value], float(model.state.state is state))
+        needs.add_metric([model.name], model.state.need_bytes)
+    yield states
+    yield needs

@@ -1,0 +1,231 @@
+"""The models that requests can name, each loaded when it is needed."""
+
+import math
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from anyio import TASK_STATUS_IGNORED, Event, create_task_group, to_thread
+from anyio.abc import TaskGroup, TaskStatus
+
+from engine.api import Engine, EngineStopped, Telemetry
+from engine.launch import (
+    DEFAULT_NAME,
+    find_checkpoint,
+    free_bytes,
+    launch,
+    needed_bytes,
+)
+from engine.types.model import ModelCard
+from engine.types.settings import EngineConfig
+from server.cache_feed import CacheFeed
+from server.errors import ApiError, busy
+from server.generation.models import ServedModel, served_models
+from server.generation.replays import Replays
+from server.metrics.telemetry import EngineTelemetry
+from server.pool.errors import LoadFailed, NeverFits, PoolError, WaitedTooLong
+from server.pool.pool import ModelPool
+from server.pool.pooled_model import PooledModel
+from server.pool.states import ModelState, State
+from server.settings import Settings
+from server.settings.models import ModelSettings
+from server.workers import Workers
+
+BUDGET_SHARE = 0.8
+"""Of the memory that is free at start, where several models share it: others' grows, too."""
+
+STORAGE_SHARE = 0.25
+"""Of the budget, for the KV cache of one model that is not told how much."""
+
+StartEngine = Callable[[EngineConfig, Telemetry, Callable[[str], None]], Awaitable[Engine]]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory. Implements `server.pool.pooled_model.Resident`."""
+
+    engine: Engine
+    served: Mapping[str, ServedModel]  # by name
+    feed: CacheFeed
+
+    async def ended(self) -> str:
+        return await self.engine.ended()
+
+    async def drain(self, timeout_seconds: float) -> None:
+        await self.engine.drain(timeout_seconds)
+
+
+@dataclass(slots=True)
+class KnownModel:
+    """What is known of a model whether or not it is loaded, and outlives its unloading."""
+
+    settings: ModelSettings
+    names: Sequence[str]  # its own first, then its aliases
+    telemetry: EngineTelemetry = field(default_factory=EngineTelemetry)
+    replays: Replays = field(default_factory=Replays)
+    card: ModelCard | None = None  # since it was first loaded
+    progress: str = ""  # the last line on how loading goes
+
+    def report(self, line: str) -> None:
+        self.progress = line
+
+
+class ModelRegistry:
+    """The models by all their names. Belongs to one event loop; `run` must run."""
+
+    def __init__(self, settings: Settings, start: StartEngine = launch) -> None:
+        """Raises ModelError where the machine does not say what memory it has."""
+        self.settings = settings
+        self.workers = Workers()
+        self.closed = Event()  # when all models have been drained
+        self._start = start
+        self.known: dict[str, KnownModel] = {}
+        self._name_of: dict[str, str] = {}  # a model's own name, by all its names
+        self._is_alone = len(settings.each_model()) == 1 and not settings.on_demand
+        self.pool: ModelPool[LoadedModel] = ModelPool(
+            {}, self._budget_bytes(), settings.load_timeout_seconds
+        )
+        for model in settings.each_model():
+            self._add(model)
+        self._tasks: TaskGroup
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        async with create_task_group() as self._tasks:
+            await self._tasks.start(self.pool.run)
+            task_status.started()
+
+    async def preload(self) -> None:
+        """Load what is to be there at start, in the order of the settings, as long as there is
+        room. Raises PoolError.
+        """
+        for name, known in self.known.items():
+            if known.settings.preload and await self._has_room(name):
+                async with self.pool.using(name):
+                    pass
+
+    def find(self, name: str) -> str:
+        """The model's own name; of no name, the first model's.
+
+        Raises ApiError (404) for one that is not served.
+        """
+        if not name:
+            return next(iter(self.known))
+        if name in self._name_of:
+            return self._name_of[name]
+        served = ", ".join(f"'{name}'" for name in self._name_of)
+        message = f"The model '{name}' does not exist; this server has {served}."
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Each name that a request may use, and the own name of its model."""
+        yield from self._name_of.items()
+
+    def state(self, name: str) -> ModelState:
+        return self.pool.models[name].state
+
+    def is_well(self, name: str) -> bool:
+        """Whether it serves, or would when asked."""
+        model = self.pool.models[name]
+        if model.resident is not None:
+            return model.resident.engine.is_alive()
+        return model.state.state is not State.FAILED
+
+    def failure(self, name: str) -> str:
+        return self.pool.models[name].failure or "its engine does not turn"
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[ServedModel]:
+        """The model of that name, loaded if it is not, and not unloaded while the block runs.
+
+        Raises ApiError, and EngineStopped where the server stops.
+        """
+        own = self.find(name)
+        try:
+            async with self.pool.using(own) as loaded:
+                yield loaded.served[name or own]
+        except PoolError as error:
+            raise _refusal(name or own, error) from error
+
+    def loaded(self, name: str = "") -> LoadedModel:
+        """What is in memory of the model. Raises ApiError (404, 409)."""
+        own = self.find(name)
+        loaded = self.pool.models[own].resident
+        if loaded is None:
+            message = f"The model '{own}' is not loaded: it is {self.state(own).state}."
+            raise ApiError(409, message, param="model", code="model_not_loaded")
+        return loaded
+
+    def all_loaded(self) -> dict[str, LoadedModel]:
+        """By their own names."""
+        models = self.pool.models.items()
+        return {name: model.resident for name, model in models if model.resident is not None}
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Refuse what is new, and end all models when their requests have ended."""
+        await self.pool.drain(timeout_seconds)
+        self.closed.set()
+
+    def _add(self, model: ModelSettings) -> None:
+        names = tuple(model.served_model_name) or (public_name(model.model or DEFAULT_NAME),)
+        self.known[names[0]] = known = KnownModel(model, names)
+        self._name_of |= dict.fromkeys(names, names[0])
+        self.pool.models[names[0]] = PooledModel(
+            partial(self._load, known),
+            partial(self._needs, known),
+            model.ttl_seconds,
+            model.pinned or (self._is_alone and model.ttl_seconds is None),
+        )
+
+    def _budget_bytes(self) -> int:
+        if self.settings.memory_budget is not None:
+            return self.settings.memory_budget
+        return sys.maxsize if self._is_alone else int(free_bytes() * BUDGET_SHARE)
+
+    async def _has_room(self, name: str) -> bool:
+        """Beside what is loaded already. The first is loaded in any case, or says why not."""
+        states = self.pool.states()
+        taken = sum(state.need_bytes for state in states.values() if state.is_resident)
+        if not taken:
+            return True
+        return taken + await self._needs(self.known[name]) <= self.pool.budget_bytes
+
+    async def _needs(self, known: KnownModel) -> int:
+        """Bytes of memory. A repository that is not in the cache is fetched."""
+        if self._is_alone:
+            return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
+        config = self.settings.config_of(known.settings)
+        fetch = partial(find_checkpoint, config.model, download=True)
+        checkpoint = await to_thread.run_sync(fetch, abandon_on_cancel=True)
+        storage_bytes = int(self.pool.budget_bytes * STORAGE_SHARE)
+        return await to_thread.run_sync(needed_bytes, config, checkpoint, storage_bytes)
+
+    async def _load(self, known: KnownModel, memory_bytes: int) -> LoadedModel:
+        config = self.settings.config_of(known.settings, memory_bytes or None)
+        engine = await self._start(config, known.telemetry, known.report)
+        known.card = engine.card
+        served = served_models(known.names, engine, known.settings, known.replays, self.workers)
+        return LoadedModel(engine, served, CacheFeed(engine, known.names[0], self._tasks))
+
+
+def public_name(model: str) -> str:
+    """A repository's name as it is; of a directory the last component."""
+    path = Path(model).expanduser()
+    return Path(os.path.abspath(path)).name if path.is_dir() else model  # a link keeps its own
+
+
+def _refusal(name: str, error: PoolError) -> Exception:
+    message = f"The model '{name}' cannot be used: {error}."
+    match error:
+        case NeverFits():
+            return ApiError(400, message, param="model", code="model_too_large")
+        case LoadFailed(retry_after_seconds=seconds):
+            return busy(503, message, "model_failed", math.ceil(max(seconds, 1)))
+        case WaitedTooLong():
+            return busy(503, message, "model_not_ready", 5)
+        case _:
+            return EngineStopped(str(error))

@@ -1,0 +1,98 @@
+"""The models: which, under which names, and when they are in memory."""
+
+from dataclasses import replace
+from typing import Any, Self
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from engine.types.settings import EngineConfig
+from server.settings.conversation import ConversationSettings
+from server.settings.disk_cache import DiskCacheSettings
+from server.settings.engine import EngineSettings
+from server.settings.texts import Texts
+
+MODEL = "A directory or a Hugging Face repository; left empty, the embedded demonstration model."
+NAMES = "The model's name in the API; more than one are aliases. Unset, its own."
+
+
+class ResidencySettings(BaseModel):
+    ttl_seconds: float | None = Field(
+        None,
+        ge=0,
+        description="A model that nobody has used for so long is unloaded. Unset: never for that.",
+    )
+    pinned: bool = Field(
+        False,
+        description="Never unload it, be it for its age or for another model; load it again should "
+        "its process die.",
+    )
+    preload: bool = Field(
+        True,
+        description="Load it at start, where all such models fit; the others, and without it, are "
+        "loaded when a request names them.",
+    )
+
+
+class ModelSettings(ConversationSettings, ResidencySettings, EngineSettings):
+    """One model's: what its entry in `models` says, and for the rest what holds for all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("", max_length=4096, description=MODEL)
+    served_model_name: Texts = Field((), description=NAMES)
+
+
+class ModelsSettings(ConversationSettings, ResidencySettings, DiskCacheSettings):
+    model: Texts = Field((), description=f"{MODEL} Several are loaded when they are asked for.")
+    served_model_name: Texts = Field((), description=NAMES)
+    models: tuple[ModelSettings, ...] = Field(
+        (),
+        description="In YAML: more models, each with a `model` and whatever of these settings is "
+        "to be another for it than for all.",
+    )
+    on_demand: bool = Field(
+        False, description="Let requests name every model in the Hugging Face cache."
+    )
+    memory_budget: ByteSize | None = Field(
+        None,
+        gt=0,
+        description="The most that all models together take of memory, such as 24GiB. Unset: for "
+        "one model no limit but the machine's, for several four fifths of what is free at start.",
+    )
+    load_timeout_seconds: float = Field(
+        600.0, gt=0, description="How long a request waits for its model to be loaded."
+    )
+
+    @model_validator(mode="after")
+    def _a_name_is_of_one_model(self) -> Self:
+        if self.served_model_name and len(self.model) + len(self.models) > 1:
+            raise PydanticCustomError(
+                "served_model_name",
+                "served_model_name: is of one model; of several, each has its own in models",
+            )
+        return self
+
+    def each_model(self) -> tuple[ModelSettings, ...]:
+        """Of `model` and of `models`, in this order; the embedded one where there is none."""
+        names = self.model or (() if self.models else ("",))
+        given = [{"model": name} for name in names]
+        if len(given) + len(self.models) == 1 and self.served_model_name:
+            return (self.of_model(self._only() | {"served_model_name": self.served_model_name}),)
+        given += [entry.model_dump(exclude_unset=True) for entry in self.models]
+        return tuple(map(self.of_model, given))
+
+    def of_model(self, given: dict[str, Any]) -> ModelSettings:
+        """One model's settings: what is given, and for the rest what holds for all."""
+        shared = set(ModelSettings.model_fields) - {"model", "served_model_name"}
+        return ModelSettings.model_validate(self.model_dump(include=shared) | given)
+
+    def config_of(self, model: ModelSettings, memory_bytes: int | None = None) -> EngineConfig:
+        """What an engine is told of all that; it takes at most so much memory, or what is free."""
+        config = model.engine_config(model.model, self.disk_cache_config())
+        return replace(config, memory_bytes=memory_bytes)
+
+    def _only(self) -> dict[str, Any]:
+        if self.models:
+            return self.models[0].model_dump(exclude_unset=True)
+        return {"model": self.model[0] if self.model else ""}
