@@ -27,6 +27,7 @@ from server.registry import ModelRegistry
 from server.routes import (
     activity,
     admin,
+    admin_models,
     cache,
     cache_tree,
     chat,
@@ -52,6 +53,7 @@ SECTIONS = {
     "Models": (models,),
     "Prompts and tokens": (render, tokens),
     "Watching the daemon": (status, daemon, metrics),
+    "Models in memory": (admin_models,),
     "The cache and what runs": (admin, cache),
     "Pages": (dashboard,),
 }

@@ -1,5 +1,6 @@
 """The models that requests can name, each loaded when it is needed."""
 
+import logging
 import math
 import os
 import sys
@@ -34,6 +35,8 @@ from server.pool.states import ModelState, State
 from server.settings import Settings
 from server.settings.models import ModelSettings
 from server.workers import Workers
+
+log = logging.getLogger("rootstock")
 
 BUDGET_SHARE = 0.8
 """Of the memory that is free at start, where several models share it: others' grows, too."""
@@ -70,8 +73,14 @@ class KnownModel:
     card: ModelCard | None = None  # since it was first loaded
     progress: str = ""  # the last line on how loading goes
 
+    @property
+    def source(self) -> str:
+        """The directory or repository that it comes from."""
+        return self.settings.model or DEFAULT_NAME
+
     def report(self, line: str) -> None:
         self.progress = line
+        log.info("%s: %s", self.names[0], line)
 
 
 class ModelRegistry:
@@ -127,6 +136,10 @@ class ModelRegistry:
 
     def state(self, name: str) -> ModelState:
         return self.pool.models[name].state
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a request for it need not wait. Raises ApiError (404)."""
+        return self.pool.models[self.find(name)].state.state is State.READY
 
     def is_well(self, name: str) -> bool:
         """Whether it serves, or would when asked."""

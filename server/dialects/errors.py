@@ -4,6 +4,7 @@ during a stream.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -19,6 +20,7 @@ from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
 from server.record import request_record
 from server.schemas.errors import ErrorResponse
 from server.schemas.messages.answer import MessagesError
+from server.transport.sse import sse_data, sse_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,14 @@ class ErrorShape:
 
     model: type[BaseModel]
     of: Callable[[ApiError, str], BaseModel]
+    event: Callable[[bytes], bytes]  # in a stream that has had no event yet
 
 
-OPENAI = ErrorShape(ErrorResponse, lambda error, request_id: openai_error(error))
-RESPONSES = ErrorShape(ErrorResponse, lambda error, request_id: responses_error(error))
-ANTHROPIC = ErrorShape(MessagesError, messages_error)
+OPENAI = ErrorShape(ErrorResponse, lambda error, request_id: openai_error(error), sse_data)
+RESPONSES = ErrorShape(
+    ErrorResponse, lambda error, request_id: responses_error(error), partial(sse_event, "error")
+)
+ANTHROPIC = ErrorShape(MessagesError, messages_error, partial(sse_event, "error"))
 
 SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES))
 """By path prefix; all other paths have OpenAI's."""
@@ -50,6 +55,13 @@ def error_response(scope: Scope, error: Exception) -> Response:
         headers=api_error.headers,
         media_type="application/json",
     )
+
+
+def error_event(scope: Scope, error: Exception) -> bytes:
+    """The error as the only event of the stream that was asked for."""
+    shape = error_shape(scope["path"])
+    body = shape.of(to_api_error(error), request_record(scope).id)
+    return shape.event(body.model_dump_json().encode())
 
 
 def error_shape(path: str) -> ErrorShape:

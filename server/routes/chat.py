@@ -7,8 +7,10 @@ from starlette.responses import Response
 
 from server.dialects.chat import ChatBuilder
 from server.generation.chat_task import chat_task
+from server.generation.models import ServedModel
 from server.openapi import errors, json_body, stream_of
 from server.routes.delivery import respond
+from server.routes.loading import stream_when_loaded, when_loaded
 from server.schemas.chat import ChatChunk, ChatCompletion, ChatRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
 
@@ -26,7 +28,11 @@ ChatBody = Annotated[ChatRequest, Depends(JsonBody(ChatRequest))]
 async def create_chat_completion(
     body: ChatBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model = await service.model(body.model, record)
     service.check_priority(body.priority)
-    task = await chat_task(body, model, record)
-    return await respond(ChatBuilder(task), http, service)
+
+    async def begin(model: ServedModel) -> Response:
+        task = await chat_task(body, model, record)
+        return await respond(ChatBuilder(task), http, service)
+
+    answer = stream_when_loaded if body.stream else when_loaded
+    return await answer(body.model, begin, http, service)

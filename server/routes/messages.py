@@ -8,9 +8,11 @@ from starlette.responses import Response
 from server.dialects.messages.builder import MessagesBuilder
 from server.dialects.messages.request import as_chat
 from server.generation.chat_task import chat_task
+from server.generation.models import ServedModel
 from server.generation.tokens import chat_tokens
 from server.openapi import errors, json_body, stream_of_events
 from server.routes.delivery import respond
+from server.routes.loading import stream_when_loaded, when_loaded
 from server.schemas.messages.answer import MESSAGE_EVENTS, MessageBody, TokenCount
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
@@ -30,15 +32,22 @@ CountTokensBody = Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequ
 async def create_message(
     body: MessagesBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model, settings = await service.model(body.model, record), service.settings
+    settings = service.settings
     service.check_priority(body.priority)
     record.cache_marks = body.marks
-    chat = await as_chat(body, model, record, strip_billing_header=settings.strip_billing_header)
-    task = await chat_task(chat, model, record)
-    if body.max_tokens == 0:
-        task = task.without_answer()
     is_marked = settings.prefix_cache and record.cache_marks > 0
-    return await respond(MessagesBuilder(task, body.max_tokens, is_marked=is_marked), http, service)
+
+    async def begin(model: ServedModel) -> Response:
+        strips = settings.strip_billing_header
+        chat = await as_chat(body, model, record, strip_billing_header=strips)
+        task = await chat_task(chat, model, record)
+        if body.max_tokens == 0:
+            task = task.without_answer()
+        builder = MessagesBuilder(task, body.max_tokens, is_marked=is_marked)
+        return await respond(builder, http, service)
+
+    answer = stream_when_loaded if body.stream else when_loaded
+    return await answer(body.model, begin, http, service)
 
 
 @router.post(

@@ -12,8 +12,10 @@ from server.dialects.responses.builder import ResponsesBuilder
 from server.dialects.responses.storage.stored import Conversation, StoredResponse
 from server.dialects.responses.task import input_tokens, responses_task
 from server.errors import ApiError, invalid
+from server.generation.models import ServedModel
 from server.openapi import errors, json_body, stream_of_events
 from server.routes.delivery import respond
+from server.routes.loading import stream_when_loaded, when_loaded
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.responses.events import RESPONSE_EVENTS
 from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
@@ -55,14 +57,18 @@ NO_COMPACTING = (
 async def create_response(
     body: ResponsesBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model = await service.model(body.model, record)
     service.check_priority(body.priority)
     max_bytes = service.settings.max_body_bytes
-    task = await responses_task(body, model, record, service.responses, max_bytes)
-    builder = ResponsesBuilder(task)
-    if body.background:
-        return _json(service.background.start(builder))
-    return await respond(builder, http, service)
+
+    async def begin(model: ServedModel) -> Response:
+        task = await responses_task(body, model, record, service.responses, max_bytes)
+        builder = ResponsesBuilder(task)
+        if body.background:
+            return _json(service.background.start(builder))
+        return await respond(builder, http, service)
+
+    answer = stream_when_loaded if body.stream else when_loaded
+    return await answer(body.model, begin, http, service)
 
 
 @router.post(

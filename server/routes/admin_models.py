@@ -1,0 +1,79 @@
+"""`/admin/models`: what is loaded, and what is to be."""
+
+import sys
+from typing import Annotated
+
+from anyio import current_time
+from fastapi import APIRouter, Query
+
+from engine.types.statistics import EngineStats
+from server.openapi import errors
+from server.pool.pooled_model import Measuring
+from server.pool.states import State
+from server.registry import KnownModel
+from server.schemas.pool import PooledModelInfo, PooledModels
+from server.service import RecordDependency, Service, ServiceDependency
+
+router = APIRouter(prefix="/admin/models")
+
+ModelName = Annotated[str, Query(min_length=1, max_length=256, description="One of its names.")]
+
+
+@router.head("", include_in_schema=False)
+@router.get("", responses=errors(503))
+async def models(service: ServiceDependency) -> PooledModels:
+    """At once, whatever is being loaded."""
+    budget_bytes = service.models.pool.budget_bytes
+    stats = await service.stats()
+    return PooledModels(
+        budget_bytes=None if budget_bytes == sys.maxsize else budget_bytes,
+        models=[_info(service, known, stats) for known in service.models.known.values()],
+    )
+
+
+@router.post("/load", responses=errors(400, 404, 503))
+async def load(
+    model: ModelName, service: ServiceDependency, record: RecordDependency
+) -> PooledModelInfo:
+    """Returns when it is loaded. Others make room as they would for a request."""
+    await service.model(model, record)
+    return await _told(service, model)
+
+
+@router.post("/unload", responses=errors(400, 404, 503))
+async def unload(model: ModelName, service: ServiceDependency) -> PooledModelInfo:
+    """Returns when it is gone: what it has accepted ends before. The next request loads it again,
+    and one that has failed may be tried again at once.
+    """
+    await service.models.pool.unload(service.models.find(model))
+    return await _told(service, model)
+
+
+async def _told(service: Service, name: str) -> PooledModelInfo:
+    known = service.models.known[service.models.find(name)]
+    return _info(service, known, await service.stats())
+
+
+def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) -> PooledModelInfo:
+    name, *aliases = known.names
+    model = service.models.pool.models[name]
+    state, now = model.state, current_time()
+    is_known = model.measuring is Measuring.DONE and state.need_bytes > 0
+    is_loading, has_failed = state.state is State.LOADING, state.state is State.FAILED
+    return PooledModelInfo(
+        id=name,
+        aliases=aliases,
+        source=known.source,
+        state=state.state,
+        failure=model.failure or None,
+        progress=known.progress if is_loading else None,
+        requests=state.n_users,
+        waiting=len(model.waiters),
+        memory_bytes=state.need_bytes if is_known else None,
+        resident_bytes=stats[name].memory.resident if name in stats else None,
+        idle_seconds=now - state.used_at if state.is_idle else None,
+        ttl_seconds=state.ttl_seconds,
+        pinned=state.is_pinned,
+        load_seconds=state.load_seconds if known.card is not None else None,
+        retry_seconds=max(state.retry_at - now, 0.0) if has_failed else None,
+    )

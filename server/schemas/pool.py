@@ -1,0 +1,32 @@
+"""`/admin/models`: which models there are, and which are in memory."""
+
+from pydantic import BaseModel, Field
+
+from server.pool.states import State
+
+
+class PooledModelInfo(BaseModel):
+    id: str = Field(description="Its own name.")
+    aliases: list[str]
+    source: str = Field(description="The directory or repository that it comes from.")
+    state: State
+    failure: str | None = Field(description="Why it is not there, where it should be.")
+    progress: str | None = Field(description="While it is loading: the last word on how that goes.")
+    requests: int = Field(description="Those that use it.")
+    waiting: int = Field(description="Those that wait for it to be loaded.")
+    memory_bytes: int | None = Field(
+        description="What it takes of the budget while it is loaded. Null before it is known."
+    )
+    resident_bytes: int | None = Field(description="Of its process, as the system counts.")
+    idle_seconds: float | None = Field(description="Since it was last used; null where it is not.")
+    ttl_seconds: float | None = Field(description="After so long unused it is unloaded.")
+    pinned: bool
+    load_seconds: float | None = Field(description="How long loading took the last time.")
+    retry_seconds: float | None = Field(
+        description="Of a failed one: so long it is not tried again."
+    )
+
+
+class PooledModels(BaseModel):
+    budget_bytes: int | None = Field(description="Of all models together. Null: no limit of ours.")
+    models: list[PooledModelInfo]

@@ -1,0 +1,349 @@
+"""Requests that wait for models, and models that load, end and die."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+
+import anyio.lowlevel
+import pytest
+import pytest_asyncio
+from anyio import Event, create_task_group, fail_after
+
+from server.pool.errors import LoadFailed, NeverFits, PoolClosed, PoolError, WaitedTooLong
+from server.pool.pool import ModelPool
+from server.pool.pooled_model import PooledModel
+from server.pool.states import RESIDENT, State
+
+SECONDS = 10.0
+
+
+class Model:
+    """Loaded until it is drained, or dies."""
+
+    def __init__(self) -> None:
+        self.over = Event()
+        self.how = ""
+
+    async def ended(self) -> str:
+        await self.over.wait()
+        return self.how
+
+    async def drain(self, timeout_seconds: float) -> None:
+        self.die("drained")
+
+    def die(self, how: str) -> None:
+        self.how = self.how or how
+        self.over.set()
+
+
+class Source:
+    """Loads models when it may."""
+
+    def __init__(self, need_bytes: int) -> None:
+        self.need_bytes = need_bytes
+        self.may_load = Event()
+        self.may_load.set()
+        self.failure: Exception | None = None
+        self.given_bytes: list[int] = []
+        self.n_measured = 0
+        self.loaded: list[Model] = []
+
+    async def start(self, memory_bytes: int) -> Model:
+        self.given_bytes.append(memory_bytes)
+        await self.may_load.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.loaded.append(Model())
+        return self.loaded[-1]
+
+    async def measure(self) -> int:
+        self.n_measured += 1
+        await anyio.lowlevel.checkpoint()
+        return self.need_bytes
+
+
+class House:
+    """A pool of a hundred bytes, with a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.sources: dict[str, Source] = {}
+        self.pool: ModelPool[Model] = ModelPool({}, 100, SECONDS, lambda: self.now)
+
+    def add(self, name: str, need_bytes: int, **fields: float | bool) -> Source:
+        source = self.sources[name] = Source(need_bytes)
+        self.pool.models[name] = PooledModel(source.start, source.measure, **fields)  # type: ignore[arg-type]
+        return source
+
+    def state(self, name: str) -> State:
+        return self.pool.models[name].state.state
+
+    async def until(self, name: str, state: State) -> None:
+        model = self.pool.models[name]
+        with fail_after(SECONDS):
+            while model.state.state is not state:
+                await model.changed.wait()
+
+    async def waiting(self, name: str, n: int) -> None:
+        with fail_after(SECONDS):
+            model = self.pool.models[name]
+            while len(model.waiters) < n or model.state.waiting_since is None:
+                await anyio.lowlevel.checkpoint()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.pool.turn()
+
+
+class Started:
+    """What `run` tells when the pool may be used."""
+
+    def __init__(self) -> None:
+        self.event = Event()
+
+    def started(self, value: None = None) -> None:
+        self.event.set()
+
+
+@pytest_asyncio.fixture
+async def house() -> AsyncIterator[House]:
+    house, status = House(), Started()
+    running = asyncio.create_task(house.pool.run(task_status=status))
+    await status.event.wait()
+    yield house
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_one_load_however_many_wait(house: House) -> None:
+    source = house.add("a", 60)
+    source.may_load = Event()
+    served: list[Model] = []
+
+    async def ask() -> None:
+        async with house.pool.using("a") as model:
+            served.append(model)
+
+    async with create_task_group() as tasks:
+        for _ in range(16):
+            tasks.start_soon(ask)
+        await house.waiting("a", 16)
+        source.may_load.set()
+    assert served == source.loaded * 16
+    assert (source.n_measured, source.given_bytes) == (1, [60])
+    assert house.pool.models["a"].state.n_users == 0
+
+
+async def test_room_is_made_before_it_is_used(house: House) -> None:
+    house.add("a", 60)
+    other = house.add("b", 60)
+    async with house.pool.using("a") as first:
+        pass
+    async with house.pool.using("b"):
+        assert first.over.is_set(), "a's process has ended before b's began"
+        assert house.state("a") is State.UNLOADED
+    assert other.given_bytes == [60]
+
+
+async def test_who_uses_a_model_ends_before_it_goes(house: House) -> None:
+    house.add("a", 60)
+    house.add("b", 60)
+    async with AsyncExitStack() as uses, create_task_group() as tasks:
+        first = await uses.enter_async_context(house.pool.using("a"))
+
+        async def ask() -> None:
+            async with house.pool.using("b"):
+                pass
+
+        tasks.start_soon(ask)
+        await house.waiting("b", 1)
+        assert house.state("a") is State.READY
+        house.pass_time(2 * 5.0)  # as long as loading both takes
+        assert house.state("a") is State.DRAINING
+        assert not first.over.is_set()
+        await uses.aclose()
+    assert first.over.is_set()
+    assert house.state("b") is State.READY
+
+
+async def test_a_model_that_nobody_uses_ages(house: House) -> None:
+    house.add("a", 60, ttl_seconds=30.0)
+    async with house.pool.using("a"):
+        house.pass_time(100.0)
+        assert house.state("a") is State.READY
+    house.pass_time(29.0)
+    assert house.state("a") is State.READY
+    house.pass_time(1.0)
+    await house.until("a", State.UNLOADED)
+
+
+async def test_what_never_fits_is_refused_at_once(house: House) -> None:
+    source = house.add("a", 101)
+    with pytest.raises(NeverFits):
+        async with house.pool.using("a"):
+            pass
+    assert source.given_bytes == []
+
+
+async def test_a_load_that_fails_is_remembered_and_tried_again_later(house: House) -> None:
+    source = house.add("a", 60)
+    source.failure = ValueError("no weights")
+    for seconds in (1.0, 2.0, 4.0):
+        for _ in range(2):
+            with pytest.raises(LoadFailed, match="no weights") as failed:
+                async with house.pool.using("a"):
+                    pass
+            assert failed.value.retry_after_seconds == seconds
+        house.pass_time(seconds)
+    assert len(source.given_bytes) == 3
+    source.failure = None
+    async with house.pool.using("a"):
+        pass
+    assert house.pool.models["a"].failure == ""
+
+
+async def test_the_next_request_starts_a_dead_model_again(house: House) -> None:
+    source = house.add("a", 60)
+    for _ in range(3):
+        async with house.pool.using("a"):
+            pass
+        source.loaded[-1].die("SIGKILL")
+        await house.until("a", State.FAILED)
+    assert house.pool.models["a"].failure == "SIGKILL"
+    async with house.pool.using("a") as model:
+        assert not model.over.is_set()
+    assert len(source.loaded) == 4
+
+
+async def test_one_that_dies_before_it_has_served_is_not_started_over_and_over(
+    house: House,
+) -> None:
+    source = house.add("a", 60)
+    async with AsyncExitStack() as uses:
+        await uses.enter_async_context(house.pool.using("a"))
+        source.loaded[-1].die("SIGKILL")
+        await house.until("a", State.FAILED)
+        with pytest.raises(LoadFailed, match="SIGKILL"):
+            await uses.enter_async_context(house.pool.using("a"))
+    house.pass_time(1.0)
+    async with house.pool.using("a"):
+        pass
+
+
+async def test_a_pinned_model_is_started_again_by_itself(house: House) -> None:
+    source = house.add("a", 60, is_pinned=True)
+    async with house.pool.using("a"):
+        pass
+    source.loaded[-1].die("SIGKILL")
+    await house.until("a", State.FAILED)
+    await house.until("a", State.READY)
+    assert len(source.loaded) == 2
+
+
+async def test_who_waits_too_long_is_told_so(house: House) -> None:
+    source = house.add("a", 60)
+    source.may_load = Event()
+    house.pool._load_timeout_seconds = 0.001
+    with pytest.raises(WaitedTooLong):
+        async with house.pool.using("a"):
+            pass
+    assert house.pool.models["a"].state.waiting_since is None
+    source.may_load.set()
+    await house.until("a", State.READY)
+
+
+async def test_an_admin_unloads_whatever_the_clock_says(house: House) -> None:
+    house.add("a", 60, is_pinned=True)
+    async with house.pool.using("a"):
+        pass
+    await house.pool.unload("a")
+    assert house.state("a") is State.UNLOADED
+    house.pass_time(1000.0)
+    assert house.state("a") is State.UNLOADED, "it is loaded when it is asked for"
+
+
+async def test_a_stop_ends_all_and_refuses_who_waits(house: House) -> None:
+    loaded = house.add("a", 30)
+    slow = house.add("b", 30)
+    slow.may_load = Event()
+    async with house.pool.using("a"):
+        pass
+    refused: list[Exception] = []
+
+    async def ask() -> None:
+        try:
+            async with house.pool.using("b"):
+                pass
+        except PoolError as error:
+            refused.append(error)
+
+    async with create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await house.waiting("b", 1)
+        await house.pool.drain(1.0)
+    assert [type(error) for error in refused] == [PoolClosed]
+    assert loaded.loaded[0].over.is_set()
+    with pytest.raises(PoolClosed):
+        async with house.pool.using("a"):
+            pass
+
+
+async def test_another_figure_than_computed_counts(house: House) -> None:
+    house.add("a", 40)
+    house.add("b", 50)
+    async with house.pool.using("a"):
+        house.pool.correct("a", 60)
+    async with house.pool.using("b"):
+        assert house.state("a") is State.UNLOADED
+    house.pool.correct("a", 10)
+    assert house.pool.models["a"].state.need_bytes == 60, "it is not there to be measured"
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_every_request_ends_within_the_budget(
+    house: House, seed: int
+) -> None:
+    """Requests of all kinds, deaths and failures in a random order."""
+    rng = random.Random(seed)
+    for index in range(5):
+        house.add(f"m{index}", rng.randint(20, 70), ttl_seconds=rng.choice([3.0, 1e9]))
+    ended = 0
+
+    async def ask(name: str, turns: int) -> None:
+        nonlocal ended
+        try:
+            async with house.pool.using(name):
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+        except LoadFailed:
+            pass
+        ended += 1
+
+    with fail_after(6 * SECONDS):
+        async with create_task_group() as tasks:
+            for _ in range(400):
+                name = rng.choice(list(house.sources))
+                source = house.sources[name]
+                tasks.start_soon(ask, name, rng.randint(0, 20))
+                source.failure = ValueError("it fails") if rng.random() < 0.1 else None
+                if source.loaded and rng.random() < 0.1:
+                    source.loaded[-1].die("SIGKILL")
+                for _ in range(rng.randint(0, 10)):
+                    await anyio.lowlevel.checkpoint()
+                    _check(house)
+                house.pass_time(rng.expovariate(1.0))
+            while ended < 400:
+                house.pass_time(1.0)
+                _check(house)
+                await anyio.lowlevel.checkpoint()
+    assert all(model.state.n_users == 0 for model in house.pool.models.values())
+
+
+def _check(house: House) -> None:
+    states = [model.state for model in house.pool.models.values()]
+    assert sum(state.need_bytes for state in states if state.state in RESIDENT) <= 100
+    for name, source in house.sources.items():
+        alive = sum(not model.over.is_set() for model in source.loaded)
+        assert alive <= 1, f"{name} is loaded twice"
