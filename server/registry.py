@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from anyio import TASK_STATUS_IGNORED, Event, create_task_group, to_thread
+from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, Telemetry
@@ -40,6 +40,9 @@ log = logging.getLogger("rootstock")
 
 BUDGET_SHARE = 0.8
 """Of the memory that is free at start, where several models share it: others' grows, too."""
+
+CORRECTION_SECONDS = 1.0
+"""Between two looks at what processes really take."""
 
 STORAGE_SHARE = 0.25
 """Of the budget, for the KV cache of one model that is not told how much."""
@@ -107,6 +110,10 @@ class ModelRegistry:
         async with create_task_group() as self._tasks:
             await self._tasks.start(self.pool.run)
             task_status.started()
+            while True:
+                await sleep(CORRECTION_SECONDS)
+                for name, loaded in self.all_loaded().items():
+                    await self._correct(name, loaded.engine)
 
     async def preload(self) -> None:
         """Load what is to be there at start, in the order of the settings, as long as there is
@@ -217,10 +224,18 @@ class ModelRegistry:
         storage_bytes = int(self.pool.budget_bytes * STORAGE_SHARE)
         return await to_thread.run_sync(needed_bytes, config, checkpoint, storage_bytes)
 
+    async def _correct(self, name: str, engine: Engine) -> None:
+        """What a model takes is what its engine has promised, or more if its process has more."""
+        memory = (await engine.stats()).memory
+        if not self._is_alone:
+            promised = memory.promise.kept + memory.promise.workspace
+            self.pool.correct(name, max(promised, memory.resident))
+
     async def _load(self, known: KnownModel, memory_bytes: int) -> LoadedModel:
         config = self.settings.config_of(known.settings, memory_bytes or None)
         engine = await self._start(config, known.telemetry, known.report)
         known.card = engine.card
+        await self._correct(known.names[0], engine)
         served = served_models(known.names, engine, known.settings, known.replays, self.workers)
         return LoadedModel(engine, served, CacheFeed(engine, known.names[0], self._tasks))
 

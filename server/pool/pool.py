@@ -21,6 +21,9 @@ from server.pool.errors import LoadFailed, NeverFits, PoolClosed, WaitedTooLong
 from server.pool.pooled_model import Measuring, PooledModel, ResidentT, Stay, Waiter
 from server.pool.states import ModelState, State
 
+ABORT_SECONDS = 5.0
+"""For an engine that nobody uses any more to end what its clients have left behind."""
+
 log = logging.getLogger("rootstock.pool")
 
 
@@ -195,7 +198,7 @@ class ModelPool(Generic[ResidentT]):
             log.error("%s has ended: %s", name, how)
             model.fail(how, self._clock())
             self._wake.set()
-            await stay.model.drain(0)
+            await stay.model.drain(ABORT_SECONDS)
         else:
             model.set()  # its unloading need not wait for what has ended with it
 
@@ -209,7 +212,7 @@ class ModelPool(Generic[ResidentT]):
         assert stay is not None, "what is unloaded was ready"
         while stay.n_users and not stay.has_ended:
             await model.changed.wait()
-        await stay.model.drain(0)  # nothing runs any more
+        await stay.model.drain(ABORT_SECONDS)
         model.unloaded()
         log.info("%s is unloaded", name)
         self._wake.set()

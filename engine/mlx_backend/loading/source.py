@@ -27,13 +27,13 @@ _SAMPLE_BYTES = 4096
 
 def find_checkpoint(model: str, *, download: bool) -> Path:
     """The directory of a checkpoint given as a directory or as a Hugging Face repository; of the
-    embedded default where `model` is empty.
+    embedded default where `model` is empty, or its name.
 
     What begins with `/`, `.` or `~` is a directory. Without `download` a repository must have been
     fetched before. Code in repositories is neither fetched nor run. Raises ModelError, also when a
     file is missing or not whole.
     """
-    if not model:
+    if model in {"", DEFAULT_NAME}:
         return DEFAULT_CHECKPOINT
     return _checked(_directory(model) or (_fetched(model) if download else _cached(model)))
 
