@@ -29,6 +29,7 @@ class RequestRecord:
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
     n_bytes: int = 0  # of its body, and of what that names
     slot: Slot = field(default_factory=Slot)  # of the worker that prepares large requests
+    allowed_models: frozenset[str] | None = None  # of its key, by name; None: all
     cache_namespace: str = ""  # of its key, if the keys share nothing
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Shares of its key's limits and of the body budget. RequestLimits closes it at the end of the

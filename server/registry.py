@@ -4,7 +4,15 @@ import logging
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -143,6 +151,13 @@ class ModelRegistry:
 
     def state(self, name: str) -> ModelState:
         return self.pool.models[name].state
+
+    def is_among(self, name: str, allowed: Collection[str] | None) -> bool:
+        """Whether a key that allows these models, by any of their names, allows this one. None: all
+        are allowed. Raises ApiError (404).
+        """
+        own = self.find(name)
+        return allowed is None or not {*self.known[own].names}.isdisjoint(allowed)
 
     def is_ready(self, name: str) -> bool:
         """Whether a request for it need not wait. Raises ApiError (404)."""

@@ -15,7 +15,7 @@ from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
 from server.dialects.responses.storage.background import BackgroundResponses
 from server.dialects.responses.storage.store import ResponseStore
-from server.errors import invalid
+from server.errors import ApiError, invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
 from server.metrics.models import LoadedFigures, ModelFigures
@@ -46,11 +46,18 @@ class Service:
         """The model of that name, loaded if it is not; without a name, the first. It stays until
         the request of the record is over.
 
-        Raises ApiError (400, 404, 503) and EngineStopped.
+        Raises ApiError (400, 403, 404, 503) and EngineStopped.
         """
+        self.check_allowed(name, record)
         model = await record.held.enter_async_context(self.models.using(name))
         record.model = model.name
         return model
+
+    def check_allowed(self, name: str, record: RequestRecord) -> None:
+        """Raise ApiError (403) for a model that the request's key may not use."""
+        if not self.models.is_among(name, record.allowed_models):
+            message = f"This API key may not use the model '{name or self.models.find(name)}'."
+            raise ApiError(403, message, param="model", code="model_not_allowed")
 
     async def stats(self) -> dict[str, EngineStats]:
         """Of each loaded model, by its name. At once, whatever step is running."""

@@ -54,6 +54,7 @@ class ApiKey(BaseModel):
     name: Annotated[str, AfterValidator(_checked_name)]
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     role: Role = Role.USER
+    models: tuple[str, ...] | None = Field(None, max_length=256)  # that it may use; None: all
     concurrency: int | None = Field(None, ge=1, le=1_000_000, strict=True)
     requests_per_minute: int | None = Field(None, ge=1, le=1_000_000, strict=True)
     tokens_per_minute: int | None = Field(None, ge=1, le=10**12, strict=True)

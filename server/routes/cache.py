@@ -118,7 +118,7 @@ async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
 
 
 @router.post(
-    "/probe", responses=errors(400, 404, 408, 413, 503), openapi_extra=json_body(PromptOrChat)
+    "/probe", responses=errors(400, 403, 404, 408, 413, 503), openapi_extra=json_body(PromptOrChat)
 )
 async def probe_cache(
     body: ProbeBody, service: ServiceDependency, record: RecordDependency

@@ -22,7 +22,7 @@ ChatBody = Annotated[ChatRequest, Depends(JsonBody(ChatRequest))]
 @router.post(
     "/v1/chat/completions",
     response_model=ChatCompletion,
-    responses=stream_of(ChatChunk) | errors(400, 404, 408, 410, 413, 429, 503),
+    responses=stream_of(ChatChunk) | errors(400, 403, 404, 408, 410, 413, 429, 503),
     openapi_extra=json_body(ChatRequest),
 )
 async def create_chat_completion(

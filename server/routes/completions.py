@@ -22,7 +22,7 @@ CompletionBody = Annotated[CompletionRequest, Depends(JsonBody(CompletionRequest
 @router.post(
     "/v1/completions",
     response_model=Completion,
-    responses=stream_of(CompletionChunk) | errors(400, 404, 408, 410, 413, 429, 503),
+    responses=stream_of(CompletionChunk) | errors(400, 403, 404, 408, 410, 413, 429, 503),
     openapi_extra=json_body(CompletionRequest),
 )
 async def create_completion(

@@ -41,7 +41,7 @@ async def stream_when_loaded(name: str, begin: Begin, http: Request, service: Se
     """Likewise, for server-sent events: while the model is being loaded there are comments."""
     if service.models.is_ready(name):
         return await when_loaded(name, begin, http, service)
-    service.models.find(name)
+    service.check_allowed(name, request_record(http.scope))
     return LoadingStream(name, begin, service)
 
 

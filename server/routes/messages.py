@@ -26,7 +26,7 @@ CountTokensBody = Annotated[CountTokensRequest, Depends(JsonBody(CountTokensRequ
 @router.post(
     "/v1/messages",
     response_model=MessageBody,
-    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 404, 408, 410, 413, 429, 503),
+    responses=stream_of_events(MESSAGE_EVENTS) | errors(400, 403, 404, 408, 410, 413, 429, 503),
     openapi_extra=json_body(MessagesRequest),
 )
 async def create_message(
@@ -52,7 +52,7 @@ async def create_message(
 
 @router.post(
     "/v1/messages/count_tokens",
-    responses=errors(400, 404, 408, 413, 503),
+    responses=errors(400, 403, 404, 408, 413, 503),
     openapi_extra=json_body(CountTokensRequest),
 )
 async def count_tokens(

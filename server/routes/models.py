@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query
 
 from server.openapi import errors
 from server.schemas.models import Model, ModelList
-from server.service import Service, ServiceDependency
+from server.service import RecordDependency, Service, ServiceDependency
 
 router = APIRouter()
 
@@ -16,26 +16,33 @@ router = APIRouter()
 @router.get("/v1/models", response_model_exclude_unset=True, responses=errors(400, 503))
 async def list_models(
     service: ServiceDependency,
+    record: RecordDependency,
     client_version: Annotated[str | None, Query(max_length=256)] = None,
 ) -> ModelList:
     """Codex sends `client_version`, and expects a list `models` of its own form beside `data`. It
     is empty: its entries would have to contain Codex's own instructions.
     """
     for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
-    listed = [_model(service, name, own) for name, own in service.models.names()]
+    allowed = record.allowed_models
+    listed = [
+        _model(service, name, own)
+        for name, own in service.models.names()
+        if service.models.is_among(name, allowed)
+    ]
     return ModelList(
         object="list",
         data=listed,
         has_more=False,
-        first_id=listed[0].id,
-        last_id=listed[-1].id,
+        first_id=listed[0].id if listed else None,
+        last_id=listed[-1].id if listed else None,
         **for_codex,
     )
 
 
 @router.head("/v1/models/{id:path}", include_in_schema=False)
-@router.get("/v1/models/{id:path}", responses=errors(404, 503))
-async def get_model(id: str, service: ServiceDependency) -> Model:
+@router.get("/v1/models/{id:path}", responses=errors(403, 404, 503))
+async def get_model(id: str, service: ServiceDependency, record: RecordDependency) -> Model:
+    service.check_allowed(id, record)
     return _model(service, id, service.models.find(id))
 
 

@@ -28,7 +28,7 @@ router = APIRouter()
 @router.post(
     "/v1/chat/completions/render",
     response_model=RenderedRequest,
-    responses=errors(400, 404, 408, 413, 503),
+    responses=errors(400, 403, 404, 408, 413, 503),
     openapi_extra=json_body(ChatRequest),
 )
 async def render_chat_completion(
@@ -50,7 +50,7 @@ async def render_chat_completion(
 @router.post(
     "/v1/completions/render",
     response_model=RenderedRequests,
-    responses=errors(400, 404, 408, 413, 503),
+    responses=errors(400, 403, 404, 408, 413, 503),
     openapi_extra=json_body(CompletionRequest),
 )
 async def render_completion(

@@ -51,7 +51,7 @@ NO_COMPACTING = (
 @router.post(
     "",
     response_model=ResponseBody,
-    responses=stream_of_events(RESPONSE_EVENTS) | errors(400, 404, 408, 410, 413, 429, 503),
+    responses=stream_of_events(RESPONSE_EVENTS) | errors(400, 403, 404, 408, 410, 413, 429, 503),
     openapi_extra=json_body(ResponsesRequest),
 )
 async def create_response(
@@ -73,7 +73,7 @@ async def create_response(
 
 @router.post(
     "/input_tokens",
-    responses=errors(400, 404, 408, 413, 503),
+    responses=errors(400, 403, 404, 408, 413, 503),
     openapi_extra=json_body(InputTokensRequest),
 )
 async def count_input_tokens(

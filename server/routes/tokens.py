@@ -30,7 +30,7 @@ DetokenizeBody = Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest
 @router.post(
     "/tokenize",
     response_model=TokenizeResponse,
-    responses=errors(400, 404, 408, 413, 503),
+    responses=errors(400, 403, 404, 408, 413, 503),
     openapi_extra=json_body(TokenizeRequest),
 )
 async def tokenize(
@@ -48,7 +48,7 @@ async def tokenize(
 @router.post(
     "/detokenize",
     response_model=DetokenizeResponse,
-    responses=errors(400, 404, 408, 413, 503),
+    responses=errors(400, 403, 404, 408, 413, 503),
     openapi_extra=json_body(DetokenizeRequest),
 )
 async def detokenize(

@@ -31,6 +31,6 @@ class ModelList(BaseModel):
     object: Literal["list"]
     data: list[Model]
     has_more: Literal[False]
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None
     models: list[Any] | None = None  # set for Codex alone, which reads no list without it

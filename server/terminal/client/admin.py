@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from server.schemas.admin import LiveRequest, LiveRequests
 from server.schemas.cache import CacheStatsResponse, ClearResponse, ProbeResponse
 from server.schemas.cache_tree import CacheTree
+from server.schemas.pool import PooledModelInfo, PooledModels
 from server.terminal.client.http import PATIENT, Endpoint, answer, ask, connection
 from server.terminal.client.sse import EventStream
 from server.terminal.client.wire import one_line
@@ -39,6 +40,17 @@ class Admin:
     def probe_cache(self, body: dict[str, object]) -> ProbeResponse:
         return self._asked(ProbeResponse, "POST", "cache/probe", body)
 
+    def models(self) -> PooledModels:
+        return self._asked(PooledModels, "GET", "models")
+
+    def load(self, model: str) -> PooledModelInfo:
+        """Waits until it is loaded."""
+        return self._acted("load", model)
+
+    def unload(self, model: str) -> PooledModelInfo:
+        """Waits until it is gone."""
+        return self._acted("unload", model)
+
     def requests(self) -> list[LiveRequest]:
         return self._asked(LiveRequests, "GET", "requests").requests
 
@@ -57,6 +69,11 @@ class Admin:
             for piece in response.iter_bytes():
                 for data in stream.feed(piece):
                     yield _read(CacheTree, data)
+
+    def _acted(self, action: str, model: str) -> PooledModelInfo:
+        path = f"models/{action}?{urlencode({'model': model})}"
+        with answer(self.http, "POST", path, timeout=PATIENT) as response:
+            return _read(PooledModelInfo, response.read())
 
     def _asked(self, model: type[Answer], method: str, path: str, body: object = None) -> Answer:
         return _read(model, ask(self.http, method, path, body))

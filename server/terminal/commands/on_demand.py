@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 NAMES = (
-    *("serve", "chat", "launch", "bench", "ps", "top", "cache"),
+    *("serve", "chat", "launch", "bench", "ps", "load", "unload", "top", "cache"),
     *("pull", "ls", "rm", "doctor", "key"),
 )
 

@@ -1,9 +1,10 @@
 """`rootstock ps`."""
 
+from server.pool.states import RESIDENT, State
 from server.schemas.admin import LiveRequest
 from server.schemas.cache import CacheStatsResponse
+from server.schemas.pool import PooledModelInfo, PooledModels
 from server.terminal.client.admin import administered
-from server.terminal.client.models import served_models
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import errors_printed
 from server.terminal.flags import settings_or_exit
@@ -16,6 +17,7 @@ ID_CHARACTERS = 8
 CLIENT_CHARACTERS = 14
 """Enough to tell requests and clients apart, and to leave each request a line of 80."""
 
+MODEL_HEADS = ("model", "state", "memory", "requests", "idle")
 HEADS = ("request", "status", "client", "prompt", "cached", "answer", "age")
 
 app = command_app()
@@ -23,25 +25,54 @@ app = command_app()
 
 @app.command()
 def ps(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
-    """Show what runs: the daemon, its model, its cache, and every live request."""
+    """Show what runs: the daemon, its models, the cache of the first, and every live request."""
     with errors_printed():
         endpoint = endpoint_of(url, api_key, settings_or_exit({}))
-        models = [model.name for model in served_models(endpoint)]
         with administered(endpoint) as daemon:
-            live, cache = daemon.requests(), daemon.cache_stats()
+            live, pool = daemon.requests(), daemon.models()
+            first = pool.models[0].state is State.READY
+            cache = daemon.cache_stats() if first else None
     running = sum(request.status == "running" for request in live)
     show(
         facts(
             [
                 ("daemon", endpoint.base_url),
-                ("model", ", ".join(models)),
+                ("model", _names(pool)),
                 ("requests", f"{running} running, {len(live) - running} waiting"),
-                ("cache", _use(cache)),
+                ("cache", "" if cache is None else _use(cache)),
+                ("memory", _budget(pool)),
             ]
         )
     )
+    if len(pool.models) > 1:
+        show(listing(MODEL_HEADS, [_model_row(model) for model in pool.models]))
     if live:
         show(listing(HEADS, [_row(request) for request in live]))
+
+
+def _names(pool: PooledModels) -> str:
+    """Of the only model, all its names; several have a table."""
+    if len(pool.models) > 1:
+        return ""
+    return ", ".join((pool.models[0].id, *pool.models[0].aliases))
+
+
+def _budget(pool: PooledModels) -> str:
+    if pool.budget_bytes is None:
+        return ""
+    resident = (model for model in pool.models if model.state in RESIDENT)
+    taken = sum(model.memory_bytes or 0 for model in resident)
+    return f"{bytes_text(taken)} of {bytes_text(pool.budget_bytes)} taken by models"
+
+
+def _model_row(model: PooledModelInfo) -> tuple[str, ...]:
+    return (
+        model.id,
+        model.state,
+        bytes_text(model.memory_bytes) if model.memory_bytes else "",
+        f"{model.requests + model.waiting:,}",
+        "" if model.idle_seconds is None else f"{model.idle_seconds:,.0f} s",
+    )
 
 
 def _use(cache: CacheStatsResponse) -> str:
