@@ -23,7 +23,6 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, Telemetry
 from engine.launch import (
-    DEFAULT_NAME,
     find_checkpoint,
     free_bytes,
     launch,
@@ -83,11 +82,6 @@ class KnownModel:
     replays: Replays = field(default_factory=Replays)
     card: ModelCard | None = None  # since it was first loaded
     progress: str = ""  # the last line on how loading goes
-
-    @property
-    def source(self) -> str:
-        """The directory or repository that it comes from."""
-        return self.settings.model or DEFAULT_NAME
 
     def report(self, line: str) -> None:
         self.progress = line
@@ -206,7 +200,7 @@ class ModelRegistry:
         self.closed.set()
 
     def _add(self, model: ModelSettings) -> None:
-        names = tuple(model.served_model_name) or (public_name(model.model or DEFAULT_NAME),)
+        names = tuple(model.served_model_name) or (public_name(model.source),)
         self.known[names[0]] = known = KnownModel(model, names)
         self._name_of |= dict.fromkeys(names, names[0])
         self.pool.models[names[0]] = PooledModel(

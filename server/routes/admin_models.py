@@ -63,7 +63,7 @@ def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) ->
     return PooledModelInfo(
         id=name,
         aliases=aliases,
-        source=known.source,
+        source=known.settings.source,
         state=state.state,
         failure=model.failure or None,
         progress=known.progress if is_loading else None,

@@ -40,7 +40,7 @@ def _in_force(settings: Settings) -> Iterator[SettingInForce]:
     for name, field in Settings.model_fields.items():
         yield SettingInForce(
             name=name,
-            value=values[name],
+            value=values[name] if name != "models" else [m.source for m in settings.models],
             is_default=values[name] == defaults[name],
             description=field.description or "",
         )

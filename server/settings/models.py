@@ -6,6 +6,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine.launch import DEFAULT_NAME
 from engine.types.settings import EngineConfig
 from server.settings.conversation import ConversationSettings
 from server.settings.disk_cache import DiskCacheSettings
@@ -41,6 +42,11 @@ class ModelSettings(ConversationSettings, ResidencySettings, EngineSettings):
 
     model: str = Field("", max_length=4096, description=MODEL)
     served_model_name: Texts = Field((), description=NAMES)
+
+    @property
+    def source(self) -> str:
+        """The directory or repository that it comes from."""
+        return self.model or DEFAULT_NAME
 
 
 class ModelsSettings(ConversationSettings, ResidencySettings, DiskCacheSettings):

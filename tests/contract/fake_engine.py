@@ -199,6 +199,7 @@ class FakeEngine:
     watches: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: Gate = field(default_factory=Gate)
+    _how: str = "it was drained"
     _seen: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     _counters: RequestCounters = field(default_factory=RequestCounters)
     _live: dict[str, Request] = field(default_factory=dict)
@@ -318,7 +319,12 @@ class FakeEngine:
 
     async def ended(self) -> str:
         await self._stopped.passed()
-        return "it was drained"
+        return self._how
+
+    def die(self, how: str) -> None:
+        """End by itself, whatever runs."""
+        self._how = how
+        self._stopped.open()
 
     async def drain(self, timeout_seconds: float) -> None:
         self.drained.put(timeout_seconds)
@@ -326,7 +332,8 @@ class FakeEngine:
             self._idle.set()
         with move_on_after(timeout_seconds):
             await self._idle.wait()
-        self._stopped.open()
+        if not self._stopped.is_open:
+            self._stopped.open()
 
     async def _passed_or_stopped(self, gate: Gate) -> None:
         async with create_task_group() as tasks:

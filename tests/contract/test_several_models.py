@@ -1,0 +1,318 @@
+"""Several models behind one door: by name, loaded when asked for, within a budget."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.api import Engine, ModelError, Telemetry
+from engine.types.memory import MemoryPromise, MemoryStats
+from engine.types.settings import EngineConfig
+from engine.types.statistics import EngineStats
+from server.registry import ModelRegistry
+from server.settings import Settings
+from server.settings.models import ModelSettings
+from tests.contract.access.helpers import bearer, key_file, secret_of
+from tests.contract.daemon import serving
+from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.test_service_routes import metric_families
+
+HI = {"role": "user", "content": "hi"}
+MIB = 1 << 20
+PROMISE = MemoryPromise(weights=20 * MIB, storage=50 * MIB, workspace=300 * MIB)
+
+
+class Small(FakeEngine):
+    """What it takes of memory is what was computed for it."""
+
+    async def stats(self) -> EngineStats:
+        stats = await super().stats()
+        return replace(stats, memory=MemoryStats(0, 0, 0, 0, PROMISE))
+
+
+class Engines:
+    """Starts a fake engine for each load, when its gate is open, or says why not."""
+
+    def __init__(self) -> None:
+        self.started: list[EngineConfig] = []
+        self.made: list[FakeEngine] = []
+        self.gate: Gate | None = None
+        self.failure: Exception | None = None
+
+    async def __call__(
+        self, config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
+    ) -> Engine:
+        self.started.append(config)
+        report("loading weights")
+        if self.gate is not None:
+            await self.gate.passed()
+        if self.failure is not None:
+            raise self.failure
+        self.made.append(Small(Script(answers=[f"I am load {len(self.started)}"])))
+        return self.made[-1]
+
+
+def settings_of(**more: Any) -> Settings:
+    """Three models, of which the first two fit."""
+    models = (
+        ModelSettings(model="rootstock-demo", served_model_name=("one", "uno")),
+        ModelSettings(model="rootstock-demo", served_model_name=("two",), preload=False),
+        ModelSettings(model="rootstock-demo", served_model_name=("three",), preload=False),
+    )
+    given: dict[str, Any] = {"port": 0, "models": models, "memory_budget": 1300 * MIB}
+    return Settings(**(given | more))
+
+
+@pytest.fixture
+def engines() -> Engines:
+    return Engines()
+
+
+Serve = Callable[..., httpx.Client]
+
+
+@pytest.fixture
+def serve(engines: Engines) -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        def start(settings: Settings | None = None, **headers: str) -> httpx.Client:
+            chosen = settings or settings_of()
+            url = stack.enter_context(serving(ModelRegistry(chosen, engines), chosen))
+            client = httpx.Client(base_url=url, headers=headers, timeout=30)
+            return stack.enter_context(client)
+
+        yield start
+
+
+def chat(client: httpx.Client, model: str, **more: Any) -> httpx.Response:
+    body = {"model": model, "messages": [HI], **more}
+    return client.post("/v1/chat/completions", json=body)
+
+
+def said(answer: httpx.Response) -> str:
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def states(client: httpx.Client) -> dict[str, str]:
+    return {one["id"]: one["state"] for one in client.get("/admin/models").json()["models"]}
+
+
+def waits_for(client: httpx.Client, n: int) -> None:
+    """Returns when so many requests wait for the second model."""
+    while client.get("/admin/models").json()["models"][1]["waiting"] < n:
+        pass
+
+
+def test_each_name_has_its_model(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    assert states(client) == {"one": "ready", "two": "unloaded", "three": "unloaded"}
+    assert said(chat(client, "uno")) == said(chat(client, "one")) == said(chat(client, ""))
+    assert said(chat(client, "two")) == "I am load 2"
+    assert states(client) == {"one": "ready", "two": "ready", "three": "unloaded"}
+    assert said(chat(client, "two")) == "I am load 2"
+    assert len(engines.started) == 2
+
+
+def test_the_least_recently_used_gives_way_within_the_budget(
+    serve: Serve, engines: Engines
+) -> None:
+    client = serve()
+    for name in ("two", "one", "three"):
+        assert chat(client, name).status_code == 200
+    assert states(client) == {"one": "ready", "two": "unloaded", "three": "ready"}
+    assert engines.made[1].drained.qsize() == 1
+    given = [config.memory_bytes or 0 for config in engines.started]
+    assert all(400 * MIB < each < 800 * MIB for each in given)
+
+
+def test_an_unknown_name_is_no_other_model(serve: Serve, engines: Engines) -> None:
+    answer = chat(serve(), "four")
+    assert answer.status_code == 404
+    assert "'one', 'uno', 'two', 'three'" in answer.json()["error"]["message"]
+    assert len(engines.started) == 1
+
+
+def test_sixteen_first_requests_are_one_load(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    engines.gate = Gate()
+
+    async def ask_all() -> list[httpx.Response]:
+        body = {"model": "two", "messages": [HI]}
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=30) as http:
+            asked = [
+                asyncio.create_task(http.post("/v1/chat/completions", json=body)) for _ in range(16)
+            ]
+            await asyncio.to_thread(waits_for, client, 16)
+            assert engines.gate is not None
+            engines.gate.open()
+            return list(await asyncio.gather(*asked))
+
+    answers = asyncio.run(ask_all())
+    assert {answer.status_code for answer in answers} == {200}
+    assert len(engines.started) == 2
+
+
+def test_a_stream_has_comments_while_its_model_is_loaded(serve: Serve, engines: Engines) -> None:
+    client = serve(settings_of(keepalive_seconds=0.01))
+    engines.gate = Gate()
+    body = {"model": "two", "stream": True, "messages": [HI]}
+    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.status_code == 200
+        lines = answer.iter_lines()
+        assert next(lines) == ": keep-alive"
+        engines.gate.open()
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert sum('"role":"assistant"' in line for line in rest) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "event"),
+    [
+        ("/v1/chat/completions", {"messages": [HI]}, None),
+        ("/v1/completions", {"prompt": "x"}, None),
+        ("/v1/responses", {"input": "x"}, "error"),
+        ("/v1/messages", {"max_tokens": 1, "messages": [HI]}, "error"),
+    ],
+)
+def test_what_fails_behind_comments_is_an_event(
+    serve: Serve, engines: Engines, path: str, body: dict[str, Any], event: str | None
+) -> None:
+    client = serve(settings_of(keepalive_seconds=0.01))
+    engines.gate, engines.failure = Gate(), ModelError("no weights")
+    with client.stream("POST", path, json={"model": "two", "stream": True, **body}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines) == ": keep-alive"
+        engines.gate.open()
+        rest = [line for line in lines if line and not line.startswith(":")]
+    assert rest[:-1] == ([f"event: {event}"] if event else [])
+    error = json.loads(rest[-1].removeprefix("data: "))["error"]
+    assert error["message"] == "The model 'two' cannot be used: no weights."
+
+
+def test_a_load_that_fails_is_an_error_with_its_reason_at_once_and_again(
+    serve: Serve, engines: Engines
+) -> None:
+    client = serve()
+    engines.failure = ModelError("no weights")
+    for _ in range(2):
+        answer = chat(client, "two")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "model_failed"
+        assert "no weights" in answer.json()["error"]["message"]
+    assert len(engines.started) == 2, "the second was refused without another try"
+    health = client.get("/health")
+    assert (health.status_code, health.json()["status"]) == (200, "degraded")
+    assert health.json()["reason"] == "two has failed: no weights"
+    assert chat(client, "one").status_code == 200
+    engines.failure = None
+    assert client.post("/admin/models/unload?model=two").json()["state"] == "unloaded"
+    assert chat(client, "two").status_code == 200
+
+
+def test_what_never_fits_is_refused_at_once(serve: Serve, engines: Engines) -> None:
+    models = (
+        ModelSettings(model="rootstock-demo", served_model_name=("one",)),
+        ModelSettings(
+            model="rootstock-demo",
+            served_model_name=("large",),
+            preload=False,
+            kv_cache_bytes=4 << 30,
+        ),
+    )
+    answer = chat(serve(settings_of(models=models)), "large")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_too_large")
+    assert "memory_budget" in answer.json()["error"]["message"]
+    assert len(engines.started) == 1
+
+
+def test_an_admin_loads_and_unloads(serve: Serve) -> None:
+    client = serve()
+    loaded = client.post("/admin/models/load?model=two").json()
+    assert (loaded["id"], loaded["state"], loaded["requests"]) == ("two", "ready", 1)
+    assert client.post("/admin/models/unload?model=uno").json()["state"] == "unloaded"
+    assert states(client) == {"one": "unloaded", "two": "ready", "three": "unloaded"}
+    assert client.post("/admin/models/load?model=four").status_code == 404
+    listed = client.get("/v1/models").json()["data"]
+    assert [(one["id"], one["state"]) for one in listed] == [
+        *(("one", "unloaded"), ("uno", "unloaded")),
+        *(("two", "ready"), ("three", "unloaded")),
+    ]
+    assert [one["max_model_len"] for one in listed] == [512, 512, 512, None]
+
+
+def test_looking_loads_nothing(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    for path in ("/admin/cache/tree", "/admin/cache/stats", "/admin/cache/nodes/1"):
+        answer = client.get(path, params={"model": "two"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_not_loaded")
+        assert client.get(path, params={"model": "four"}).status_code == 404
+    assert client.get("/admin/cache/stats", params={"model": "uno"}).status_code == 200
+    daemon = client.get("/admin/daemon", params={"model": "two"}).json()
+    assert (daemon["names"], daemon["model"], daemon["memory"]) == (["two"], None, None)
+    assert len(engines.started) == 1
+
+
+def test_figures_have_the_name_of_their_model(serve: Serve) -> None:
+    client = serve()
+    chat(client, "two")
+    families = metric_families(client.get("/metrics").text)
+    running = families["rootstock_requests_running"].samples
+    assert {sample.labels["model"] for sample in running} == {"one", "two"}
+    state = {
+        sample.labels["model"]: sample.labels["state"]
+        for sample in families["rootstock_model_state"].samples
+        if sample.value
+    }
+    assert state == {"one": "ready", "two": "ready", "three": "unloaded"}
+
+
+def test_a_key_reaches_the_models_it_names(serve: Serve, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, alice={"models": ["uno"]}, root={"role": "admin"})
+    client = serve(settings_of(api_keys_file=keys), **bearer(secret_of("alice")))
+    assert chat(client, "one").status_code == 200
+    for model in ("two", "three"):
+        for body in ({}, {"stream": True}):
+            answer = chat(client, model, **body)
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "model_not_allowed"
+    assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["one", "uno"]
+    assert client.get("/v1/models/two").status_code == 403
+    assert client.get("/admin/models").status_code == 403
+    assert client.get("/admin/models", headers=bearer(secret_of("root"))).status_code == 200
+
+
+def test_a_model_that_dies_ends_its_own_requests_and_is_loaded_again(
+    serve: Serve, engines: Engines
+) -> None:
+    client = serve()
+    assert chat(client, "two").status_code == 200
+    engines.made[1].die("SIGKILL")
+    while states(client)["two"] != "failed":
+        pass
+    assert chat(client, "one").status_code == 200
+    assert said(chat(client, "two")) == "I am load 3"
+
+
+def test_the_names_of_several_models_are_in_their_entries() -> None:
+    with pytest.raises(ValueError, match="served_model_name: is of one model"):
+        Settings(model=("a", "b"), served_model_name=("c",))
+
+
+def test_settings_of_all_hold_for_each_that_says_nothing_else() -> None:
+    settings = Settings(
+        model=("a",),
+        models=(ModelSettings(model="b", max_running=4, ttl_seconds=5.0),),
+        block_size=8,
+        ttl_seconds=60.0,
+    )
+    first, second = settings.each_model()
+    assert (first.model, first.block_size, first.max_running, first.ttl_seconds) == ("a", 8, 32, 60)
+    assert (second.model, second.block_size, second.max_running) == ("b", 8, 4)
+    assert second.ttl_seconds == 5.0
