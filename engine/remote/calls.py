@@ -1,5 +1,6 @@
 """What the server asks of an engine's process: one class a call, with what it does there."""
 
+import faulthandler
 import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from engine.types.request import Request
 from engine.types.settings import LOG_FORMAT, EngineConfig
 from engine.types.statistics import ProcessStats, RequestInfo
 
+HANGS_SECONDS = 3.0
+"""Behind the time for requests and for the disk. The server waits for five."""
+
+STDERR = 2  # the descriptor: Python's own stream may be in the midst of a line
+
 
 class Host(Protocol):
     """The process's end: its engine, the watch while there is one, and what goes to the server."""
@@ -23,6 +29,7 @@ class Host(Protocol):
     engine: EngineThread
     watch: CacheWatch
     watching: AsyncExitStack
+    disk_seconds: float  # that writing the disk cache may take at the end
 
     async def load(self, config: EngineConfig) -> None: ...
 
@@ -174,7 +181,14 @@ class Drain:
     call: Literal["drain"] = "drain"
 
     async def run(self, host: Host) -> None:
-        await host.engine.drain(self.timeout_seconds)
+        """Should something hang, say in the log what all threads do, before the server gives up."""
+        faulthandler.dump_traceback_later(
+            self.timeout_seconds + host.disk_seconds + HANGS_SECONDS, file=STDERR
+        )
+        try:
+            await host.engine.drain(self.timeout_seconds)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 Call: TypeAlias = (

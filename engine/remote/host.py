@@ -76,6 +76,7 @@ class EngineHost:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._is_alive: Callable[[], bool] = lambda: True  # until there is an engine
         self.watching = AsyncExitStack()
+        self.disk_seconds = 0.0
 
     def take(self, message: Numbered | Cancel) -> None:
         match message:
@@ -86,6 +87,7 @@ class EngineHost:
                     self._tasks[number].cancel()
 
     async def load(self, config: EngineConfig) -> None:
+        self.disk_seconds = config.disk.shutdown_seconds if config.disk else 0.0
         build = self._make_build(config, self._durations, self._report)
         self.engine = await asyncio.to_thread(
             EngineThread.start, build, self._deliver, self._say_ended

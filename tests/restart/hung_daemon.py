@@ -4,9 +4,11 @@ flags of `serve`. It says so on standard error when it does.
 
 import sys
 import threading
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 from unittest import mock
 
+from engine.child_process import start_child
 from server.cli import app
 
 HANGING = {
@@ -14,7 +16,7 @@ HANGING = {
     "worker": "server.generation.completion_task._requests",
     "writer": "kvstore.tier.disk.segments.Segments.write",
 }
-"""What is called in its place does not come back."""
+"""What is called in its place does not come back, in the server or in the engine's process."""
 
 SAYS = "hangs for good"
 
@@ -25,9 +27,18 @@ def hang(*_: object) -> NoReturn:
         threading.Event().wait()
 
 
+def start_hung_engine(what: str, module: str) -> object:
+    """In place of the engine's own module."""
+    return start_child("tests.restart.hung_engine", what)
+
+
 def main() -> None:
     what = sys.argv.pop(1)
-    with mock.patch(HANGING[what], hang):
+    place = HANGING[what]
+    patch: Any = mock.patch(place, hang)
+    if not place.startswith("server."):
+        patch = mock.patch("engine.launch.start_child", partial(start_hung_engine, what))
+    with patch:
         app(["serve", *sys.argv[1:]])
 
 
