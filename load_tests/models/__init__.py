@@ -1,0 +1,1 @@
+"""Several models in one daemon: within their budget, through deaths, and swapped."""
