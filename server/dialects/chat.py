@@ -25,6 +25,7 @@ from server.schemas.chat import (
     ChatChunk,
     ChatCompletion,
     ChatFinishReason,
+    ChatRequest,
     ChoiceLogprobs,
     ChunkChoice,
     Delta,
@@ -40,14 +41,14 @@ def no_logprobs(entries: Sequence[TokenLogprob]) -> None:
 class ChatBuilder:
     """A ResponseBuilder of chat completions."""
 
-    def __init__(self, task: ChatTask) -> None:
+    def __init__(self, body: ChatRequest, task: ChatTask) -> None:
         self.engine = task.model.engine
         self.requests = [task.request]
         self.meter = task.meter
-        self.is_streamed = task.body.stream
+        self.is_streamed = body.stream
         self.new_answer = task.new_answer
-        self.with_usage = task.body.include_usage
-        self.calls = call_shape(task.body)
+        self.with_usage = body.include_usage
+        self.calls = call_shape(body)
         self.fields = ResponseFields(
             id=f"chatcmpl-{task.request.id}",
             created=int(time.time()),
@@ -55,7 +56,7 @@ class ChatBuilder:
             system_fingerprint=self.engine.card.fingerprint,
         )
         self.logprobs: LogprobRenderer = no_logprobs
-        if task.body.logprobs:
+        if body.logprobs:
             self.logprobs = partial(chat_logprobs, self.engine.tokenizer)
 
     def writer(self) -> "ChatWriter":

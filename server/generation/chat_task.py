@@ -1,26 +1,24 @@
-"""A chat request as a request to the engine. Chat completions, Responses and Messages are all read
-into a ChatRequest, and treated alike from there on.
-"""
+"""A chat as a request to the engine, whatever dialect it was asked in."""
 
 from dataclasses import dataclass, replace
 from functools import partial
 
 from engine.types.request import Request
 from server.generation.answer import ChatAnswer
+from server.generation.chat import Chat
 from server.generation.engine_requests import chat_request
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
 from server.generation.tokens import chat_tokens
 from server.record import RequestRecord
-from server.schemas.chat import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTask:
     """The engine's request, and the plan by which its answers are read."""
 
-    body: ChatRequest
+    chat: Chat
     model: ServedModel
     request: Request
     plan: AnswerPlan
@@ -37,16 +35,16 @@ class ChatTask:
         return replace(self, request=request)
 
 
-async def chat_task(body: ChatRequest, model: ServedModel, record: RequestRecord) -> ChatTask:
+async def chat_task(chat: Chat, model: ServedModel, record: RequestRecord) -> ChatTask:
     """Raises ApiError (400) for what the model cannot serve."""
-    prompt = await chat_tokens(body, model, record)
-    planned = partial(_planned, body, prompt, model, record)
+    prompt = await chat_tokens(chat.conversation, model, record)
+    planned = partial(_planned, chat, prompt, model, record)
     return await model.workers.prepare(record, planned)
 
 
 def _planned(
-    body: ChatRequest, prompt: tuple[int, ...], model: ServedModel, record: RequestRecord
+    chat: Chat, prompt: tuple[int, ...], model: ServedModel, record: RequestRecord
 ) -> ChatTask:
-    plan = model.planner.plan(body, prompt)
-    request = chat_request(body, prompt, plan, model.engine.card, record)
-    return ChatTask(body, model, request, plan, UsageMeter(request.n))
+    plan = model.planner.plan(chat, prompt)
+    request = chat_request(chat, prompt, plan, model.engine.card, record)
+    return ChatTask(chat, model, request, plan, UsageMeter(request.n))

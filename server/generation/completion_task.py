@@ -59,5 +59,5 @@ def _requests(
     card = model.engine.card
     for prompt in prompts:
         check_prompt(prompt, card, "prompt")
-    constraint = model.planner.text_constraint(body)
+    constraint = model.planner.text_constraint(body.structure)
     return completion_requests(body, prompts, constraint, card, record)

@@ -8,22 +8,23 @@ from dataclasses import dataclass, replace
 from engine.types.model import Tokenizer
 from engine.types.request import Alternative, Constraint, Grammar, GrammarKind
 from server.errors import invalid
+from server.generation.chat import Chat, Structure
 from server.generation.thinking import Thinking
 from server.parsing.answer import ToolFormat
 from server.parsing.closed_schemas import closed
 from server.parsing.lark import Function, NotASchema, calls_grammar, loosened
-from server.schemas.chat import ChatRequest
-from server.schemas.common import GenerationRequest
 from server.schemas.structure import of_schema
 from server.schemas.tools import must_call
 from server.settings.conversation import ConversationSettings
 
 
-def answer_constraint(body: GenerationRequest, settings: ConversationSettings) -> Constraint | None:
-    """The constraint on what is answered, if the request has one."""
-    if body.structure is None:
+def answer_constraint(
+    structure: Structure | None, settings: ConversationSettings
+) -> Constraint | None:
+    """The constraint on what is answered, if it must be anything."""
+    if structure is None:
         return None
-    param, grammar = body.structure
+    param, grammar = structure
     is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
     return Constraint(
         _closed(grammar) if is_schema and settings.json_schemas == "closed" else grammar, param
@@ -61,16 +62,16 @@ class ConstraintWriter:
         self._thinking = thinking
         self._settings = settings
 
-    def constraint(self, body: ChatRequest, functions: Sequence[Function]) -> Constraint | None:
+    def constraint(self, chat: Chat, functions: Sequence[Function]) -> Constraint | None:
         """Raises ApiError (400) for a tool that cannot be held to its schema, but must be."""
         tools = self._tools if functions else None
-        if tools is not None and must_call(body.offered_choice):
+        if tools is not None and must_call(chat.conversation.tool_choice):
             begin = self._encoded(tools.syntax.opens + tools.syntax.begin)
-            grammar = self._required(tools, functions, many=body.allows_parallel_calls)
+            grammar = self._required(tools, functions, many=chat.parallel_calls)
             return Constraint(grammar, "tools", thinking=self._thinking.before_calls(begin))
         marker = self._marker(tools) if tools is not None else None
-        calls = self._once_begun(tools, marker, body, functions) if tools and marker else None
-        answer = answer_constraint(body, self._settings)
+        calls = self._once_begun(tools, marker, chat, functions) if tools and marker else None
+        answer = answer_constraint(chat.structure, self._settings)
         if answer is None:
             return calls
         return replace(
@@ -99,12 +100,12 @@ class ConstraintWriter:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _once_begun(
-        self, tools: ToolFormat, marker: _Marker, body: ChatRequest, functions: Sequence[Function]
+        self, tools: ToolFormat, marker: _Marker, chat: Chat, functions: Sequence[Function]
     ) -> Constraint | None:
         """The constraint on calls that the model chooses to make; None where all are allowed."""
-        parallel = body.allows_parallel_calls
+        parallel = chat.parallel_calls
         is_promised = not parallel or any(function.strict for function in functions)
-        is_promised |= len(functions) < len(body.offered_tools)
+        is_promised |= len(functions) < len(chat.conversation.tools)
         if not is_promised and self._settings.tool_guides == "strict-only":
             return None
         # Behind a marker that not each call has, others may follow.

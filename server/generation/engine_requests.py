@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 from engine.types.model import ModelCard, SamplingDefaults
 from engine.types.request import Constraint, Request, SamplingParams
 from server.errors import ApiError, ContextTooLong, invalid
+from server.generation.chat import Chat
 from server.generation.plan import AnswerPlan
 from server.record import RequestRecord
-from server.schemas.chat import ChatRequest
-from server.schemas.common import NO_LIMIT, GenerationRequest
+from server.schemas.common import NO_LIMIT, SampledRequest
 from server.schemas.completions import MAX_PROMPTS, CompletionRequest
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
@@ -17,22 +17,21 @@ MAX_CHOICES = MAX_PROMPTS
 
 
 def chat_request(
-    body: ChatRequest,
+    chat: Chat,
     prompt: tuple[int, ...],
     plan: AnswerPlan,
     card: ModelCard,
     record: RequestRecord,
 ) -> Request:
     """Raises ApiError (400) for what the model cannot serve."""
-    asked = body.max_completion_tokens or body.max_tokens
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = _max_tokens(asked, prompt, card, "messages")
+    max_tokens = _max_tokens(chat.max_tokens, prompt, card, "messages")
     check_prompt(prompt, card, "messages")
-    request = _request(body, prompt, card, record.id, record, max_tokens, body.n, logprobs)
+    sampling, logprobs = chat.sampling, chat.logprobs
+    request = _request(sampling, prompt, card, record.id, record, max_tokens, chat.n, logprobs)
     return replace(
         request,
         skip_special_tokens=plan.skip_special_tokens,
-        text_before=prompt if body.continue_final_message else (),
+        text_before=prompt if chat.conversation.continue_final_message else (),
         constraint=plan.constraint,
         thinking_budget=plan.thinking_budget,
     )
@@ -105,7 +104,7 @@ def check_token_ids(tokens: Sequence[int], card: ModelCard, param: str) -> None:
 
 
 def _request(
-    body: GenerationRequest,
+    body: SampledRequest,
     prompt: tuple[int, ...],
     card: ModelCard,
     request_id: str,
@@ -135,7 +134,7 @@ def _request(
 
 
 def _sampling(
-    body: GenerationRequest, card: ModelCard, max_tokens: int, logprobs: int | None
+    body: SampledRequest, card: ModelCard, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     if body.min_tokens > max_tokens:
         raise invalid(
@@ -158,13 +157,13 @@ def _sampling(
     )
 
 
-def _with_defaults(body: GenerationRequest, defaults: SamplingDefaults) -> SamplingDefaults:
+def _with_defaults(body: SampledRequest, defaults: SamplingDefaults) -> SamplingDefaults:
     """The request's values, and the model's defaults for those that it leaves out."""
     names = {field.name for field in fields(defaults)}
     return replace(defaults, **body.model_dump(include=names, exclude_none=True))
 
 
-def _logit_bias(body: GenerationRequest, card: ModelCard) -> Mapping[int, float]:
+def _logit_bias(body: SampledRequest, card: ModelCard) -> Mapping[int, float]:
     biases = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if biases and max(biases) >= card.vocab_size:
         limit = f"within 0 and {card.vocab_size - 1}"

@@ -111,9 +111,9 @@ def _text(message: Message) -> str:
 def _declared(body: Conversation) -> list[dict[str, Any]]:
     """The tools in the prompt: with a named choice all, so that the prompt is the same from turn to
     turn; with `none` none."""
-    if body.offered_choice == "none":
+    if body.tool_choice == "none":
         return []
-    return [tool.for_template() for tool in body.offered_tools]
+    return [tool.for_template() for tool in body.tools]
 
 
 def _template_message(

@@ -7,6 +7,7 @@ from typing import Any
 from engine.types.model import Replay, Tokenizer
 from engine.types.request import Constraint, ThinkingBudget
 from server.errors import invalid
+from server.generation.chat import Chat, Structure
 from server.generation.constraints import ConstraintWriter, answer_constraint
 from server.generation.thinking import Thinking
 from server.parsing.answer import AnswerFormat
@@ -21,8 +22,7 @@ from server.parsing.registry import (
     tool_format,
 )
 from server.parsing.stream import AnswerStream
-from server.schemas.chat import ChatRequest
-from server.schemas.common import GenerationRequest
+from server.schemas.chat import Conversation
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.tools import chosen_names
 from server.settings.conversation import ConversationSettings
@@ -72,12 +72,12 @@ class AnswerPlanner:
         """Whether the model has a known reasoning format."""
         return self._reasoning is not None
 
-    def plan(self, body: ChatRequest, prompt: Sequence[int]) -> AnswerPlan:
+    def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
         """Raises ApiError (400) for what the model has no format for."""
-        functions = _functions(body)
+        functions = _functions(chat.conversation)
         if functions and self._tools is None:
             message = "no format of tool calls is known for this model (tool_parser)"
-            raise invalid(f"{body.tools_field}: {message}", body.tools_field, UNSUPPORTED)
+            raise invalid(f"{chat.tools_field}: {message}", chat.tools_field, UNSUPPORTED)
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)
@@ -91,15 +91,15 @@ class AnswerPlanner:
             functions={function.name: function.parameters for function in functions},
             new_id=self._tools.new_id if self._tools else openai_id,
             skip_special_tokens=not self._has_special_markers(functions),
-            constraint=writer.constraint(body, functions),
-            thinking_budget=thinking.budget(body.thinking_budget),
+            constraint=writer.constraint(chat, functions),
+            thinking_budget=thinking.budget(chat.thinking_budget),
             opened=thinking.opened,
             reasoning_end=self._reasoning.end if self._reasoning else "",
         )
 
-    def text_constraint(self, body: GenerationRequest) -> Constraint | None:
-        """The constraint of a text completion, if the request has one."""
-        return answer_constraint(body, self._settings)
+    def text_constraint(self, structure: Structure | None) -> Constraint | None:
+        """The constraint of a text completion, if it must be anything."""
+        return answer_constraint(structure, self._settings)
 
     def _has_special_markers(self, functions: Sequence[Function]) -> bool:
         markers = [*self._tools.begins] if self._tools and functions else []
@@ -109,14 +109,14 @@ class AnswerPlanner:
         return any(token in marker for marker in markers for token in special)
 
 
-def _functions(body: ChatRequest) -> list[Function]:
+def _functions(conversation: Conversation) -> list[Function]:
     """The functions that may be called."""
-    choice = body.offered_choice
+    choice = conversation.tool_choice
     if choice == "none":
         return []
     names = chosen_names(choice)
     return [
         Function(function.name, function.parameters or {}, function.strict)
-        for function in (tool.function for tool in body.offered_tools)
+        for function in (tool.function for tool in conversation.tools)
         if names is None or function.name in names
     ]

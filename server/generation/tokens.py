@@ -10,12 +10,12 @@ from server.schemas.prompt import PromptOrChat
 
 
 async def chat_tokens(
-    body: Conversation, model: ServedModel, record: RequestRecord
+    conversation: Conversation, model: ServedModel, record: RequestRecord
 ) -> tuple[int, ...]:
     """The prompt of a chat. Raises ApiError (400) for one that the model cannot take."""
-    salt = record.cache_salt(body.cache_salt)
-    replays = partial(found_replays, model.replays, body.messages, salt)
-    return await model.prompts.chat(record, body.messages, template_arguments(body), replays)
+    salt, messages = record.cache_salt(conversation.cache_salt), conversation.messages
+    replays = partial(found_replays, model.replays, messages, salt)
+    return await model.prompts.chat(record, messages, template_arguments(conversation), replays)
 
 
 async def prompt_tokens(
@@ -30,5 +30,5 @@ async def prompt_tokens(
     Raises ApiError (400) for one that the model cannot take.
     """
     if body.prompt is None:
-        return await chat_tokens(body, model, record)
+        return await chat_tokens(body.conversation, model, record)
     return await model.prompts.text(record, body.prompt, add_special_tokens=add_special_tokens)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from server.dialects.chat import ChatBuilder
+from server.dialects.chat_request import as_chat
 from server.generation.chat_task import chat_task
 from server.generation.models import ServedModel
 from server.openapi import errors, json_body, stream_of
@@ -31,8 +32,8 @@ async def create_chat_completion(
     service.check_priority(body.priority)
 
     async def begin(model: ServedModel) -> Response:
-        task = await chat_task(body, model, record)
-        return await respond(ChatBuilder(task), http, service)
+        task = await chat_task(as_chat(body), model, record)
+        return await respond(ChatBuilder(body, task), http, service)
 
     answer = stream_when_loaded if body.stream else when_loaded
     return await answer(body.model, begin, http, service)

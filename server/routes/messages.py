@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from server.dialects.messages.builder import MessagesBuilder
-from server.dialects.messages.request import as_chat
+from server.dialects.messages.request import as_chat, conversation
 from server.generation.chat_task import chat_task
 from server.generation.models import ServedModel
 from server.generation.tokens import chat_tokens
@@ -60,5 +60,6 @@ async def count_tokens(
 ) -> TokenCount:
     """Those of the prompt that the same request to /v1/messages would have."""
     model, settings = await service.model(body.model, record), service.settings
-    chat = await as_chat(body, model, record, strip_billing_header=settings.strip_billing_header)
-    return TokenCount(input_tokens=len(await chat_tokens(chat, model, record)))
+    strip = settings.strip_billing_header
+    prompt = await conversation(body, model, record, strip_billing_header=strip)
+    return TokenCount(input_tokens=len(await chat_tokens(prompt, model, record)))

@@ -7,6 +7,7 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from engine.types.request import Request
+from server.dialects.chat_request import as_chat
 from server.generation.chat_task import chat_task
 from server.generation.completion_task import completion_task
 from server.generation.models import ServedModel
@@ -37,7 +38,7 @@ async def render_chat_completion(
     """What is refused in a chat is refused here; nothing is generated."""
     model = await service.model(body.model, record)
     service.check_priority(body.priority)
-    task = await chat_task(body, model, record)
+    task = await chat_task(as_chat(body), model, record)
     await _check([task.request], model, record)
     return await respond_without_engine(
         lambda: _rendered(task.request, body, model.name),

@@ -25,7 +25,6 @@ from server.schemas.common import (
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.tools import (
     MAX_TOOLS,
-    ChatCustomTool,
     ChatFunctionTool,
     CustomToolCall,
     FunctionCall,
@@ -147,22 +146,15 @@ TemplateArguments = Annotated[dict[str, PlainValue], BeforeValidator(_plain)]
 
 
 class Conversation(PromptRequest):
-    """All that a chat's prompt is made of. What vLLM has beyond it is refused, as it would be
-    another prompt.
-    """
+    """All that a prompt is made of, in every dialect. A value: who makes one gets the errors."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
-    functions: Annotated[list[FunctionDeclaration], Field(max_length=MAX_TOOLS, fail_fast=True)] = (
-        Field(default_factory=list, description="What was there before tools.")
-    )
-    function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
     reasoning_effort: str | None = Field(None, max_length=32)
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template: SkipJsonSchema[str] = ""
 
     @field_validator("tool_choice")
     @classmethod
@@ -175,6 +167,27 @@ class Conversation(PromptRequest):
                 message = "tools has no function '{name}'"
                 raise PydanticCustomError("tool_choice", message, {"name": name})
         return choice
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _continuable(cls, value: bool, info: ValidationInfo) -> bool:
+        messages = info.data.get("messages")
+        if value and messages and not messages[-1].is_open:
+            message = "the last message must be the assistant's, with text and without calls"
+            raise PydanticCustomError("continue_final_message", message)
+        return value
+
+
+class ChatConversation(Conversation):
+    """What a chat body has of it. What vLLM has beyond it is refused, as it would be another
+    prompt.
+    """
+
+    functions: Annotated[list[FunctionDeclaration], Field(max_length=MAX_TOOLS, fail_fast=True)] = (
+        Field(default_factory=list, description="What was there before tools.")
+    )
+    function_call: FunctionChoice = Field("auto", description="The same of tool_choice.")
+    chat_template: SkipJsonSchema[str] = ""
 
     @field_validator("functions")
     @classmethod
@@ -194,15 +207,6 @@ class Conversation(PromptRequest):
             raise PydanticCustomError("function_call", message, {"name": choice.name})
         return choice
 
-    @field_validator("continue_final_message")
-    @classmethod
-    def _continuable(cls, value: bool, info: ValidationInfo) -> bool:
-        messages = info.data.get("messages")
-        if value and messages and not messages[-1].is_open:
-            message = "the last message must be the assistant's, with text and without calls"
-            raise PydanticCustomError("continue_final_message", message)
-        return value
-
     @field_validator("chat_template")
     @classmethod
     def _models_own_template(cls, value: str) -> str:
@@ -211,30 +215,23 @@ class Conversation(PromptRequest):
         return value
 
     @property
-    def offered_tools(self) -> Sequence[ChatFunctionTool | ChatCustomTool]:
-        """The tools; `functions` as such."""
-        functions = (ChatFunctionTool(type="function", function=each) for each in self.functions)
-        return [*self.tools, *functions]
-
-    @property
-    def tools_field(self) -> Literal["tools", "functions"]:
-        """The field that they come from, for errors."""
-        return "functions" if self.functions else "tools"
-
-    @property
-    def offered_choice(self) -> ToolChoice:
-        """How the model is to choose among them."""
+    def conversation(self) -> Conversation:
+        """The value: `functions` are tools like any others."""
         if not self.functions:
-            return self.tool_choice
+            return self
+        tools = [ChatFunctionTool(type="function", function=each) for each in self.functions]
+        choice: ToolChoice
         if isinstance(self.function_call, NamedFunction):
-            return NamedToolChoice(type="function", function=self.function_call)
-        return self.function_call
+            choice = NamedToolChoice(type="function", function=self.function_call)
+        else:
+            choice = self.function_call
+        return self.model_copy(update={"tools": tools, "tool_choice": choice})
 
 
 Modality = Annotated[str, Field(json_schema_extra={"const": "text"})]
 
 
-class ChatRequest(Conversation, GenerationRequest):
+class ChatRequest(ChatConversation, GenerationRequest):
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool = False
@@ -266,11 +263,6 @@ class ChatRequest(Conversation, GenerationRequest):
         if any(modality != "text" for modality in modalities):
             raise PydanticCustomError(UNSUPPORTED, "only 'text' is supported")
         return modalities
-
-    @property
-    def allows_parallel_calls(self) -> bool:
-        """There is room for one `function_call` in an answer."""
-        return self.parallel_tool_calls and not self.functions
 
 
 class TopLogprob(BaseModel):

@@ -1,6 +1,7 @@
 """The fields that chat and text completions share."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -137,7 +138,7 @@ class GenerationRequest(SampledRequest):
 
     @model_validator(mode="after")
     def _one_structure(self) -> Self:
-        if len(names := [name for name, _ in self._structures()]) > 1:
+        if len(names := [name for name, _ in self._asked]) > 1:
             message = "only one of {names} can be asked for"
             raise PydanticCustomError("structure", message, {"names": " and ".join(names)})
         return self
@@ -145,7 +146,12 @@ class GenerationRequest(SampledRequest):
     @property
     def structure(self) -> tuple[str, Grammar] | None:
         """The field that requests structured output, and its grammar."""
-        return next(self._structures(), None)
+        return next(iter(self._asked), None)
+
+    @cached_property
+    def _asked(self) -> list[tuple[str, Grammar]]:
+        """Kept from the validation, which a thread does where a schema may be long."""
+        return list(self._structures())
 
     def _structures(self) -> Iterator[tuple[str, Grammar]]:
         if self.response_format is not None and (asked := of_format(self.response_format)):

@@ -7,7 +7,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
 from server.schemas.base import NULL
-from server.schemas.chat import MAX_MESSAGES, Conversation, Message
+from server.schemas.chat import MAX_MESSAGES, ChatConversation, Message
 from server.schemas.completions import Prompt, WirePrompt, parse_prompts
 
 
@@ -36,7 +36,7 @@ ONE_OF_BOTH: JsonSchemaValue = {
 }
 
 
-class PromptOrChat(Conversation):
+class PromptOrChat(ChatConversation):
     """A prompt as text or token ids, or a chat body."""
 
     model_config = ConfigDict(json_schema_extra=ONE_OF_BOTH)

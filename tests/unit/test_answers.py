@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.types.request import Alternative, GrammarKind
+from server.dialects.chat_request import as_chat
 from server.errors import ApiError
 from server.generation.plan import AnswerPlan, AnswerPlanner
 from server.parsing.registry import REASONING_FORMATS
@@ -25,8 +26,9 @@ def settings(tools: str, reasoning: str, **others: Any) -> ConversationSettings:
 def planned(reasoning: str, tail: str, **fields: Any) -> AnswerPlan:
     tools = {"openai_gptoss": "openai", "kimi_k3": "kimi_k3"}.get(reasoning, "hermes")
     planner = AnswerPlanner(ByteTokenizer(), settings(tools, reasoning))
-    body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}], **fields})
-    return planner.plan(body, list(tail.encode()))
+    messages = [{"role": "user", "content": "Hi"}]
+    body = ChatRequest.model_validate({"messages": messages, **fields})
+    return planner.plan(as_chat(body), list(tail.encode()))
 
 
 def test_a_model_that_may_not_call_all_it_knows_of_is_held_to_the_others() -> None:
@@ -38,13 +40,13 @@ def test_a_model_that_may_not_call_all_it_knows_of_is_held_to_the_others() -> No
     planner = AnswerPlanner(ByteTokenizer(added_tokens=added), settings("hermes", "none"))
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "tools": tools, "tool_choice": choice}
-    constraint = planner.plan(ChatRequest.model_validate(body), []).constraint
+    constraint = planner.plan(as_chat(ChatRequest.model_validate(body)), []).constraint
     assert constraint is not None
     assert (constraint.behind, constraint.repeats) == ((200,), True)
     assert "ping" in constraint.grammar.text
     assert "pong" not in constraint.grammar.text
     assert None not in constraint.weaker
-    every = planner.plan(ChatRequest.model_validate({**body, "tool_choice": "auto"}), [])
+    every = planner.plan(as_chat(ChatRequest.model_validate({**body, "tool_choice": "auto"})), [])
     assert every.constraint is not None
     assert "pong" in every.constraint.grammar.text
     assert every.constraint.weaker[-1] is None, "nobody has asked for it to hold"
@@ -57,7 +59,7 @@ def test_calls_that_are_not_strict_may_be_left_alone() -> None:
     messages = [{"role": "user", "content": "Hi"}]
     for tool, is_held in ((TOOL, False), (strict(TOOL), True)):
         body = ChatRequest.model_validate({"messages": messages, "tools": [tool]})
-        assert (planner.plan(body, []).constraint is not None) is is_held
+        assert (planner.plan(as_chat(body), []).constraint is not None) is is_held
 
 
 def strict(tool: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def structured(added: Mapping[str, int] = MARKED, parser: str = "hermes", **fiel
     planner = AnswerPlanner(ByteTokenizer(added_tokens=added), settings(parser, "deepseek_r1"))
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "tools": [TOOL], "response_format": ANSWER, **fields}
-    return planner.plan(ChatRequest.model_validate(body), []).constraint
+    return planner.plan(as_chat(ChatRequest.model_validate(body)), []).constraint
 
 
 @pytest.mark.parametrize(("parser", "begin"), [("hermes", 200), ("mistral", 201)])

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: requests become ChatRequests, and answers content blocks."""
+"""Anthropic's Messages API: requests become Chats, and answers content blocks."""

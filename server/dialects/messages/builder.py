@@ -37,7 +37,7 @@ class MessagesBuilder:
         self.engine = task.model.engine
         self.requests = [task.request]
         self.meter = task.meter
-        self.is_streamed = task.body.stream
+        self.is_streamed = task.chat.sampling.stream
         self.new_answer = task.new_answer
         self.request_id = task.request.id
         self._model = task.model.name

@@ -20,13 +20,12 @@ TYPES = {
 
 FIELDS = {
     "stop": "stop_sequences",
-    "response_format": "output_config.format",
     "thinking_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "continue_final_message": "messages",
 }
-"""Fields of a ChatRequest with another name in a Messages request."""
+"""Fields of a chat with another name in a Messages request."""
 
 
 def messages_error(error: ApiError, request_id: str) -> MessagesError:

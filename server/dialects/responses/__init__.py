@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: a request becomes a ChatRequest, and its answer a list of items."""
+"""OpenAI's Responses API: a request becomes a Chat, and its answer a list of items."""

@@ -1,6 +1,6 @@
 """OpenAI's error object, with the field names of a Responses request.
 
-Errors of the engine and of a ChatRequest name the fields of a ChatRequest.
+Errors of the engine, and of what generation reads, name the fields of a chat.
 """
 
 import re
@@ -10,7 +10,6 @@ from server.errors import ApiError
 from server.schemas.errors import ErrorResponse
 
 _NAMES = (
-    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
     (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),

@@ -3,12 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from server.dialects.responses.input.chat_body import (
-    Fields,
-    chat_body,
-    conversation,
-    prompt_fields,
-)
+from server.dialects.responses.input.chat_body import as_chat, conversation
 from server.dialects.responses.input.references import (
     ResolvedInput,
     referenced_bytes,
@@ -21,11 +16,11 @@ from server.dialects.responses.response_object import ResponseTemplate, response
 from server.dialects.responses.storage.store import ResponseStore
 from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
 from server.dialects.responses.tools import RequestTools, log_dropped
+from server.generation.chat import Chat
 from server.generation.chat_task import ChatTask, chat_task
 from server.generation.models import ServedModel
 from server.generation.tokens import chat_tokens
 from server.record import RequestRecord
-from server.schemas.chat import ChatRequest
 from server.schemas.chat import Conversation as ChatConversation
 from server.schemas.responses.output import OutputItem
 from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
@@ -107,7 +102,7 @@ async def input_tokens(
     record.n_bytes += referenced_bytes(body, store, record.key)
 
     def prepare() -> ChatConversation:
-        return conversation(_read(body, model, record, store, max_bytes).fields)
+        return _read(body, model, record, store, max_bytes).prompt
 
     chat = await model.workers.prepare(record, prepare)
     return len(await chat_tokens(chat, model, record))
@@ -115,16 +110,16 @@ async def input_tokens(
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A prompt's references resolved, and its fields as those of a chat."""
+    """A prompt's references resolved, and what it is made of."""
 
     resolved: ResolvedInput
     tools: RequestTools
-    fields: Fields
+    prompt: ChatConversation
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    chat: ChatRequest
+    chat: Chat
     tools: RequestTools
     context: Conversation
 
@@ -140,7 +135,7 @@ def _prepare(
     resolved = read.resolved
     new = [*stored_items(resolved.items, record.id)] if body.store else []
     context = Conversation(new, resolved.before)
-    return _Prepared(chat_body(body, read.fields), read.tools, context)
+    return _Prepared(as_chat(body, read.prompt), read.tools, context)
 
 
 def _read(
@@ -153,7 +148,7 @@ def _read(
     resolved = resolved_input(body, store, record.key, max_bytes)
     tools = RequestTools(body.tools)
     items = [*resolved.earlier, *resolved.items]
-    return _Read(resolved, tools, prompt_fields(body, items, tools, model.prompts.roles))
+    return _Read(resolved, tools, conversation(body, items, tools, model.prompts.roles))
 
 
 def _stored(item: OutputItem) -> StoredItem:

@@ -131,7 +131,7 @@ def test_what_is_invalid_is_refused_by_its_name(
 
 
 def test_the_engines_refusals_have_anthropics_names(hermes: Daemon) -> None:
-    refusals = {"stop": "stop_sequences", "response_format": "output_config.format"}
+    refusals = {"stop": "stop_sequences", "thinking_budget": "thinking.budget_tokens"}
     for param, name in refusals.items():
         hermes.say("", refusal=InvalidRequest(f"{param}: no", param))
         assert message_of(hermes.post()) == f"{name}: no"

@@ -213,6 +213,7 @@ def test_an_answer_of_a_schema(hermes: Daemon, field: str) -> None:
     constraint = hermes.asked.constraint
     assert constraint is not None
     assert constraint.grammar.kind is GrammarKind.JSON_SCHEMA
+    assert constraint.param == "output_config.format"
 
 
 def test_what_only_anthropic_has_is_passed_over(hermes: Daemon) -> None:

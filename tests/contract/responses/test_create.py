@@ -163,6 +163,7 @@ def test_parse_gives_typed_objects(hermes: Daemon) -> None:
     constraint = hermes.engine.submitted.get_nowait().constraint
     assert constraint is not None
     assert constraint.grammar.kind is GrammarKind.JSON_SCHEMA
+    assert constraint.param == "text.format"
     assert '"x"' in constraint.grammar.text
     assert response.text.format.type == "json_schema"
 

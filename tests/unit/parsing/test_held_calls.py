@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from engine.types.request import Constraint, Grammar, Request
+from server.dialects.chat_request import as_chat
 from server.generation.plan import AnswerPlanner
 from server.parsing.registry import TOOL_FORMATS, answer_format
 from server.schemas.chat import ChatRequest
@@ -66,7 +67,7 @@ def tokenizer(name: str) -> SpecialTokenizer:
 def constraint(name: str, **fields: Any) -> Constraint:
     settings = ConversationSettings(tool_parser=name, reasoning_parser="auto")
     messages = [{"role": "user", "content": "Hi"}]
-    body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS, **fields})
+    body = as_chat(ChatRequest.model_validate({"messages": messages, "tools": TOOLS, **fields}))
     made = AnswerPlanner(tokenizer(name), settings).plan(body, ()).constraint
     assert made is not None
     return made

@@ -1,1 +1,1 @@
-"""Requests read: input items as messages, and fields as those of a ChatRequest."""
+"""Requests read: input items as messages, and fields as a Chat."""
