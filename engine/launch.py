@@ -7,14 +7,21 @@ from engine.api import Engine, ModelError, Telemetry
 from engine.child_process import start_child
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.loading.needs import needed_bytes
-from engine.mlx_backend.loading.source import DEFAULT_NAME, find_checkpoint
+from engine.mlx_backend.loading.source import (
+    DEFAULT_NAME,
+    Progress,
+    fetch_checkpoint,
+    find_checkpoint,
+)
 from engine.remote.engine import RemoteEngine
 from engine.types.settings import EngineConfig
 
 __all__ = [
     "DEFAULT_NAME",
     "ModelError",
+    "Progress",
     "describe_machine",
+    "fetch_checkpoint",
     "find_checkpoint",
     "free_bytes",
     "launch",

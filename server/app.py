@@ -37,6 +37,8 @@ from server.routes import (
     messages,
     metrics,
     models,
+    ollama,
+    ollama_models,
     page,
     render,
     responses,
@@ -50,7 +52,9 @@ from server.transport.unsent import UnsentBudget
 SECTIONS = {
     "Answers, as OpenAI has them": (chat, completions, responses),
     "Answers, as Anthropic has them": (messages,),
+    "Answers, as Ollama has them": (ollama,),
     "Models": (models,),
+    "Models, as Ollama has them": (ollama_models,),
     "Prompts and tokens": (render, tokens),
     "Watching the daemon": (status, daemon, metrics),
     "Models in memory": (admin_models,),

@@ -22,6 +22,14 @@ from server.schemas.errors import ErrorResponse
 from server.schemas.examples import EXAMPLES
 from server.schemas.messages.answer import MESSAGE_EVENTS
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
+from server.schemas.ollama.answer import OllamaError
+from server.schemas.ollama.models import OllamaProgress
+from server.schemas.ollama.request import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
+)
 from server.schemas.prompt import PromptOrChat
 from server.schemas.responses.events import RESPONSE_EVENTS
 from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
@@ -32,6 +40,9 @@ SCHEMAS = "#/components/schemas/{model}"
 RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
 BUSY_STATUSES = {429, 503}
 NEVER_SENT = ("ValidationError", "HTTPValidationError")  # FastAPI's own, with its 422
+
+STREAMED = (ChatChunk, CompletionChunk, Activity, OllamaProgress, OllamaError)
+"""What streams alone are made of."""
 
 Document = dict[str, Any]
 Responses = dict[int | str, Document]
@@ -61,6 +72,12 @@ def stream_of_events(events: Sequence[type[BaseModel]]) -> Responses:
 def stream_of_data(model: type[BaseModel]) -> Responses:
     """Nothing but a stream, without an end."""
     return _stream({"data": _json_text(model)})
+
+
+def stream_of_lines(*models: type[BaseModel]) -> Responses:
+    """The other shape of a 200, with `stream`: a JSON object a line."""
+    schema = {"anyOf": [_reference(model) for model in models]}
+    return {200: {"content": {"application/x-ndjson": {"itemSchema": schema}}}}
 
 
 def _stream(event: Document) -> Responses:
@@ -148,12 +165,13 @@ def _schemas(settings: Settings) -> Document:
     bodies: list[type[BaseModel]] = [
         *(ChatRequest, CompletionRequest, ResponsesRequest, InputTokensRequest),
         *(MessagesRequest, CountTokensRequest),
+        *(OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest, OllamaPullRequest),
         *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
     ]
     _, schemas = models_json_schema(
         [
             *((body, "validation") for body in bodies),
-            *((model, "serialization") for model in (ChatChunk, CompletionChunk, Activity)),
+            *((model, "serialization") for model in STREAMED),
             (ErrorResponse, "serialization"),
             *((event, "serialization") for event in (*MESSAGE_EVENTS, *RESPONSE_EVENTS)),
         ],

@@ -1,8 +1,12 @@
-"""How chat completions write calls: `tool_calls`, or `function_call` in answer to `functions`."""
+"""How calls are written: in chat completions as `tool_calls`, or `function_call` in answer to
+`functions`, and in dialects that have no JSON text as objects.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+import jiter
 
 from server.generation.answer import WrittenCall
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
@@ -30,6 +34,15 @@ def call_shape(body: ChatRequest) -> "CallShape":
     return ToolCallShape(
         frozenset(tool.custom.name for tool in body.tools if isinstance(tool, ChatCustomTool))
     )
+
+
+def as_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call as an object; of one that was cut off, as much as there is."""
+    try:
+        value = jiter.from_json(text.encode(), partial_mode=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class Deltas(ABC):

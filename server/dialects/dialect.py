@@ -37,6 +37,9 @@ class StreamWriter(Protocol):
     The status line goes out with the first bytes. Until then an error has a status of its own.
     """
 
+    @property
+    def media_type(self) -> str: ...
+
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
         """The next events of one choice. Text of several events may be joined, to save bytes."""
         ...

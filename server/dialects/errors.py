@@ -14,12 +14,14 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from server.dialects.messages.errors import messages_error
+from server.dialects.ollama.errors import ollama_error
 from server.dialects.openai import openai_error
 from server.dialects.responses.errors import responses_error
 from server.errors import CLIENT_LEFT_STATUS, ApiError, to_api_error
 from server.record import request_record
 from server.schemas.errors import ErrorResponse
 from server.schemas.messages.answer import MessagesError
+from server.schemas.ollama.answer import OllamaError
 from server.transport.sse import sse_data, sse_event
 
 
@@ -37,8 +39,9 @@ RESPONSES = ErrorShape(
     ErrorResponse, lambda error, request_id: responses_error(error), partial(sse_event, "error")
 )
 ANTHROPIC = ErrorShape(MessagesError, messages_error, partial(sse_event, "error"))
+OLLAMA = ErrorShape(OllamaError, lambda error, request_id: ollama_error(error), b"%b\n".__mod__)
 
-SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES))
+SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES), ("/api/", OLLAMA))
 """By path prefix; all other paths have OpenAI's."""
 
 MAX_ASKED_CHARACTERS = 200  # the path is a client's own words

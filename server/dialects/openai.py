@@ -17,7 +17,7 @@ from server.schemas.common import (
     WireFinishReason,
 )
 from server.schemas.errors import ErrorBody, ErrorResponse
-from server.transport.sse import KEEP_ALIVE, sse_data
+from server.transport.sse import EVENT_STREAM, KEEP_ALIVE, sse_data
 
 DONE = sse_data(b"[DONE]")
 
@@ -39,6 +39,8 @@ class ResponseFields:
 
 class ChunkWriter(ABC):
     """A StreamWriter of chunks: a JSON object per event, comments as keep-alives, then [DONE]."""
+
+    media_type = EVENT_STREAM
 
     @abstractmethod
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes: ...

@@ -72,6 +72,11 @@ class AnswerPlanner:
         """Whether the model has a known reasoning format."""
         return self._reasoning is not None
 
+    @property
+    def calls(self) -> bool:
+        """Whether the model has a known format of tool calls."""
+        return self._tools is not None
+
     def plan(self, chat: Chat, prompt: Sequence[int]) -> AnswerPlan:
         """Raises ApiError (400) for what the model has no format for."""
         functions = _functions(chat.conversation)

@@ -89,10 +89,8 @@ class EventStreamResponse(Response):
     """Streams what the engine generates.
 
     The status line waits for the first event, so that an error before it has a status of its own,
-    but no longer than `keepalive_seconds`. After it, errors are events.
+    but no longer than `keepalive_seconds`. After it, errors are part of the stream.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -102,15 +100,17 @@ class EventStreamResponse(Response):
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(STREAM_HEADERS)
         self._builder = builder
+        self._writer = builder.writer()
+        self.media_type = self._writer.media_type
+        self.init_headers(STREAM_HEADERS)
         self._tracker = tracker
         self._keepalive_seconds = keepalive_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = request_record(scope)
         body = _Body(send, {"status": self.status_code, "headers": self.raw_headers})
-        writer = self._builder.writer()
+        writer = self._writer
         try:
             await self._stream(writer, receive, body, unsent_of(scope), record)
             record.usage = self._builder.meter.total

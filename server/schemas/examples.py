@@ -7,6 +7,12 @@ from pydantic import BaseModel
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
+from server.schemas.ollama.request import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaPullRequest,
+)
 from server.schemas.prompt import PromptOrChat
 from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
@@ -23,6 +29,10 @@ EXAMPLES: Mapping[type[BaseModel], Mapping[str, object]] = {
     InputTokensRequest: {"input": "What is a radix tree?"},
     MessagesRequest: {"max_tokens": 100, "messages": _MESSAGES},
     CountTokensRequest: {"messages": _MESSAGES},
+    OllamaChatRequest: {"messages": _MESSAGES, "stream": False, "options": {"num_predict": 100}},
+    OllamaGenerateRequest: {"prompt": "What is a radix tree?", "options": {"num_predict": 100}},
+    OllamaModelRequest: {"model": "rootstock-demo"},
+    OllamaPullRequest: {"model": "mlx-community/Qwen3-4B-4bit"},
     PromptOrChat: {"messages": _MESSAGES},
     TokenizeRequest: {"prompt": "A radix tree is"},
     DetokenizeRequest: {"tokens": [1, 2, 3]},

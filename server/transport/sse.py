@@ -1,5 +1,6 @@
 """Server-sent events as bytes."""
 
+EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients ignore."""
 

@@ -22,6 +22,7 @@ OPTIONS = [
     f"--header=Authorization: Bearer {KEY}",
     # These never end; tests/contract/cache and test_requests.py read them.
     *("--exclude-path=/admin/cache/tree/stream", "--exclude-path=/admin/activity/stream"),
+    "--exclude-path=/api/pull",  # it would ask the network
     # A slow machine is no finding.
     *("--request-timeout=60", "--suppress-health-check=all", "--warnings=off", "--no-color"),
 ]
@@ -34,7 +35,7 @@ expected-statuses = [400, 404, 405, 413]
 
 # What no schema says: the model's own limits, fields that go together, and what is stored.
 [[operations]]
-include-path-regex = "^/(v1/|tokenize|detokenize|admin/cache/(probe|clear))"
+include-path-regex = "^/(v1/|api/|tokenize|detokenize|admin/cache/(probe|clear))"
 exclude-path = ["/v1/models", "/v1/models/{id}"]
 
 [operations.checks.positive_data_acceptance]
@@ -88,6 +89,7 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_u
     generation = {"200", "400", "403", "404", "408", "410", "413", "429", "500", "503"}
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         assert sent[path] == generation
+    assert sent["/api/chat"] == sent["/api/generate"] == generation
     unqueued = generation - {"410", "429"}
     for path in ("/tokenize", "/detokenize", "/v1/completions/render", "/admin/cache/probe"):
         assert sent[path] == unqueued
@@ -100,6 +102,8 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_u
     assert keyed["/v1/completions"] == generation - {"403"} | {"401"}
     assert keyed["/tokenize"] == keyed["/detokenize"] == unqueued - {"403"} | {"401"}
     assert keyed["/health"] == keyed["/load"] == keyed["/version"] == {"200", "500", "503"}
+    assert keyed["/api/version"] == {"200", "500"}
+    assert keyed["/api/delete"] >= {"401", "403", "409"}
     assert keyed["/admin/requests"] == {"200", "401", "403", "500", "503"}
     limited = statuses(document(users_url))
     assert limited["/v1/completions"] == generation - {"403"} | {"401", "504"}

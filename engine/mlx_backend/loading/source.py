@@ -1,6 +1,8 @@
 """Where a checkpoint lies, and what identifies it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 from huggingface_hub import snapshot_download
@@ -10,6 +12,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils.tqdm import tqdm
 
 from engine.api import ModelError
 from engine.mlx_backend.errors import one_line
@@ -36,6 +39,33 @@ def find_checkpoint(model: str, *, download: bool) -> Path:
     if model in {"", DEFAULT_NAME}:
         return DEFAULT_CHECKPOINT
     return _checked(_directory(model) or (_fetched(model) if download else _cached(model)))
+
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are there and with those that there will be."""
+
+
+def fetch_checkpoint(repository: str, progress: Progress) -> Path:
+    """The directory of a checkpoint that is fetched from Hugging Face, if it is not there yet.
+
+    `progress` is called from other threads. Raises ModelError as find_checkpoint does.
+    """
+
+    class Bar(tqdm):
+        """Draws nothing. Of the bars that a download has, one counts the bytes that it stores."""
+
+        def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
+            self.total = kwargs.get("total")
+            self._stored = kwargs.get("initial", 0)
+            self._counts = kwargs.get("unit") == "B" and not (name or "").endswith(".transfer")
+
+        def update(self, n: float | None = 1) -> None:
+            self._stored += int(n or 0)
+            if self._counts:
+                progress(self._stored, int(self.total or 0))
+
+    return _checked(_fetched(repository, Bar))
 
 
 def _directory(model: str) -> Path | None:
@@ -65,10 +95,10 @@ def _cached(model: str) -> Path:
         raise ModelError(f"{model} is not in the Hugging Face cache; {fetch}") from error
 
 
-def _fetched(model: str) -> Path:
+def _fetched(model: str, bar: type[Any] | None = None) -> Path:
     """Raises ModelError when the repository is not in the cache, and cannot be fetched either."""
     try:
-        return Path(snapshot_download(model, allow_patterns=_FILES))
+        return Path(snapshot_download(model, allow_patterns=_FILES, tqdm_class=bar))
     except GatedRepoError as error:
         raise ModelError(
             f"{model} is gated: HF_TOKEN or `hf auth login` must name an account that may read it "

@@ -1,11 +1,10 @@
 """An answer's parts as content blocks, whole and streamed."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
-
-import jiter
+from typing import TypeAlias
 
 from engine.types.output import OutputEvent
+from server.dialects.calls import as_arguments
 from server.generation.answer import ChatAnswer
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.schemas.messages.answer import (
@@ -116,17 +115,8 @@ class WholeMessage:
 def _block(first: AnswerPart, text: str) -> Block:
     match first:
         case CallBegun(_, id, name):
-            return ToolUseBlock(type="tool_use", id=id, name=name, input=_input(text))
+            return ToolUseBlock(type="tool_use", id=id, name=name, input=as_arguments(text))
         case Reasoning():
             return ThinkingBlock(type="thinking", thinking=text, signature=SIGNATURE)
         case _:
             return TextBlock(type="text", text=text)
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """The input of a tool call; of one that was cut off, as much as there is."""
-    try:
-        value = jiter.from_json(arguments.encode(), partial_mode=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -22,7 +22,7 @@ from server.schemas.messages.answer import (
     StopReason,
     ThoughtTokens,
 )
-from server.transport.sse import sse_event
+from server.transport.sse import EVENT_STREAM, sse_event
 
 PING = Ping(type="ping")
 
@@ -105,6 +105,8 @@ class MessageWriter:
     Until its first token or the first keep-alive nothing is written, and an error has a status of
     its own.
     """
+
+    media_type = EVENT_STREAM
 
     def __init__(self, builder: MessagesBuilder) -> None:
         self._builder = builder

@@ -14,7 +14,7 @@ from server.dialects.responses.task import ResponsesTask
 from server.errors import ApiError
 from server.schemas.responses.events import OutputItemEvent
 from server.schemas.responses.response import ResponseState
-from server.transport.sse import sse_event
+from server.transport.sse import EVENT_STREAM, sse_event
 from server.transport.unsent import kept_bytes
 
 
@@ -58,6 +58,8 @@ class ResponsesWriter:
     Codex times out between events and ignores comments, so a keep-alive repeats the event
     `response.in_progress`.
     """
+
+    media_type = EVENT_STREAM
 
     def __init__(self, builder: ResponsesBuilder) -> None:
         self._builder = builder

@@ -3,8 +3,8 @@
 import typer
 from huggingface_hub import constants
 
+from server.model_cache import cached_models
 from server.terminal.commands.on_demand import command_app
-from server.terminal.model_cache import cached_models
 from server.terminal.tables import listing, show
 from server.terminal.text import bytes_text, printable
 

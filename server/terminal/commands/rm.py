@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
+from server.model_cache import NotCached, cached_models, deletions
 from server.terminal.commands.on_demand import command_app
-from server.terminal.errors import errors_printed
-from server.terminal.model_cache import cached_models, deletions
+from server.terminal.errors import TerminalError, errors_printed
 from server.terminal.text import bytes_text
 
 app = command_app()
@@ -25,7 +25,10 @@ def rm(
 ) -> None:
     """Delete models from the Hugging Face cache, every revision of them."""
     with errors_printed():
-        strategies = deletions(models)
+        try:
+            strategies = deletions(models)
+        except NotCached as error:
+            raise TerminalError(f"{error}; `rootstock ls` lists what is") from error
     size = bytes_text(sum(strategy.expected_freed_size for strategy in strategies))
     if not yes:
         typer.confirm(f"Delete {', '.join(models)} ({size})?", abort=True)

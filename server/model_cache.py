@@ -12,7 +12,13 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import CacheNotFound
 
-from server.terminal.errors import TerminalError
+
+class NotCached(Exception):
+    """Models are not in the cache; `names` are theirs."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(f"{', '.join(names)}: not in the Hugging Face cache")
+        self.names = names
 
 
 def cached_models() -> list[CachedRepoInfo]:
@@ -28,13 +34,11 @@ def cached_models() -> list[CachedRepoInfo]:
 def deletions(names: Sequence[str]) -> list[DeleteCacheStrategy]:
     """The strategies that delete the models with all revisions, and that know what this frees.
 
-    Raises TerminalError when one of them is not in the cache.
+    Raises NotCached when one of them is not in the cache.
     """
     models = {repo.repo_id: repo for repo in cached_models()}
     if missing := [name for name in names if name not in models]:
-        raise TerminalError(
-            f"{', '.join(missing)}: not in the Hugging Face cache; `rootstock ls` lists what is"
-        )
+        raise NotCached(missing)
     return [_deletion(models[name]) for name in dict.fromkeys(names)]
 
 

@@ -1,0 +1,1 @@
+"""Ollama's API: requests become Chats, and answers lines of JSON."""

@@ -1,0 +1,14 @@
+"""Ollama's error object: a text, beside the status."""
+
+from server.errors import ApiError
+from server.schemas.ollama.answer import OllamaError
+
+FIELDS = {"stop": "options.stop", "response_format": "format"}
+"""Fields of a chat, or of a completion, with another name in Ollama's requests."""
+
+
+def ollama_error(error: ApiError) -> OllamaError:
+    text = str(error)
+    if error.param in FIELDS and text.startswith(error.param):
+        text = FIELDS[error.param] + text.removeprefix(error.param)
+    return OllamaError(error=text)

@@ -1,0 +1,63 @@
+"""A model that is fetched from Hugging Face, and lines that tell how far it is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+from engine.launch import ModelError, fetch_checkpoint
+from server.dialects.dialect import wire_json
+from server.dialects.ollama.errors import ollama_error
+from server.errors import SERVER, ApiError
+from server.schemas.ollama.models import OllamaProgress
+
+LINE_SECONDS = 0.25  # between two lines
+
+SUCCESS = OllamaProgress(status="success")
+
+
+class Pull:
+    """Fetches one repository, in a thread that goes on when the client leaves."""
+
+    def __init__(self, repository: str) -> None:
+        self._repository = repository
+        self._progress = (0, 0)  # bytes that are there, and those that will be
+
+    async def run(self) -> None:
+        """Raises ApiError (500), as Ollama does, with what went wrong."""
+        await self._fetched()
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Lines up to `success`, or to the error."""
+        yield wire_json(OllamaProgress(status="pulling manifest")) + b"\n"
+        fetched = asyncio.ensure_future(self._fetched())
+        said = self._progress
+        while not (await asyncio.wait({fetched}, timeout=LINE_SECONDS))[0]:
+            if said != self._progress:
+                said = self._progress
+                yield self._line()
+        try:
+            fetched.result()
+        except ApiError as error:
+            yield wire_json(ollama_error(error)) + b"\n"
+        else:
+            yield wire_json(SUCCESS) + b"\n"
+
+    def _line(self) -> bytes:
+        completed, total = self._progress
+        line = OllamaProgress(
+            status=f"pulling {self._repository}",
+            digest=self._repository,
+            total=total,
+            completed=completed,
+        )
+        return wire_json(line) + b"\n"
+
+    async def _fetched(self) -> None:
+        fetch = partial(fetch_checkpoint, self._repository, self._note)
+        try:
+            await asyncio.to_thread(fetch)
+        except ModelError as error:
+            raise ApiError(500, str(error), type=SERVER, code="pull_failed") from error
+
+    def _note(self, completed: int, total: int) -> None:
+        self._progress = (completed, total)

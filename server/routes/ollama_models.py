@@ -1,0 +1,115 @@
+"""`/api/version`, `tags`, `show`, `ps`, `pull` and `delete`, as Ollama has them."""
+
+from functools import partial
+from typing import Annotated
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends
+from starlette.responses import Response, StreamingResponse
+
+from server.dialects.dialect import wire_json
+from server.dialects.ollama.builder import NDJSON
+from server.dialects.ollama.models import described, listed, repository, running
+from server.dialects.ollama.pull import SUCCESS, Pull
+from server.errors import ApiError
+from server.model_cache import NotCached, deletions
+from server.openapi import errors, json_body, stream_of_lines
+from server.routes.delivery import json_response
+from server.routes.ollama import resolved
+from server.schemas.ollama.answer import OllamaError
+from server.schemas.ollama.models import (
+    OllamaModelInfo,
+    OllamaModels,
+    OllamaProgress,
+    OllamaRunningModels,
+    OllamaVersion,
+)
+from server.schemas.ollama.request import OllamaModelRequest, OllamaPullRequest
+from server.service import JsonBody, RecordDependency, ServiceDependency
+
+API_VERSION = "0.12.11"
+"""Of Ollama: the first whose chats have log-probabilities, which are the latest of what is here."""
+
+router = APIRouter()
+
+ModelBody = Annotated[OllamaModelRequest, Depends(JsonBody(OllamaModelRequest))]
+PullBody = Annotated[OllamaPullRequest, Depends(JsonBody(OllamaPullRequest))]
+
+
+@router.head("/api/version", include_in_schema=False)
+@router.get("/api/version")
+async def version() -> OllamaVersion:
+    return OllamaVersion(version=API_VERSION)
+
+
+@router.head("/api/tags", include_in_schema=False)
+@router.get("/api/tags", responses=errors(503))
+async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaModels:
+    """The models that are served, under each of their names."""
+    models = list(service.models.values())
+
+    def read() -> OllamaModels:
+        return OllamaModels(models=[listed(model) for model in models])
+
+    return await service.workers.run(record.client, 0, read)
+
+
+@router.head("/api/ps", include_in_schema=False)
+@router.get("/api/ps", responses=errors(503))
+async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunningModels:
+    """The models that are loaded, under the first of their names."""
+    model = service.resolve("")
+    promise = (await model.engine.stats()).memory.promise
+    read = partial(running, model, promise)
+    return OllamaRunningModels(models=[await service.workers.run(record.client, 0, read)])
+
+
+@router.post(
+    "/api/show",
+    responses=errors(400, 404, 408, 413, 503),
+    openapi_extra=json_body(OllamaModelRequest),
+)
+async def show(
+    body: ModelBody, service: ServiceDependency, record: RecordDependency
+) -> OllamaModelInfo:
+    model = resolved(service, body.model)
+    return await service.workers.run(record.client, 0, partial(described, model))
+
+
+@router.post(
+    "/api/pull",
+    response_model=OllamaProgress,
+    responses=stream_of_lines(OllamaProgress, OllamaError) | errors(400, 408, 413, 503),
+    openapi_extra=json_body(OllamaPullRequest),
+)
+async def pull(body: PullBody) -> Response:
+    """As `rootstock pull` does. It goes on if the client leaves."""
+    pulled = Pull(repository(body.model))
+    if body.stream:
+        return StreamingResponse(pulled.lines(), media_type=NDJSON)
+    await pulled.run()
+    return json_response(wire_json(SUCCESS))
+
+
+@router.delete(
+    "/api/delete",
+    responses=errors(400, 404, 408, 409, 413, 503),
+    openapi_extra=json_body(OllamaModelRequest),
+)
+async def delete(body: ModelBody, service: ServiceDependency) -> Response:
+    """Deletes a repository from Hugging Face's cache, every revision of it, unless it is loaded."""
+    name = repository(body.model)
+    if name in service.models or name == service.engine.card.name:
+        raise ApiError(409, f"model '{name}' is loaded", param="model", code="model_loaded")
+    await to_thread.run_sync(_delete, name)
+    return Response()
+
+
+def _delete(name: str) -> None:
+    """Raises ApiError (404)."""
+    try:
+        strategies = deletions([name])
+    except NotCached as error:
+        raise ApiError(404, f"model '{name}' not found", code="model_not_found") from error
+    for strategy in strategies:
+        strategy.execute()

@@ -1,0 +1,1 @@
+"""The JSON of Ollama's API."""

@@ -1,0 +1,196 @@
+"""`/api/chat`: what Ollama's client sends, and what it is told."""
+
+from typing import Any
+
+import pytest
+
+from engine.types.request import GrammarKind
+from tests.contract.ollama.scripted import ARGUMENTS, CALL, TOOLS, USER, Daemon
+
+EVERYTHING = f"<think>\nHm.\n</think>\n\nLet me see.\n{CALL}\nThere."
+PING = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+DURATIONS = ("load_duration", "prompt_eval_duration", "eval_duration")
+
+
+def calls(message: Any) -> list[tuple[str, Any]]:
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+
+
+def test_an_answer_has_its_parts_apart(hermes: Daemon) -> None:
+    hermes.say(EVERYTHING)
+    answer = hermes.chat(tools=TOOLS)
+    assert answer.model == "bytes"
+    assert (answer.done, answer.done_reason) == (True, "stop")
+    assert answer.message.role == "assistant"
+    assert answer.message.thinking == "Hm."
+    assert answer.message.content == "Let me see.\nThere."
+    assert calls(answer.message) == [("get_weather", ARGUMENTS)]
+
+
+def test_a_stream_comes_to_the_same(hermes: Daemon) -> None:
+    hermes.say(EVERYTHING)
+    whole = hermes.chat(tools=TOOLS)
+    *parts, last = hermes.chat(tools=TOOLS, stream=True)
+    messages = [part.message for part in parts]
+    assert "".join(message.content for message in messages) == whole.message.content
+    assert "".join(message.thinking or "" for message in messages) == whole.message.thinking
+    assert [call for message in messages for call in calls(message)] == calls(whole.message)
+    assert not any(part.done for part in parts)
+    assert (last.done, last.done_reason, last.message.content) == (True, "stop", "")
+    assert last.eval_count == whole.eval_count
+
+
+def test_calls_of_a_stream_are_whole_and_numbered(hermes: Daemon) -> None:
+    hermes.say(f"{CALL}\n{PING}")
+    messages = [line["message"] for line in hermes.lines(tools=TOOLS)]
+    made = [call for message in messages for call in message.get("tool_calls", ())]
+    assert [call["function"] for call in made] == [
+        {"index": 0, "name": "get_weather", "arguments": ARGUMENTS},
+        {"index": 1, "name": "ping", "arguments": {}},
+    ]
+    assert len({call["id"] for call in made}) == 2
+
+
+def test_an_answer_says_what_it_took(hermes: Daemon) -> None:
+    hermes.say("Hello")
+    for answer in (hermes.chat(), [*hermes.chat(stream=True)][-1]):
+        assert answer.prompt_eval_count == len("<user>How is the weather?\n<assistant>")
+        assert answer.eval_count == len("Hello")
+        parts = [getattr(answer, name) for name in DURATIONS]
+        assert all(part >= 0 for part in parts)
+        assert sum(parts) == answer.total_duration > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_cut_off_says_so(hermes: Daemon, stream: bool) -> None:
+    hermes.say(CALL)
+    some = {"num_predict": len(CALL.partition(', "days"')[0].encode())}
+    fields: dict[str, Any] = {"tools": TOOLS, "options": some, "stream": stream}
+    said = hermes.chat(**fields)
+    answers = [*said] if stream else [said]
+    assert answers[-1].done_reason == "length"
+    assert [call for answer in answers for call in calls(answer.message)] == [
+        ("get_weather", {"city": ARGUMENTS["city"]})
+    ]
+
+
+def test_the_engine_is_asked_for_what_the_options_say(hermes: Daemon) -> None:
+    hermes.chat(
+        options={
+            "num_predict": 7,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 20,
+            "min_p": 0.1,
+            "repeat_penalty": 1.2,
+            "presence_penalty": 0.3,
+            "frequency_penalty": 0.4,
+            "seed": 42,
+            "stop": ["x", "y"],
+            "num_ctx": 4096,
+            "mirostat": 2,
+            "num_gpu": 1,
+        }
+    )
+    asked = hermes.asked
+    sampling = asked.sampling
+    assert (asked.max_tokens, asked.stop) == (7, ("x", "y"))
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 20)
+    assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.1, 1.2, 42)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.3, 0.4)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_predict": -1, "seed": -1}, {"num_predict": -2}])
+def test_an_option_may_leave_it_open(hermes: Daemon, options: dict[str, int]) -> None:
+    hermes.chat(options=options)
+    asked = hermes.asked
+    assert asked.max_tokens == hermes.engine.card.max_context_tokens - len(asked.prompt)
+    assert asked.sampling.seed is None
+
+
+@pytest.mark.parametrize(
+    ("think", "told"),
+    [
+        (None, {}),
+        (True, {"enable_thinking": True}),
+        (False, {"enable_thinking": False}),
+        ("low", {"enable_thinking": True, "reasoning_effort": "low"}),
+        ("max", {"enable_thinking": True, "reasoning_effort": "high"}),
+    ],
+)
+def test_the_template_is_told_whether_to_think(
+    hermes: Daemon, think: bool | str | None, told: dict[str, Any]
+) -> None:
+    hermes.chat(think=think)
+    assert hermes.given[1] == told
+
+
+@pytest.mark.parametrize(
+    ("format", "schema"),
+    [("json", '{"type": "object"}'), ({"type": "array"}, '{"type": "array"}')],
+)
+def test_an_answer_of_a_format(hermes: Daemon, format: Any, schema: str) -> None:
+    hermes.chat(format=format)
+    constraint = hermes.asked.constraint
+    assert constraint is not None
+    assert (constraint.param, constraint.grammar.kind) == ("format", GrammarKind.JSON_SCHEMA)
+    assert constraint.grammar.text == schema
+
+
+def test_a_tool_loop_without_ids(hermes: Daemon) -> None:
+    """Ollama's client for Python loses them, and names the tool in place of them."""
+    hermes.say(f"{CALL}\n{PING}")
+    first = hermes.chat(tools=TOOLS).message
+    results = [
+        {"role": "tool", "content": "pong", "tool_name": "ping"},
+        {"role": "tool", "content": "rain", "tool_name": "get_weather"},
+    ]
+    hermes.say("It rains.")
+    assert hermes.chat(USER, first, *results, tools=TOOLS).message.content == "It rains."
+    _, assistant, pong, rain = hermes.given[0]
+    made = {call["function"]["name"]: call["id"] for call in assistant["tool_calls"]}
+    assert assistant["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
+    assert (pong["name"], pong["tool_call_id"]) == ("ping", made["ping"])
+    assert (rain["name"], rain["tool_call_id"]) == ("get_weather", made["get_weather"])
+
+
+def test_an_answer_that_comes_back_with_its_ids_is_known(hermes: Daemon) -> None:
+    hermes.say(f"<think>\nHm.\n</think>\n\n{CALL}")
+    assistant = hermes.post(tools=TOOLS).json()["message"]
+    (call,) = assistant["tool_calls"]
+    result = {"role": "tool", "content": "rain", "tool_call_id": call["id"]}
+    kept = hermes.http.get("/admin/daemon").json()["remembered"]["replays"]
+    hermes.post(messages=[USER, assistant, result], tools=TOOLS)
+    assert kept > 0
+    assert hermes.given[0][1]["tool_calls"][0]["id"] == call["id"]
+    assert hermes.given[0][1]["reasoning_content"] == "Hm."
+
+
+def test_an_answer_that_was_begun_is_continued(hermes: Daemon) -> None:
+    hermes.chat(USER, {"role": "assistant", "content": "It is"})
+    assert hermes.given[1]["continue_final_message"] is True
+
+
+def test_log_probabilities_are_those_of_each_token(hermes: Daemon) -> None:
+    hermes.say("Hey")
+    whole = hermes.chat(logprobs=True, top_logprobs=2).logprobs
+    parts = hermes.chat(logprobs=True, top_logprobs=2, stream=True)
+    streamed = [entry for part in parts for entry in part.logprobs or ()]
+    assert [entry.token for entry in whole] == ["H", "e", "y"]
+    assert streamed == list(whole)
+    assert len(whole[0].top_logprobs) == 2
+
+
+@pytest.mark.parametrize("name", ["bytes", "bytes:latest", ""])
+def test_a_name_may_have_the_tag_that_clients_add(hermes: Daemon, name: str) -> None:
+    answer = hermes.post(model=name)
+    assert (answer.status_code, answer.json()["model"]) == (200, "bytes")
+
+
+@pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), ("5m", "load"), (0, "unload")])
+def test_nothing_is_said_where_nobody_asks(hermes: Daemon, keep_alive: object, reason: str) -> None:
+    chat = hermes.client.chat("bytes", [], keep_alive=keep_alive)
+    assert (chat.done, chat.done_reason, chat.message.content) == (True, reason, "")
+    generated = hermes.client.generate("bytes", "", keep_alive=keep_alive)
+    assert (generated.done, generated.done_reason, generated.response) == (True, reason, "")
+    assert hermes.engine.submitted.empty()

@@ -1,0 +1,164 @@
+"""What Ollama's clients are told of models, and what an admin does with those on the disk."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+from typing import Any
+from unittest.mock import Mock
+
+import httpx
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
+from ollama import Client, ResponseError
+
+from engine.launch import launch
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.types.settings import EngineConfig
+from server.metrics.metrics import EngineTelemetry
+from server.settings import Settings
+from tests.contract.conftest import CLIENT_SECONDS
+from tests.contract.daemon import running
+from tests.contract.ollama.scripted import Daemon, daemon
+
+SNAPSHOT_DOWNLOAD = "engine.mlx_backend.loading.source.snapshot_download"
+
+Put = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Any]:
+    """The client of a daemon that serves the embedded model."""
+    telemetry = EngineTelemetry()
+    config = EngineConfig(model="", kv_cache_bytes=8 << 20)
+    engine = launch(config, telemetry, lambda line: None)
+    with (
+        running(engine, Settings(port=0), telemetry) as url,
+        Client(url, timeout=CLIENT_SECONDS) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
+    """Lays a repository of one file into a Hugging Face cache of the test's own."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def put(name: str) -> Path:
+        home = tmp_path / f"models--{name.replace('/', '--')}"
+        (blob := home / "blobs" / "blob").parent.mkdir(parents=True)
+        blob.write_bytes(b"{}")
+        (file := home / "snapshots" / ("a" * 40) / "config.json").parent.mkdir(parents=True)
+        file.symlink_to(blob)
+        return home
+
+    return put
+
+
+def test_the_embedded_model_is_described(demo: Any) -> None:
+    (listed,) = demo.list().models
+    assert listed.model == "rootstock-demo"
+    assert listed.size > 1_000_000
+    assert listed.details.family
+    shown = demo.show("rootstock-demo:latest")
+    assert shown.capabilities == ["completion", "tools"]
+    (loaded,) = demo.ps().models
+    room = shown.modelinfo[f"{listed.details.family}.context_length"]
+    assert loaded.context_length == room > 1000
+    assert "temperature" in shown.parameters
+    assert "messages" in shown.template
+    assert (loaded.model, loaded.digest) == (listed.model, listed.digest)
+    assert loaded.size > 0
+
+
+def test_the_embedded_model_answers(demo: Any) -> None:
+    asked = {"model": "rootstock-demo", "options": {"temperature": 0, "num_predict": 60}}
+    messages = [{"role": "user", "content": "Who are you?"}]
+    whole = demo.chat(messages=messages, **asked)
+    parts = list(demo.chat(messages=messages, stream=True, **asked))
+    assert whole.message.content
+    assert "".join(part.message.content for part in parts) == whole.message.content
+
+
+def test_aliases_are_listed_and_can_be_shown() -> None:
+    with daemon(served_model_name=("bytes", "llama3:latest")) as made:
+        assert [model.model for model in made.client.list().models] == ["bytes", "llama3:latest"]
+        assert [model.model for model in made.client.ps().models] == ["bytes"]
+        assert made.client.show("llama3:latest").capabilities == ["completion", "tools", "thinking"]
+        assert made.http.post("/api/show", json={"name": "bytes"}).status_code == 200
+        assert made.http.post("/api/show", json={}).json() == {"error": "model: is missing"}
+
+
+def test_the_version_is_that_of_the_api_and_a_ping_is_answered(hermes: Daemon) -> None:
+    version = hermes.http.get("/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)  # what editors ask for
+    assert hermes.http.head("/").status_code == 200
+
+
+def test_a_repository_that_is_not_loaded_is_deleted(hermes: Daemon, put: Put) -> None:
+    home, kept = put("org/small"), put("org/other")
+    assert hermes.client.delete("hf.co/org/small:latest").status == "success"
+    assert not home.exists()
+    assert kept.exists()
+    with pytest.raises(ResponseError) as caught:
+        hermes.client.delete("org/small")
+    assert (caught.value.status_code, caught.value.error) == (404, "model 'org/small' not found")
+
+
+@pytest.mark.parametrize("name", ["bytes", "test/bytes"])
+def test_what_is_loaded_is_not_deleted(hermes: Daemon, put: Put, name: str) -> None:
+    home = put("test/bytes")
+    with pytest.raises(ResponseError, match="is loaded") as caught:
+        hermes.client.delete(name)
+    assert caught.value.status_code == 409
+    assert home.exists()
+
+
+def test_a_pull_tells_how_far_it_is(
+    hermes: Daemon, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(name: str, *, tqdm_class: Any, **_: object) -> str:
+        assert name == "org/small"
+        bar = tqdm_class(total=0, unit="B", name="huggingface_hub.snapshot_download")
+        files = tqdm_class(total=2, name="huggingface_hub.snapshot_download")
+        received = tqdm_class(total=0, unit="B", name="huggingface_hub.snapshot_download.transfer")
+        bar.total = 30
+        bar.update(10)
+        for other in (files, received):
+            other.update(1)
+        told.wait(CLIENT_SECONDS)
+        return str(DEFAULT_CHECKPOINT)
+
+    told = Event()
+    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, fetch)
+    lines = []
+    for line in hermes.client.pull("org/small:latest", stream=True):
+        lines.append((line.status, line.completed, line.total))
+        if line.completed:
+            told.set()
+    assert lines == [
+        ("pulling manifest", None, None),
+        ("pulling org/small", 10, 30),
+        ("success", None, None),
+    ]
+    assert hermes.client.pull("org/small").status == "success"
+
+
+def test_a_pull_that_fails_says_why(hermes: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = LocalEntryNotFoundError("no network")
+    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, Mock(side_effect=error))
+    with pytest.raises(ResponseError, match="no network") as caught:
+        hermes.client.pull("org/small")
+    assert caught.value.status_code == 500
+    lines = hermes.client.pull("org/small", stream=True)
+    assert next(lines).status == "pulling manifest"
+    with pytest.raises(ResponseError, match="no network"):
+        next(lines)
+
+
+def test_a_directory_is_no_repository(hermes: Daemon, tmp_path: Path) -> None:
+    answer = httpx.post(
+        f"{hermes.http.base_url}/api/pull", json={"model": str(tmp_path), "stream": False}
+    )
+    assert answer.status_code == 500
+    assert "repository" in answer.json()["error"]
