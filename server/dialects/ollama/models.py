@@ -23,7 +23,7 @@ LATEST = ":latest"
 HUBS = ("hf.co/", "huggingface.co/")
 """How Ollama's names of Hugging Face's repositories begin."""
 
-FOREVER = datetime.max.replace(tzinfo=UTC)
+FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 def repository(name: str) -> str:

@@ -1,0 +1,135 @@
+"""ollama: chats and prompts."""
+
+from typing import Any
+
+from ollama import Client, ResponseError
+
+from tests.clients.checks import Daemon, main, raised, stopped
+from tests.clients.scenario import (
+    ENDLESS,
+    FAREWELL,
+    GREETING,
+    MAX_TOKENS,
+    QUESTION,
+    REASONING,
+    SKY,
+    SYSTEM,
+    UNKNOWN,
+    WEATHER_TOOL,
+    WeatherStation,
+)
+
+TOOL = {"type": "function", "function": WEATHER_TOOL}
+REPORT = {
+    "type": "object",
+    "properties": {"sky": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["sky", "degrees"],
+}
+
+
+def conversation(daemon: Daemon) -> str:
+    messages: list[Any] = [_user(GREETING)]
+    first = _chat(daemon, messages)
+    last = _chat(daemon, [*messages, first.message, _user(FAREWELL)])
+    assert first.message.content
+    assert first.done_reason == "stop", first
+    assert last.prompt_eval_count > first.prompt_eval_count
+    return str(first.message.content)
+
+
+def stream(daemon: Daemon) -> str:
+    *parts, last = _chat(daemon, [_user(GREETING)], stream=True)
+    text = "".join(part.message.content for part in parts)
+    assert text == _chat(daemon, [_user(GREETING)]).message.content, text
+    assert last.eval_count > 0
+    assert last.total_duration >= last.eval_duration > 0
+    return f"{len(parts)} lines: {text}"
+
+
+def tool_loop(daemon: Daemon) -> str:
+    station = WeatherStation()
+    messages: list[Any] = [_user(QUESTION)]
+    while (message := _chat(daemon, messages, tools=[TOOL]).message).tool_calls:
+        messages.append(message)
+        for call in message.tool_calls:
+            result = station.get_weather(**call.function.arguments)
+            name = call.function.name
+            messages.append({"role": "tool", "tool_name": name, "content": result})
+    return station.check(message.content)
+
+
+def prompt(daemon: Daemon) -> str:
+    """Whole and streamed."""
+    fields = {"model": daemon.model, "prompt": GREETING, "options": _options()}
+    whole = _client(daemon).generate(**fields)
+    parts = _client(daemon).generate(**fields, stream=True)
+    assert "".join(part.response for part in parts) == whole.response
+    assert whole.response
+    return str(whole.response)
+
+
+def models(daemon: Daemon) -> str:
+    """Listed, loaded, and shown by the name that Ollama's clients make of theirs."""
+    client = _client(daemon)
+    assert [model.model for model in client.list().models] == [daemon.model]
+    assert [model.model for model in client.ps().models] == [daemon.model]
+    capabilities = client.show(f"{daemon.model}:latest").capabilities
+    assert {"completion", "tools"} <= set(capabilities)
+    return ", ".join(capabilities)
+
+
+def errors(daemon: Daemon) -> str:
+    unknown = Daemon(daemon.root, UNKNOWN)
+    missing: Any = raised(ResponseError, lambda: _chat(unknown, [_user(GREETING)]))
+    assert (missing.status_code, UNKNOWN in missing.error) == (404, True), missing
+    long = [_user("word " * 100_000)]
+    return str(raised(ResponseError, lambda: _chat(daemon, long)))
+
+
+def cancellation(daemon: Daemon) -> str:
+    parts = _chat(daemon, [_user(ENDLESS)], stream=True)
+    next(parts)
+    return stopped(daemon, parts.close)
+
+
+def thinking(daemon: Daemon) -> str:
+    message = _chat(daemon, [_user(GREETING)], think=True).message
+    assert message.thinking == REASONING, message
+    return REASONING
+
+
+def format_of_an_answer(daemon: Daemon) -> str:
+    content = _chat(daemon, [_user(QUESTION)], format=REPORT).message.content
+    assert SKY in content, content
+    return str(content)
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _chat(daemon: Daemon, messages: list[Any], **fields: Any) -> Any:
+    system = {"role": "system", "content": SYSTEM}
+    return _client(daemon).chat(
+        daemon.model, [system, *messages], options=_options(), keep_alive="5m", **fields
+    )
+
+
+def _options() -> dict[str, float]:
+    return {"temperature": 0, "num_predict": MAX_TOKENS}
+
+
+def _client(daemon: Daemon) -> Any:
+    return Client(daemon.root)
+
+
+if __name__ == "__main__":
+    main(
+        conversation,
+        stream,
+        tool_loop,
+        prompt,
+        models,
+        errors,
+        scripted=[cancellation, thinking, format_of_an_answer],
+    )
