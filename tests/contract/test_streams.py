@@ -47,7 +47,7 @@ def writes(connection: socket.socket) -> list[list[Any]]:
         while size := int(received.readline(), 16):
             chunks.append(received.read(size).decode())
             received.readline()
-    found = (re.findall(r"^data: (\{.*)$", chunk, re.MULTILINE) for chunk in chunks)
+    found = (re.findall(r"^(?:data: )?(\{.*)$", chunk, re.MULTILINE) for chunk in chunks)
     return [[json.loads(event) for event in events] for events in found if events]
 
 
@@ -87,6 +87,10 @@ def response(events: list[Any]) -> tuple[str, int]:
     return "".join(deltas), events[-1]["response"]["usage"]["output_tokens"]
 
 
+def line(lines: list[Any]) -> tuple[str, int]:
+    return "".join(line["message"]["content"] for line in lines), lines[-1]["eval_count"]
+
+
 USAGE = {"stream_options": {"include_usage": True}}
 
 
@@ -97,6 +101,7 @@ USAGE = {"stream_options": {"include_usage": True}}
         ("/v1/completions", {"prompt": "Hi", "max_tokens": TOKENS, **USAGE}, completion),
         ("/v1/messages", {"messages": MESSAGES, "max_tokens": TOKENS}, message),
         ("/v1/responses", {"input": "Hi", "max_output_tokens": TOKENS}, response),
+        ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": TOKENS}}, line),
     ],
 )
 def test_a_reader_that_lags_behind_is_told_the_same_in_fewer_events(

@@ -59,6 +59,11 @@ def in_all_dialects(name: str, schema: Body) -> list[Case]:
             "/v1/messages",
             {**told, "tools": [tool], "tool_choice": {"type": "any"}},
         ),
+        Case(
+            f"{name}, Ollama",
+            "/api/chat",
+            {"messages": MESSAGES, "options": {"num_predict": 16}, "format": schema},
+        ),
     ]
 
 

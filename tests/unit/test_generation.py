@@ -55,6 +55,8 @@ async def refuse(message: Message) -> None:
 class Untold:
     """A writer of which nothing is sent."""
 
+    media_type = "text/plain"
+
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
         return b""
 

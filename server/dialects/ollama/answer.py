@@ -81,7 +81,7 @@ class Stopwatch:
 
 
 class TimedAnswer:
-    """An answer with its log-probabilities, on a stopwatch."""
+    """An answer on a stopwatch. One that is not streamed keeps its log-probabilities."""
 
     def __init__(self, answer: Answer, watch: Stopwatch) -> None:
         self.answer = answer
@@ -89,14 +89,13 @@ class TimedAnswer:
         self._watch = watch
 
     def add(self, event: OutputEvent) -> None:
+        self.logprobs += event.logprobs
         self.add_all([event])
 
     def add_all(self, events: Sequence[OutputEvent]) -> list[AnswerPart]:
         """The parts that the events complete together."""
         if generated(events):
             self._watch.spoke()
-        for event in events:
-            self.logprobs += event.logprobs
         return self.answer.add_all(events)
 
     @property

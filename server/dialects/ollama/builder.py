@@ -139,10 +139,10 @@ class OllamaWriter:
         entries = [entry for event in output for entry in event.logprobs]
         if entries and not lines:
             lines.append(Said())
-        fields = [self._builder.logprobs(entries), *({} for _ in lines[1:])]
+        logprobs = self._builder.logprobs(entries)  # of all the lines, in the first of them
         return b"".join(
-            _line(self._builder.line(said, **extra))
-            for said, extra in zip(lines, fields, strict=False)
+            _line(self._builder.line(said, **({} if index else logprobs)))
+            for index, said in enumerate(lines)
         )
 
     def kept_bytes(self, events: Sequence[OutputEvent]) -> int:

@@ -35,7 +35,7 @@ def repository(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """What a directory says. Empty where there is none."""
+    """What a directory says. Empty where there is none (any more)."""
 
     config: dict[str, Any]
     n_bytes: int
@@ -68,10 +68,10 @@ class _Checkpoint:
 
 
 def _checkpoint(card: ModelCard) -> _Checkpoint:
-    if not card.checkpoint:
-        return _Checkpoint({}, 0, datetime.fromtimestamp(0, UTC))
     directory = Path(card.checkpoint)
     config = directory / "config.json"
+    if not (card.checkpoint and config.is_file()):
+        return _Checkpoint({}, 0, datetime.fromtimestamp(0, UTC))
     return _Checkpoint(
         config=json.loads(config.read_bytes()),
         n_bytes=sum(file.stat().st_size for file in directory.iterdir() if file.is_file()),
