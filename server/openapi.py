@@ -29,6 +29,7 @@ from server.schemas.ollama.request import (
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,
+    OllamaShowRequest,
 )
 from server.schemas.prompt import PromptOrChat
 from server.schemas.responses.events import RESPONSE_EVENTS
@@ -165,7 +166,8 @@ def _schemas(settings: Settings) -> Document:
     bodies: list[type[BaseModel]] = [
         *(ChatRequest, CompletionRequest, ResponsesRequest, InputTokensRequest),
         *(MessagesRequest, CountTokensRequest),
-        *(OllamaChatRequest, OllamaGenerateRequest, OllamaModelRequest, OllamaPullRequest),
+        *(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest),
+        *(OllamaModelRequest, OllamaPullRequest),
         *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
     ]
     _, schemas = models_json_schema(

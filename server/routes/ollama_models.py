@@ -24,7 +24,11 @@ from server.schemas.ollama.models import (
     OllamaRunningModels,
     OllamaVersion,
 )
-from server.schemas.ollama.request import OllamaModelRequest, OllamaPullRequest
+from server.schemas.ollama.request import (
+    OllamaModelRequest,
+    OllamaPullRequest,
+    OllamaShowRequest,
+)
 from server.service import JsonBody, RecordDependency, ServiceDependency
 
 API_VERSION = "0.12.11"
@@ -32,6 +36,7 @@ API_VERSION = "0.12.11"
 
 router = APIRouter()
 
+ShowBody = Annotated[OllamaShowRequest, Depends(JsonBody(OllamaShowRequest))]
 ModelBody = Annotated[OllamaModelRequest, Depends(JsonBody(OllamaModelRequest))]
 PullBody = Annotated[OllamaPullRequest, Depends(JsonBody(OllamaPullRequest))]
 
@@ -67,12 +72,12 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
 @router.post(
     "/api/show",
     responses=errors(400, 404, 408, 413, 503),
-    openapi_extra=json_body(OllamaModelRequest),
+    openapi_extra=json_body(OllamaShowRequest),
 )
 async def show(
-    body: ModelBody, service: ServiceDependency, record: RecordDependency
+    body: ShowBody, service: ServiceDependency, record: RecordDependency
 ) -> OllamaModelInfo:
-    model = resolved(service, body.model)
+    model = resolved(service, body.named)
     return await service.workers.run(record.client, 0, partial(described, model))
 
 
@@ -84,7 +89,7 @@ async def show(
 )
 async def pull(body: PullBody) -> Response:
     """As `rootstock pull` does. It goes on if the client leaves."""
-    pulled = Pull(repository(body.model))
+    pulled = Pull(repository(body.named))
     if body.stream:
         return StreamingResponse(pulled.lines(), media_type=NDJSON)
     await pulled.run()
@@ -98,7 +103,7 @@ async def pull(body: PullBody) -> Response:
 )
 async def delete(body: ModelBody, service: ServiceDependency) -> Response:
     """Deletes a repository from Hugging Face's cache, every revision of it, unless it is loaded."""
-    name = repository(body.model)
+    name = repository(body.named)
     if name in service.models or name == service.engine.card.name:
         raise ApiError(409, f"model '{name}' is loaded", param="model", code="model_loaded")
     await to_thread.run_sync(_delete, name)

@@ -12,6 +12,7 @@ from server.schemas.ollama.request import (
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaPullRequest,
+    OllamaShowRequest,
 )
 from server.schemas.prompt import PromptOrChat
 from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
@@ -31,7 +32,8 @@ EXAMPLES: Mapping[type[BaseModel], Mapping[str, object]] = {
     CountTokensRequest: {"messages": _MESSAGES},
     OllamaChatRequest: {"messages": _MESSAGES, "stream": False, "options": {"num_predict": 100}},
     OllamaGenerateRequest: {"prompt": "What is a radix tree?", "options": {"num_predict": 100}},
-    OllamaModelRequest: {"model": "rootstock-demo"},
+    OllamaShowRequest: {"model": ""},
+    OllamaModelRequest: {"model": "mlx-community/Qwen3-4B-4bit"},
     OllamaPullRequest: {"model": "mlx-community/Qwen3-4B-4bit"},
     PromptOrChat: {"messages": _MESSAGES},
     TokenizeRequest: {"prompt": "A radix tree is"},

@@ -1,9 +1,9 @@
 """What Ollama's clients send: `POST /api/chat`, `/api/generate` and the rest."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.types.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
@@ -153,18 +153,35 @@ class OllamaGenerateRequest(OllamaAsking):
         return context
 
 
-class OllamaModelRequest(RequestModel):
+class OllamaShowRequest(RequestModel):
     """The name of a model. `name` is what the field was called at first."""
 
     name: ModelName = ""
-    model: ModelName = Field("", validate_default=True)
+    model: ModelName = ""
 
-    @field_validator("model")
-    @classmethod
-    def _by_either_name(cls, model: str, info: ValidationInfo) -> str:
-        if not (named := model or info.data.get("name", "")):
-            raise PydanticCustomError("model", "is missing")
-        return str(named)
+    @property
+    def named(self) -> str:
+        return self.model or self.name
+
+
+NAMED: JsonSchemaValue = {
+    "anyOf": [
+        {"properties": {name: {"type": "string", "minLength": 1}}, "required": [name]}
+        for name in ("model", "name")
+    ]
+}
+
+
+class OllamaModelRequest(OllamaShowRequest):
+    """The same where there must be one."""
+
+    model_config = ConfigDict(json_schema_extra=NAMED)
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if not self.named:
+            raise PydanticCustomError("model", "model is missing")
+        return self
 
 
 class OllamaPullRequest(OllamaModelRequest):

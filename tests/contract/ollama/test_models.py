@@ -86,7 +86,9 @@ def test_aliases_are_listed_and_can_be_shown() -> None:
         assert [model.model for model in made.client.ps().models] == ["bytes"]
         assert made.client.show("llama3:latest").capabilities == ["completion", "tools", "thinking"]
         assert made.http.post("/api/show", json={"name": "bytes"}).status_code == 200
-        assert made.http.post("/api/show", json={}).json() == {"error": "model: is missing"}
+        assert made.http.post("/api/show", json={}).status_code == 200
+        nameless = made.http.request("DELETE", "/api/delete", json={"model": ""})
+        assert (nameless.status_code, nameless.json()) == (400, {"error": "model is missing"})
 
 
 def test_the_version_is_that_of_the_api_and_a_ping_is_answered(hermes: Daemon) -> None:
