@@ -36,7 +36,6 @@ class RequestRecord:
     request, unless background work has taken it over."""
     tokens: int = 0  # of the prompts that the engine took up, and of what it has said so far
     usage: Usage | None = None
-    keep_seconds: float | None = None  # the model is to stay loaded behind the answer; None: as set
     cache_marks: int = 0  # `cache_control` fields of the body
     status: int = 0
     is_answered: bool = False  # to its last byte

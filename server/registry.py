@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
+from anyio import TASK_STATUS_IGNORED, Event, create_task_group, current_time, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, Telemetry
@@ -139,12 +139,30 @@ class ModelRegistry:
         message = f"The model '{name}' does not exist; this server has {served}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
+    def has(self, name: str) -> bool:
+        """Whether a model has this name."""
+        return name in self._name_of
+
+    def is_served_from(self, repository: str) -> bool:
+        """Whether a model comes from there, or is called so."""
+        sources = {known.settings.source for known in self.known.values()}
+        read = {known.card.name for known in self.known.values() if known.card}
+        return self.has(repository) or repository in sources | read
+
     def names(self) -> Iterator[tuple[str, str]]:
         """Each name that a request may use, and the own name of its model."""
         yield from self._name_of.items()
 
     def state(self, name: str) -> ModelState:
         return self.pool.models[name].state
+
+    def seconds_left(self, name: str) -> float | None:
+        """Until a loaded model is unloaded for its age, should nobody use it; None: never."""
+        state = self.state(name)
+        if state.ttl_seconds is None or state.is_pinned:
+            return None
+        idle_seconds = current_time() - state.used_at if state.is_idle else 0.0
+        return max(state.ttl_seconds - idle_seconds, 0.0)
 
     def is_among(self, name: str, allowed: Collection[str] | None) -> bool:
         """Whether a key that allows these models, by any of their names, allows this one. None: all

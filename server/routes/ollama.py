@@ -1,6 +1,7 @@
 """`POST /api/chat` and `/api/generate`, as Ollama has them."""
 
 from functools import partial
+from math import isinf
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -23,6 +24,7 @@ from server.generation.models import ServedModel
 from server.openapi import errors, json_body, stream_of_lines
 from server.record import RequestRecord
 from server.routes.delivery import json_response, respond
+from server.routes.loading import when_loaded
 from server.schemas.ollama.answer import (
     DoneReason,
     OllamaChatAnswer,
@@ -41,7 +43,7 @@ router = APIRouter()
 ChatBody = Annotated[OllamaChatRequest, Depends(JsonBody(OllamaChatRequest))]
 GenerateBody = Annotated[OllamaGenerateRequest, Depends(JsonBody(OllamaGenerateRequest))]
 
-STATUSES = (400, 404, 408, 410, 413, 429, 503)
+STATUSES = (400, 403, 404, 408, 410, 413, 429, 503)
 
 
 @router.post(
@@ -53,13 +55,19 @@ STATUSES = (400, 404, 408, 410, 413, 429, 503)
 async def create_chat(
     body: ChatBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model, watch = resolved(service, body.model), Stopwatch()
-    record.keep_seconds = body.keep_alive
-    if not body.messages:
-        return _loaded(body, model, chat_answer)
-    chat = await model.workers.prepare(record, partial(as_chat, body, model))
-    task = await chat_task(chat, model, record)
-    return await respond(chat_builder(task, chat_answer, watch), http, service)
+    watch = Stopwatch()
+    if not body.messages and body.keep_alive == 0:
+        return _unloaded(body, service, record, chat_answer)
+
+    async def begin(model: ServedModel) -> Response:
+        _keep(body, model, service)
+        if not body.messages:
+            return _answer_of(model.name, chat_answer, "load")
+        chat = await model.workers.prepare(record, partial(as_chat, body, model))
+        task = await chat_task(chat, model, record)
+        return await respond(chat_builder(task, chat_answer, watch), http, service)
+
+    return await when_loaded(named(service, body.model), begin, http, service)
 
 
 @router.post(
@@ -71,17 +79,23 @@ async def create_chat(
 async def generate(
     body: GenerateBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
-    model, watch = resolved(service, body.model), Stopwatch()
-    record.keep_seconds = body.keep_alive
-    if not body.prompt:
-        return _loaded(body, model, generate_answer)
-    builder = await _generate_builder(body, model, record, watch)
-    return await respond(builder, http, service)
+    watch = Stopwatch()
+    if not body.prompt and body.keep_alive == 0:
+        return _unloaded(body, service, record, generate_answer)
+
+    async def begin(model: ServedModel) -> Response:
+        _keep(body, model, service)
+        if not body.prompt:
+            return _answer_of(model.name, generate_answer, "load")
+        builder = await _generate_builder(body, model, record, watch)
+        return await respond(builder, http, service)
+
+    return await when_loaded(named(service, body.model), begin, http, service)
 
 
-def resolved(service: Service, name: str) -> ServedModel:
-    """The model of that name, or of that name without the tag. Raises ApiError (404)."""
-    return service.resolve(name if name in service.models else name.removesuffix(LATEST))
+def named(service: Service, name: str) -> str:
+    """The name without the tag that Ollama's clients add, where no model has it."""
+    return name if service.models.has(name) else name.removesuffix(LATEST)
 
 
 async def _generate_builder(
@@ -94,6 +108,24 @@ async def _generate_builder(
     return chat_builder(await chat_task(chat, model, record), generate_answer, watch)
 
 
-def _loaded(body: OllamaAsking, model: ServedModel, shape: Shape) -> Response:
-    reason: DoneReason = "unload" if body.keep_alive == 0 else "load"
-    return json_response(wire_json(without_answer(model.name, shape, reason)))
+def _keep(body: OllamaAsking, model: ServedModel, service: Service) -> None:
+    """The model stays loaded for so long behind its last request; unset, for as long as is set."""
+    own = service.models.find(model.name)
+    seconds = body.keep_alive
+    if seconds is None:
+        seconds = service.models.known[own].settings.ttl_seconds
+    service.models.pool.set_ttl(own, None if seconds is None or isinf(seconds) else seconds)
+
+
+def _unloaded(
+    body: OllamaAsking, service: Service, record: RecordDependency, shape: Shape
+) -> Response:
+    """At once where nobody uses it, else behind the last of its requests."""
+    name = named(service, body.model)
+    service.check_allowed(name, record)
+    service.models.pool.set_ttl(service.models.find(name), 0.0)
+    return _answer_of(name, shape, "unload")
+
+
+def _answer_of(name: str, shape: Shape, reason: DoneReason) -> Response:
+    return json_response(wire_json(without_answer(name, shape, reason)))

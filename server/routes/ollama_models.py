@@ -9,13 +9,19 @@ from starlette.responses import Response, StreamingResponse
 
 from server.dialects.dialect import wire_json
 from server.dialects.ollama.builder import NDJSON
-from server.dialects.ollama.models import described, listed, repository, running
+from server.dialects.ollama.models import (
+    described,
+    described_unloaded,
+    listed,
+    repository,
+    running,
+)
 from server.dialects.ollama.pull import SUCCESS, Pull
 from server.errors import ApiError
 from server.model_cache import NotCached, deletions
 from server.openapi import errors, json_body, stream_of_lines
 from server.routes.delivery import json_response
-from server.routes.ollama import resolved
+from server.routes.ollama import named
 from server.schemas.ollama.answer import OllamaError
 from server.schemas.ollama.models import (
     OllamaModelInfo,
@@ -51,10 +57,17 @@ async def version() -> OllamaVersion:
 @router.get("/api/tags", responses=errors(503))
 async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaModels:
     """The models that are served, under each of their names."""
-    models = list(service.models.values())
+    models = service.models
+    allowed = [
+        (name, models.known[own])
+        for name, own in models.names()
+        if models.is_among(name, record.allowed_models)
+    ]
 
     def read() -> OllamaModels:
-        return OllamaModels(models=[listed(model) for model in models])
+        return OllamaModels(
+            models=[listed(name, one.settings.source, one.card) for name, one in allowed]
+        )
 
     return await service.workers.run(record.client, 0, read)
 
@@ -63,10 +76,13 @@ async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaMo
 @router.get("/api/ps", responses=errors(503))
 async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunningModels:
     """The models that are loaded, under the first of their names."""
-    model = service.resolve("")
-    promise = (await model.engine.stats()).memory.promise
-    read = partial(running, model, promise)
-    return OllamaRunningModels(models=[await service.workers.run(record.client, 0, read)])
+    found = []
+    for name, loaded in service.models.all_loaded().items():
+        promise = (await loaded.engine.stats()).memory.promise
+        left = service.models.seconds_left(name)
+        read = partial(running, loaded.served[name], promise, left)
+        found.append(await service.workers.run(record.client, 0, read))
+    return OllamaRunningModels(models=found)
 
 
 @router.post(
@@ -77,8 +93,15 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
 async def show(
     body: ShowBody, service: ServiceDependency, record: RecordDependency
 ) -> OllamaModelInfo:
-    model = resolved(service, body.named)
-    return await service.workers.run(record.client, 0, partial(described, model))
+    """Loads nothing: of a model that is not loaded, what its files say."""
+    name = named(service, body.named)
+    service.check_allowed(name, record)
+    own = service.models.find(name)
+    loaded, known = service.models.all_loaded().get(own), service.models.known[own]
+    read = partial(described_unloaded, name or own, known.settings.source)
+    if loaded is not None:
+        read = partial(described, loaded.served[name or own])
+    return await service.workers.run(record.client, 0, read)
 
 
 @router.post(
@@ -102,10 +125,10 @@ async def pull(body: PullBody) -> Response:
     openapi_extra=json_body(OllamaModelRequest),
 )
 async def delete(body: ModelBody, service: ServiceDependency) -> Response:
-    """Deletes a repository from Hugging Face's cache, every revision of it, unless it is loaded."""
+    """Deletes a repository from Hugging Face's cache, every revision of it, unless it is served."""
     name = repository(body.named)
-    if name in service.models or name == service.engine.card.name:
-        raise ApiError(409, f"model '{name}' is loaded", param="model", code="model_loaded")
+    if service.models.is_served_from(name):
+        raise ApiError(409, f"model '{name}' is served", param="model", code="model_served")
     await to_thread.run_sync(_delete, name)
     return Response()
 

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from engine.launch import ModelError, find_checkpoint
 from engine.types.memory import MemoryPromise
 from engine.types.model import ModelCard, SamplingDefaults
 from server.generation.models import ServedModel
@@ -46,6 +46,13 @@ class _Checkpoint:
         return str(self.config.get("model_type", ""))
 
     @property
+    def context_tokens(self) -> int:
+        """Zero where the files do not say."""
+        parts = (self.config, self.config.get("text_config", {}))
+        found = (part.get("max_position_embeddings") for part in parts)
+        return next((n for n in found if isinstance(n, int)), 0)
+
+    @property
     def details(self) -> OllamaDetails:
         return OllamaDetails(
             parent_model="",
@@ -67,11 +74,13 @@ class _Checkpoint:
                 return ""
 
 
-def _checkpoint(card: ModelCard) -> _Checkpoint:
-    directory = Path(card.checkpoint)
-    config = directory / "config.json"
-    if not (card.checkpoint and config.is_file()):
+def _checkpoint(source: str) -> _Checkpoint:
+    """Of a directory, or a repository in the cache."""
+    try:
+        directory = find_checkpoint(source, download=False)
+    except ModelError:
         return _Checkpoint({}, 0, datetime.fromtimestamp(0, UTC))
+    config = directory / "config.json"
     return _Checkpoint(
         config=json.loads(config.read_bytes()),
         n_bytes=sum(file.stat().st_size for file in directory.iterdir() if file.is_file()),
@@ -79,29 +88,36 @@ def _checkpoint(card: ModelCard) -> _Checkpoint:
     )
 
 
-def listed(model: ServedModel) -> OllamaModel:
-    """Reads the checkpoint's config.json, as all of these do."""
-    card = model.engine.card
-    checkpoint = _checkpoint(card)
+def listed(name: str, source: str, card: ModelCard | None) -> OllamaModel:
+    """Reads the checkpoint's config.json, as all of these do. There is no card before the model has
+    been loaded for the first time.
+    """
+    checkpoint = _checkpoint(source)
     return OllamaModel(
-        name=model.name,
-        model=model.name,
+        name=name,
+        model=name,
         modified_at=checkpoint.modified,
         size=checkpoint.n_bytes,
-        digest=card.fingerprint,
+        digest=card.fingerprint if card else "",
         details=checkpoint.details,
     )
 
 
-def running(model: ServedModel, promise: MemoryPromise) -> OllamaRunningModel:
+def running(
+    model: ServedModel, promise: MemoryPromise, seconds_left: float | None
+) -> OllamaRunningModel:
+    """`seconds_left` until it is unloaded for its age; None: never."""
     card = model.engine.card
+    expires = FOREVER
+    if seconds_left is not None:
+        expires = datetime.now(UTC) + timedelta(seconds=seconds_left)
     return OllamaRunningModel(
         name=model.name,
         model=model.name,
         size=promise.kept,
         digest=card.fingerprint,
-        details=_checkpoint(card).details,
-        expires_at=FOREVER,
+        details=_checkpoint(card.checkpoint).details,
+        expires_at=expires,
         size_vram=promise.kept if card.device.startswith("gpu") else 0,
         context_length=card.max_sequence_tokens,
     )
@@ -109,7 +125,7 @@ def running(model: ServedModel, promise: MemoryPromise) -> OllamaRunningModel:
 
 def described(model: ServedModel) -> OllamaModelInfo:
     card = model.engine.card
-    checkpoint = _checkpoint(card)
+    checkpoint = _checkpoint(card.checkpoint)
     parameters = list(_parameters(card.sampling))
     family = checkpoint.family
     return OllamaModelInfo(
@@ -123,6 +139,24 @@ def described(model: ServedModel) -> OllamaModelInfo:
             f"{family}.context_length": card.max_sequence_tokens,
         },
         capabilities=list(_capabilities(model)),
+        modified_at=checkpoint.modified,
+    )
+
+
+def described_unloaded(name: str, source: str) -> OllamaModelInfo:
+    """What the files say."""
+    checkpoint = _checkpoint(source)
+    return OllamaModelInfo(
+        modelfile=f"FROM {name}",
+        parameters="",
+        template="",
+        details=checkpoint.details,
+        model_info={
+            "general.architecture": checkpoint.family,
+            "general.basename": name,
+            f"{checkpoint.family}.context_length": checkpoint.context_tokens,
+        },
+        capabilities=["completion"],
         modified_at=checkpoint.modified,
     )
 

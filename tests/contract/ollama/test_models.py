@@ -12,14 +12,14 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 from ollama import Client, ResponseError
 
-from engine.launch import launch
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.settings import EngineConfig
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.contract.ollama.scripted import Daemon, daemon
+from tests.hosting import launched
 
 SNAPSHOT_DOWNLOAD = "engine.mlx_backend.loading.source.snapshot_download"
 
@@ -31,7 +31,7 @@ def demo() -> Iterator[Any]:
     """The client of a daemon that serves the embedded model."""
     telemetry = EngineTelemetry()
     config = EngineConfig(model="", kv_cache_bytes=8 << 20)
-    engine = launch(config, telemetry, lambda line: None)
+    engine = launched(config, telemetry)
     with (
         running(engine, Settings(port=0), telemetry) as url,
         Client(url, timeout=CLIENT_SECONDS) as client,
@@ -108,9 +108,9 @@ def test_a_repository_that_is_not_loaded_is_deleted(hermes: Daemon, put: Put) ->
 
 
 @pytest.mark.parametrize("name", ["bytes", "test/bytes"])
-def test_what_is_loaded_is_not_deleted(hermes: Daemon, put: Put, name: str) -> None:
+def test_what_is_served_is_not_deleted(hermes: Daemon, put: Put, name: str) -> None:
     home = put("test/bytes")
-    with pytest.raises(ResponseError, match="is loaded") as caught:
+    with pytest.raises(ResponseError, match="is served") as caught:
         hermes.client.delete(name)
     assert caught.value.status_code == 409
     assert home.exists()
