@@ -1,7 +1,8 @@
 """Starts engines, and looks at what there is for them: models, the machine."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 from engine.api import Engine, ModelError, Telemetry
 from engine.child_process import start_child
@@ -15,6 +16,7 @@ from engine.mlx_backend.loading.source import (
 )
 from engine.remote.engine import RemoteEngine
 from engine.types.settings import EngineConfig
+from kvstore.tier.disk.folder import new_daemon
 
 __all__ = [
     "DEFAULT_NAME",
@@ -37,6 +39,8 @@ async def launch(config: EngineConfig, telemetry: Telemetry, report: Report) -> 
 
     Raises whatever loading raises, with a message for the user. Cancelled, it ends the process.
     """
+    if config.disk is not None:
+        config = replace(config, disk=replace(config.disk, daemon=_this_daemon()))
     return await RemoteEngine.start(
         partial(start_child, "engine.remote"), config, telemetry, report
     )
@@ -53,3 +57,9 @@ def free_bytes() -> int:
     if process.wait() or not said:
         raise ModelError("MLX does not say how much memory is free")
     return int(said)
+
+
+@cache
+def _this_daemon() -> str:
+    """All engines that this process starts share a disk cache's directory."""
+    return new_daemon()

@@ -17,6 +17,9 @@ from kvstore.tier.types import MIB, Buffer, Entry, Extent, ReadFailure, ReadRun,
 
 BLOCK = 16
 LIMITS = TierLimits(max_bytes=16 * MIB, segment_bytes=MIB, least_free=0.0)
+DAEMON = "1 tests"
+"""Whose tiers share a directory."""
+
 PATIENCE = 60.0
 """Seconds after which a test has failed; nothing takes that long."""
 

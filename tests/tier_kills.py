@@ -1,8 +1,9 @@
-"""Kill a writer of the disk tier at random moments: `python -m tests.tier_kills --kills 100`.
+"""Kill writers of the disk tier at random moments: `python -m tests.tier_kills --kills 100`.
 
-A child writes chains and says which it has flushed; it is killed with SIGKILL while it goes on.
-Then everything that it had flushed is read and checked, and so is every record that there is. The
-children of a run share one directory, so each begins with what the last left, and evicts.
+Two children, with a model each, write chains into one directory at the same time and say which they
+have flushed; they are killed with SIGKILL while they go on. Then all that they had flushed is read
+and checked, and so is every record that there is. Each pair begins with what the last left, and
+evicts it: what is older goes first, whosever it is.
 """
 
 import random
@@ -18,17 +19,19 @@ from typing import Annotated
 import typer
 
 from kvstore.tier import maintenance
+from kvstore.tier.disk.folder import write_lock
 from kvstore.tier.tier import DiskTier
-from tests.tier_harness import LIMITS, PATIENCE, Chain, allocated, entry, read
+from tests.tier_harness import DAEMON, LIMITS, PATIENCE, Chain, allocated, entry, read
 
 N_BYTES, LENGTH = 8_192, 20
-MOST_CHAINS = 20  # 4 MB: what a child has written is not evicted by itself
+MOST_CHAINS = 14  # 3 MB: what two children have written is not evicted by themselves
+MODELS = ("one", "another")
 
 
-def write(directory: Path, life: int) -> None:
+def write(directory: Path, model: str, life: int) -> None:
     """The child: until it has written all, which it seldom may."""
-    tier = DiskTier.open(directory, "model", LIMITS)
-    for number, chain in enumerate(chains(life)):
+    tier = DiskTier.open(directory, model, LIMITS, daemon=DAEMON)
+    for number, chain in enumerate(chains(model, life)):
         for start in range(0, LENGTH, 5):
             tier.offer(chain.extent(start, start + 5))
         tier.flush(PATIENCE)
@@ -37,30 +40,56 @@ def write(directory: Path, life: int) -> None:
             tier.forget(chain.names[10])
 
 
-def chains(life: int) -> Iterator[Chain]:
-    return (Chain(f"{life}/{number}", LENGTH, N_BYTES) for number in range(MOST_CHAINS))
+def chains(model: str, life: int) -> Iterator[Chain]:
+    return (Chain(f"{model}/{life}/{number}", LENGTH, N_BYTES) for number in range(MOST_CHAINS))
 
 
-def live_and_die(directory: Path, life: int, randomness: random.Random) -> int:
-    """One child, and the examination of what it leaves. How many chains it had flushed."""
-    program = f"from tests.tier_kills import *; write(Path({str(directory)!r}), {life})"
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    said = [child.stdout.readline() for _ in range(randomness.randrange(MOST_CHAINS))]
-    time.sleep(randomness.random() / 100)
-    child.kill()
-    said += child.stdout.readlines()
-    child.stdout.close()
-    assert child.wait() in (0, -signal.SIGKILL), "it fell over by itself"
-    n_flushed = len([line for line in said if line.endswith("\n")])
-    examine(directory, life, n_flushed)
-    return n_flushed
-
-
-def examine(directory: Path, life: int, n_flushed: int) -> None:
+def live_and_die(directory: Path, life: int, randomness: random.Random) -> list[int]:
+    """Two children, and the examination of what they leave. How many chains each had flushed."""
+    children = {model: born(directory, model, life) for model in MODELS}
+    said = dict.fromkeys(MODELS, 0)
+    for model in MODELS:
+        for _ in range(randomness.randrange(MOST_CHAINS)):
+            said[model] += hears(children[model])
+            assert size_between_writes(directory) <= LIMITS.max_bytes
+    for model in randomness.sample(MODELS, len(MODELS)):
+        time.sleep(randomness.random() / 100)
+        children[model].kill()
+    for model, child in children.items():
+        while hears(child):
+            said[model] += 1
+        assert child.wait() in (0, -signal.SIGKILL), "it fell over by itself"
+        child.communicate()
     assert allocated(directory) <= LIMITS.max_bytes
-    tier = DiskTier.open(directory, "model", LIMITS)
-    for number, chain in enumerate(chains(life)):
+    for model, n_flushed in said.items():
+        examine(directory, model, life, n_flushed)
+    return list(said.values())
+
+
+def born(directory: Path, model: str, life: int) -> "subprocess.Popen[str]":
+    program = f"from tests.tier_kills import *; write(Path({str(directory)!r}), {model!r}, {life})"
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def hears(child: "subprocess.Popen[str]") -> bool:
+    """Whether another chain was flushed; False when the child has ended."""
+    assert child.stdout is not None
+    return child.stdout.readline().endswith("\n")
+
+
+def size_between_writes(directory: Path) -> int:
+    """While nobody writes: what moves would be counted twice, or not at all."""
+    lock = write_lock(directory)
+    try:
+        with lock:
+            return allocated(directory)
+    finally:
+        lock.release()
+
+
+def examine(directory: Path, model: str, life: int, n_flushed: int) -> None:
+    tier = DiskTier.open(directory, model, LIMITS)
+    for number, chain in enumerate(chains(model, life)):
         n_known = tier.known(chain.names)
         least = 0 if number >= n_flushed else 10 if number % 7 == 6 else LENGTH
         assert n_known >= least, f"chain {number} of {n_flushed} has lost entries"
@@ -77,7 +106,8 @@ def run(n_kills: int, seed: int) -> None:
     with TemporaryDirectory(prefix="tier-kills-") as directory:
         for life in range(n_kills):
             n_flushed = live_and_die(Path(directory), life, randomness)
-            print(f"seed {seed}, life {life}: killed after {n_flushed} chains, nothing lost")
+            flushed = " and ".join(map(str, n_flushed))
+            print(f"seed {seed}, life {life}: killed after {flushed} chains, nothing lost")
 
 
 def main(

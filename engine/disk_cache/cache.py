@@ -269,6 +269,7 @@ class TieredCache(DiskCache):
         return DiskCacheStats(
             entries=tier.entries,
             used_bytes=tier.used_bytes,
+            shared_bytes=tier.shared_bytes,
             limit_bytes=self._limit_bytes,
             buffered_bytes=tier.buffered_bytes,
             read_bytes=tier.counters.read_bytes,

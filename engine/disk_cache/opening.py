@@ -42,6 +42,7 @@ def open_disk_cache(
         config.directory,
         f"{backend.card.fingerprint} {backend.kv_format} {backend.software}",
         tier_limits(config, backend.part_bytes),
+        daemon=config.daemon,
     )
     kept = "prompts whole" if math.isinf(n_tokens) else f"of a prompt its first {n_tokens:,} tokens"
     report(f"disk cache: {config.directory}, at most {_mib(config.max_bytes)}, {kept}")

@@ -34,6 +34,7 @@ class DiskUse:
 
     entries: int  # blocks, and ends of prompts within one
     used_bytes: int
+    shared_bytes: int  # of all models
     limit_bytes: int
     read_bytes: int
     written_bytes: int

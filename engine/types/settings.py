@@ -18,7 +18,7 @@ class DiskWrites(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiskCacheConfig:
-    """A folder for KV that the arena evicts. Only one daemon may use a folder."""
+    """A folder for KV that the arena evicts. The engines of one daemon share it, and its limits."""
 
     directory: Path
     max_bytes: int  # of all files together; at least 16 MiB
@@ -26,6 +26,7 @@ class DiskCacheConfig:
     daily_bytes: int | None = None  # the most that is written in a day of UTC; None: no limit
     shutdown_seconds: float = 10.0  # for writing what is still to be, at the end
     salted: bool = False  # write prompts that have a cache_salt, too
+    daemon: str = ""  # whose engines share the folder; without a name this one is alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ class DiskCacheStats:
     """
 
     entries: int  # blocks, and ends of prompts within one
-    used_bytes: int  # of all files in the folder
+    used_bytes: int  # of this model's files
+    shared_bytes: int  # of all models' files, which the limit is for
     limit_bytes: int
     buffered_bytes: int  # handed over and not yet written
     read_bytes: int

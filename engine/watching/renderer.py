@@ -274,6 +274,7 @@ def _disk_use(stats: DiskCacheStats | None) -> DiskUse | None:
     return DiskUse(
         entries=stats.entries,
         used_bytes=stats.used_bytes,
+        shared_bytes=stats.shared_bytes,
         limit_bytes=stats.limit_bytes,
         read_bytes=stats.read_bytes,
         written_bytes=stats.written_bytes,

@@ -29,6 +29,7 @@ class Catalog:
         self._children: dict[Digest, set[Record]] = {}
         self._segments: dict[int, SegmentUse] = {}
         self._touched: set[Record] = set()
+        self._used: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -120,6 +121,18 @@ class Catalog:
             touched, self._touched = self._touched, set()
             return [record for record in touched if self._records.get(record.block_hash) is record]
 
+    def take_used(self) -> dict[int, float]:
+        """The segments of which something has been used since the last call, and when."""
+        with self._lock:
+            used, self._used = self._used, set()
+            there = used & self._segments.keys()
+            return {number: self._segments[number].last_used for number in there}
+
+    def last_used(self, number: int) -> float:
+        """When something of a segment was used last; 0 of one that is not there."""
+        use = self._segments.get(number)
+        return use.last_used if use else 0.0
+
     def remove(self, record: Record) -> list[Record]:
         """It and all below it, unless it has gone already."""
         with self._lock:
@@ -189,6 +202,7 @@ class Catalog:
             use = self._segments[record.segment] = SegmentUse()
         use.records.add(record)
         use.last_used = max(use.last_used, record.last_used)
+        self._used.add(record.segment)
         return True
 
     def _displace(self, record: Record) -> None:
@@ -221,3 +235,4 @@ class Catalog:
         record.last_used = now
         use = self._segments[record.segment]
         use.last_used = max(use.last_used, now)
+        self._used.add(record.segment)

@@ -2,13 +2,21 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.tier.catalog import Catalog
 from kvstore.tier.disk.files import OsFiles
-from kvstore.tier.disk.folder import LOCK, Lock, fingerprint_of, folders, in_words
+from kvstore.tier.disk.folder import (
+    LOCK,
+    fingerprint_of,
+    folders,
+    in_words,
+    join,
+    new_daemon,
+    write_lock,
+)
 from kvstore.tier.disk.index import Index
 from kvstore.tier.disk.segments import Segments
 from kvstore.tier.record import Record
@@ -29,9 +37,10 @@ class FolderUse:
 class FolderCheck:
     """What reading all of a folder found.
 
-    `damaged` are entries whose bytes are not what was written, or not there; `orphans` are entries
-    without a path to their root. Both are dropped when somebody comes upon them. `problem` is why
-    the index could not be read, if so.
+    `damaged` are entries whose bytes are not what was written; `orphans` are entries without a path
+    to their root. Both are dropped when somebody comes upon them. What other models have evicted is
+    in the index until then, and counts for nothing here. `problem` is why the index could not be
+    read, if so.
     """
 
     folder: Path
@@ -83,11 +92,12 @@ def clear(directory: Path) -> int:
 def _locked(directory: Path) -> Iterator[None]:
     with in_words(directory):
         _folders_in(directory)
-        lock = Lock(directory)
-        try:
+        with ExitStack() as held:
+            writing = write_lock(directory)
+            held.callback(writing.release)
+            with writing:
+                held.callback(join(directory, new_daemon()).release)
             yield
-        finally:
-            lock.release()
 
 
 def _folders_in(directory: Path) -> list[Path]:
@@ -107,14 +117,18 @@ def _check(folder: Path) -> FolderCheck:
             index.close()
     except sqlite3.Error as error:
         return FolderCheck(folder, fingerprint_of(folder), 0, 0, (), 0, str(error))
-    records.sort(key=lambda it: (it.segment, it.offset))
+    catalog = Catalog()
+    orphans = len(catalog.fill(records))
+    lost = segments.lost(catalog.segments())
+    evicted = {record for number in lost for record in catalog.remove_segment(number)}
+    left = sorted(set(records) - evicted, key=lambda it: (it.segment, it.offset))
     return FolderCheck(
         folder,
         fingerprint_of(folder),
-        entries=len(records),
-        n_bytes=sum(record.n_bytes for record in records),
-        damaged=tuple(it.block_hash.hex() for it in records if not _is_sound(it, segments)),
-        orphans=len(Catalog().fill(records)),
+        entries=len(left),
+        n_bytes=sum(record.n_bytes for record in left),
+        damaged=tuple(it.block_hash.hex() for it in left if not _is_sound(it, segments)),
+        orphans=orphans,
         problem=None,
     )
 

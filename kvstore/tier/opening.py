@@ -47,8 +47,8 @@ def collector_paused() -> Iterator[None]:
 def load_catalog(
     records: Sequence[Record], segments: Segments, tally: Tally
 ) -> tuple[Catalog, list[Record]]:
-    """And the records that are no use: without their bytes, or without a parent. Files that no
-    record needs are removed, and the last segment goes on behind its last record.
+    """And the records that are no use: evicted by others, without their bytes, or without a parent.
+    Files that no record needs are removed, and the last segment goes on behind its last record.
     """
     catalog, there, useless = Catalog(), list[Record](), list[Record]()
     sizes = {number: segments.size(number) for number in segments.numbers()}
@@ -57,7 +57,8 @@ def load_catalog(
             there.append(record)
         else:
             useless.append(record)
-            tally.fault(_fault(record, sizes))
+            if record.segment in sizes:
+                tally.fault(Fault.SHORT_READ if record.is_sane else Fault.INDEX)
     useless += catalog.fill(there)
     live = catalog.segments()
     for number in sizes.keys() - live.keys():
@@ -75,9 +76,3 @@ def _read_index(files: Files, folder: Path) -> tuple[Index, list[Record]]:
     except BaseException:
         index.close()
         raise
-
-
-def _fault(record: Record, sizes: dict[int, int]) -> Fault:
-    if record.segment not in sizes:
-        return Fault.MISSING
-    return Fault.SHORT_READ if record.is_sane else Fault.INDEX

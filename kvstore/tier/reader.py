@@ -185,6 +185,8 @@ class Readers:
             return self._failure(start, records[0], fault)
         self._tally.count(read_entries=len(entries), read_bytes=n_bytes)
         self._catalog.touch(entries[-1].block_hash, ticket.now)
+        segment = records[0].segment
+        self._segments.stamp(segment, self._catalog.last_used(segment))
         return ReadRun(start, tuple(entries))
 
     def _next_run(self, hashes: Sequence[Digest], start: int) -> list[Record]:
@@ -205,6 +207,9 @@ class Readers:
 
     def _failure(self, start: int, record: Record, fault: Fault) -> ReadFailure:
         if self._catalog.get(record.block_hash) is not record:
+            return ReadFailure(start, Fault.GONE)
+        if fault is Fault.MISSING:  # another process has evicted its segment
+            self._forget(record)
             return ReadFailure(start, Fault.GONE)
         self._tally.fault(fault)
         if fault is not Fault.RESOURCES:

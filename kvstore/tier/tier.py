@@ -5,18 +5,19 @@ reading pays. docs/adr/0014-disk-tier.md has the format and what was measured.
 """
 
 import itertools
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.digest import Digest
 from kvstore.tier.buffer import Removal, Upkeep, WriteBuffer
+from kvstore.tier.disk.daily_budget import DailyBudget
 from kvstore.tier.disk.files import Files, OsFiles
-from kvstore.tier.disk.folder import Lock, in_words, make_folder
+from kvstore.tier.disk.folder import in_words, join, new_daemon, take_folder, write_lock
+from kvstore.tier.disk.others import Others
 from kvstore.tier.disk.segments import Segments
 from kvstore.tier.disk.space import Space
 from kvstore.tier.opening import collector_paused, load_catalog, open_index
@@ -24,12 +25,13 @@ from kvstore.tier.reader import Deliver, Readers, Ticket
 from kvstore.tier.record import Record
 from kvstore.tier.tally import Tally, TierCounters
 from kvstore.tier.types import EntryInfo, Extent, TierLimits
-from kvstore.tier.writer import DailyBudget, Writer
+from kvstore.tier.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """`used_bytes` is what the directory took when it was last measured, before the last write.
+    """`used_bytes` is what this model's folder took when it was last measured, and `shared_bytes`
+    what all of the directory did.
     `read_rate` is in bytes a second, None before anything was read. `ended_threads` are those that
     should run and do not: nothing is written, or less is read, until the tier is opened again.
     """
@@ -37,6 +39,7 @@ class TierStats:
     counters: TierCounters
     entries: int
     used_bytes: int
+    shared_bytes: int
     buffered_bytes: int
     read_rate: float | None
     ended_threads: tuple[str, ...] = ()
@@ -47,8 +50,9 @@ class DiskTier:
     `flush` and `close` waits for the disk.
     """
 
-    def __init__(self, lock: Lock, writer: Writer, readers: Readers) -> None:
-        self._lock = lock
+    def __init__(self, held: ExitStack, writer: Writer, readers: Readers) -> None:
+        """`held` are the locks."""
+        self._held = held
         self._writer = writer
         self._catalog = writer.catalog
         self._buffer = writer.buffer
@@ -66,36 +70,46 @@ class DiskTier:
         limits: TierLimits,
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
+        daemon: str = "",
     ) -> "DiskTier":
-        """Raises TierError, in words, when another process has it or it cannot be used.
+        """Tiers of one `daemon`, a name, share the directory, its limit and its day; one without a
+        name shares it with nobody. Raises TierError, in words, when another daemon has it or it
+        cannot be used.
 
-        A folder that holds more than its limit shrinks before this returns.
+        A directory that holds more than its limit shrinks before this returns.
         """
         files = files or OsFiles()
         with ExitStack() as undo, in_words(directory), collector_paused():
-            lock = Lock(directory)
-            undo.callback(lock.release)
-            folder, tally = make_folder(directory, fingerprint), Tally()
-            index, records = open_index(files, folder, tally)
-            undo.callback(index.close)
-            segments = Segments(files, folder, limits.segment_bytes)
-            catalog, useless = load_catalog(records, segments, tally)
-            writer = Writer(
-                index=index,
-                segments=segments,
-                space=Space(files, directory, folder, limits),
-                catalog=catalog,
-                buffer=WriteBuffer(catalog, limits.buffer_bytes),
-                budget=DailyBudget(limits.daily_bytes, clock, index),
-                tally=tally,
-                clock=clock,
-                keys=itertools.count(records[-1].key + 1 if records else 1),
-            )
-            writer.erase(useless)
-            writer.keep_up()
+            held = undo.enter_context(ExitStack())
+            lock = write_lock(directory)
+            held.callback(lock.release)
+            with lock:
+                held.callback(join(directory, daemon or new_daemon()).release)
+                folder, own = take_folder(directory, fingerprint)
+                held.callback(own.release)
+                tally = Tally()
+                index, records = open_index(files, folder, tally)
+                undo.callback(index.close)
+                segments = Segments(files, folder, limits.segment_bytes)
+                catalog, useless = load_catalog(records, segments, tally)
+                writer = Writer(
+                    index=index,
+                    segments=segments,
+                    lock=lock,
+                    space=Space(files, directory, folder, limits),
+                    others=Others(files, directory, folder),
+                    catalog=catalog,
+                    buffer=WriteBuffer(catalog, limits.buffer_bytes),
+                    budget=DailyBudget(files, directory, limits.daily_bytes, clock),
+                    tally=tally,
+                    clock=clock,
+                    keys=itertools.count(records[-1].key + 1 if records else 1),
+                )
+                writer.erase(useless)
+            writer.alone(writer.keep_up)
             readers = Readers(catalog, segments, limits, tally, _forgetter(writer))
             undo.pop_all()
-        return cls(lock, writer, readers)
+        return cls(held, writer, readers)
 
     def known(self, hashes: Sequence[Digest]) -> int:
         """How many of a chain, from the first on, can be read."""
@@ -193,7 +207,8 @@ class DiskTier:
         return TierStats(
             counters=tally.counters(),
             entries=len(self._catalog),
-            used_bytes=self._writer.space.last_used_bytes,
+            used_bytes=self._writer.space.last_own_bytes,
+            shared_bytes=self._writer.space.last_used_bytes,
             buffered_bytes=self._buffer.n_bytes,
             read_rate=tally.read_rate,
             ended_threads=() if self._is_closed else self._ended_threads(),
@@ -216,10 +231,8 @@ class DiskTier:
         self._buffer.close()
         self._writing.join()
         self._readers.close()
-        self._writer.keep_up()
-        with suppress(sqlite3.Error):
-            self._writer.index.close()
-        self._lock.release()
+        self._writer.close()
+        self._held.close()
 
     def _ended_threads(self) -> tuple[str, ...]:
         writer = () if self._writing.is_alive() else (self._writing.name,)

@@ -1,4 +1,5 @@
-"""The one thread that writes: payloads first, then the index, then the catalog.
+"""The one thread that writes: payloads first, then the index, then the catalog. Of the processes
+that share a directory one writes at a time, and what it leaves is within the limit.
 
 So whatever the catalog offers can be read, and a process that is killed leaves at most a payload
 that no index knows, which the next one writes over. Nothing is synced: what was handed to the
@@ -8,14 +9,19 @@ operating system outlives the process, and after a power loss the checksums find
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import gt
 from time import monotonic
 
 from kvstore.digest import Digest
 from kvstore.tier.buffer import Job, Removal, Upkeep, WriteBuffer
 from kvstore.tier.catalog import Catalog
+from kvstore.tier.disk.daily_budget import DailyBudget
 from kvstore.tier.disk.index import Index, index_fault
+from kvstore.tier.disk.locks import WriteLock
+from kvstore.tier.disk.others import Others
 from kvstore.tier.disk.segments import Place, Segments
 from kvstore.tier.disk.space import Space
 from kvstore.tier.record import Record, checksum
@@ -23,45 +29,21 @@ from kvstore.tier.tally import Tally
 from kvstore.tier.types import Entry, Extent, Fault, fault_of
 
 UPKEEP_SECONDS = 10.0
-SECONDS_OF_DAY = 86_400
 
 logger = logging.getLogger(__name__)
 
 
-class DailyBudget:
-    """How much has been written on a day of UTC, and may be."""
-
-    def __init__(self, daily_bytes: float, clock: Callable[[], float], index: Index) -> None:
-        self._daily_bytes = daily_bytes
-        self._clock = clock
-        self._day = self._today()
-        self._written = index.written_on(self._day)
-
-    @property
-    def left(self) -> float:
-        return self._daily_bytes - self.spent(0)[1]
-
-    def spent(self, n_bytes: int) -> tuple[int, int]:
-        """The day, and how much has been written on it with so much more."""
-        today = self._today()
-        if today != self._day:
-            self._day, self._written = today, 0
-        return self._day, self._written + n_bytes
-
-    def spend(self, n_bytes: int) -> None:
-        self._day, self._written = self.spent(n_bytes)
-
-    def _today(self) -> int:
-        return int(self._clock() // SECONDS_OF_DAY)
-
-
 @dataclass
 class Writer:
-    """Its methods are called by one thread at a time. None of them raises for the disk's sake."""
+    """Its methods are called by one thread at a time, and but for `run`, `alone` and `close` with
+    the lock held. These three do not raise for the disk's sake.
+    """
 
     index: Index
     segments: Segments
+    lock: WriteLock
     space: Space
+    others: Others
     catalog: Catalog
     buffer: WriteBuffer
     budget: DailyBudget
@@ -78,25 +60,40 @@ class Writer:
         due = monotonic() + UPKEEP_SECONDS
         while (job := self.buffer.take(max(due - monotonic(), 0.0))) is not None:
             try:
-                self._carry_out(job)
-            except Exception as error:
-                self._failed(error)
+                self.alone(partial(self._carry_out, job))
             finally:
                 self.buffer.done()
             if isinstance(job, Upkeep):
                 due = monotonic() + UPKEEP_SECONDS
 
-    def keep_up(self) -> None:
-        """Every now and then; a disk that failed is given another chance."""
+    def alone(self, work: Callable[[], None]) -> None:
+        """Do this while no other process changes anything in the directory. What others have
+        evicted is seen before it, and behind it others see what has been used here.
+        """
         try:
-            while self.space.exceeds() and self._drop_coldest():
-                continue
-            self._allow()
-            left_behind, self._left_behind = self._left_behind, []
-            self.erase(left_behind)
-            self.index.touch(self.catalog.take_touched())
+            with self.lock:
+                for number in self.segments.lost(self.catalog.segments()):
+                    self._evict(number)
+                work()
+                self._shrink()
+                for number, last_used in self.catalog.take_used().items():
+                    self.segments.stamp(number, last_used)
         except Exception as error:
             self._failed(error)
+
+    def keep_up(self) -> None:
+        """Every now and then; a disk that failed is given another chance."""
+        self._shrink()
+        self._allow()
+        left_behind, self._left_behind = self._left_behind, []
+        self.erase(left_behind)
+        self.index.touch(self.catalog.take_touched())
+
+    def close(self) -> None:
+        """The last of all."""
+        self.alone(self.keep_up)
+        with suppress(OSError, sqlite3.Error), self.lock:
+            self.index.close()
 
     def erase(self, records: Sequence[Record]) -> None:
         """Rows first, then files: a row without its file would be a fault at the next start. Where
@@ -133,7 +130,8 @@ class Writer:
         if not wanted:
             return
         entries = [entry for _, entry in wanted]
-        if not self._make_room(sum(entry.n_bytes for entry in entries)):
+        n_bytes = sum(entry.n_bytes for entry in entries)
+        if n_bytes > self.budget.left() or not self._make_room(n_bytes):
             self.tally.count(refused_entries=len(entries))
             self._allow()
         elif not self.catalog.has_place(extent.root, extent.parent):
@@ -148,12 +146,12 @@ class Writer:
         n_bytes = sum(entry.n_bytes for entry in entries)
         try:
             self.segments.write(places, entries)
-            self.index.add(records, *self.budget.spent(n_bytes))
+            self.budget.spend(n_bytes)
+            self.index.add(records)
         except BaseException:
             self.segments.retreat(places)
             raise
         self.segments.advance(places[-1], entries[-1])
-        self.budget.spend(n_bytes)
         self._last_fault = None
         self._allow()
         self.tally.count(written_entries=len(entries), written_bytes=n_bytes)
@@ -200,6 +198,10 @@ class Writer:
             for (parent, entry), place in zip(wanted, places, strict=True)
         ]
 
+    def _shrink(self) -> None:
+        while self.space.exceeds() and self._drop_coldest():
+            continue
+
     def _make_room(self, n_bytes: int) -> bool:
         """Whether there is, now. Nothing goes where others have taken of what was to be left free:
         they would take what comes free of it, too.
@@ -210,23 +212,31 @@ class Writer:
         return True
 
     def _drop_coldest(self) -> bool:
-        """Other fingerprints go first, then the coldest segments, and what hangs from them. Whether
-        there was any.
+        """The segment of any model that was used longest ago, with what hangs from it. One's own
+        that grows is the last. Whether there was any.
         """
-        if self.space.drop_other():
+        current = self.segments.current
+        mine, other = self.catalog.coldest_segment(but=current), self.others.coldest()
+        if other is not None and (
+            mine in (None, current) or other.last_used <= self.catalog.last_used(mine)
+        ):
+            self.others.drop(other)
             return True
-        number = self.catalog.coldest_segment(but=self.segments.current)
-        if number is None:
+        if mine is None:
             return False
+        self._evict(mine)
+        return True
+
+    def _evict(self, number: int) -> None:
+        """A segment of one's own, whose file may have gone."""
         evicted = self.catalog.remove_segment(number)
         self.tally.count(evicted_entries=len(evicted))
         self.erase(evicted)
-        return True
 
     def _allow(self) -> None:
         """What the day's budget has left, where the disk has room for anything."""
         longest_path = self.space.longest_path
-        self.buffer.allow(self.budget.left if longest_path else 0, longest_path)
+        self.buffer.allow(self.budget.left() if longest_path else 0, longest_path)
 
     def _failed(self, error: Exception) -> None:
         """Nothing more is taken until something that waits can be written, or the next upkeep. A

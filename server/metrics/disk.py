@@ -14,8 +14,9 @@ def disk_families(disk: DiskCacheStats) -> Iterator[Metric]:
         disk.entries,
     )
     for state, about, n_bytes in (
-        ("used", "Size of the disk cache's files.", disk.used_bytes),
-        ("limit", "The most that the disk cache's files may take.", disk.limit_bytes),
+        ("used", "Size of the model's files in the disk cache.", disk.used_bytes),
+        ("shared", "Size of the files of all models in the disk cache.", disk.shared_bytes),
+        ("limit", "The most that the files of all models may take.", disk.limit_bytes),
         ("buffered", "On their way to the disk cache.", disk.buffered_bytes),
     ):
         yield GaugeMetricFamily(f"rootstock_disk_{state}_bytes", about, n_bytes)

@@ -58,7 +58,8 @@ class DiskCache(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
     entries: int  # blocks, and ends of prompts within one
-    used_bytes: int  # of all files, as du counts them
+    used_bytes: int  # of this model's files, as du counts them
+    shared_bytes: int  # of all models' files, which the limit is for
     limit_bytes: int
     buffered_bytes: int  # on their way to the disk
     read_bytes: int

@@ -40,7 +40,8 @@ class TreeDisk(_Seen):
     """The disk cache. Bytes read and written, hits and tokens are counted since start."""
 
     entries: int = Field(description="Blocks, and ends of prompts within one.")
-    used_bytes: int = Field(description="Of all its files.")
+    used_bytes: int = Field(description="Of this model's files.")
+    shared_bytes: int = Field(description="Of all models' files, which the limit is for.")
     limit_bytes: int
     read_bytes: int
     written_bytes: int

@@ -7,6 +7,7 @@ from server.schemas.cache import RecentHits
 # C0, DEL and C1, but for newline and tab: https://www.unicode.org/charts/PDF/U0080.pdf
 CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")))
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+SHOWN_BYTES = 2**20  # of other models: less is what the folder takes itself
 
 
 def printable(text: str) -> str:
@@ -20,6 +21,13 @@ def bytes_text(n_bytes: int) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:.2f} {unit}"
     return f"{n_bytes} bytes"
+
+
+def fullness_text(used_bytes: int, shared_bytes: int, limit_bytes: int) -> str:
+    """Of a disk cache: what a model takes, beside what others take of the limit for all."""
+    others = shared_bytes - used_bytes
+    beside = f", other models {bytes_text(others)}" if others >= SHOWN_BYTES else ""
+    return f"{bytes_text(used_bytes)} of {bytes_text(limit_bytes)}{beside}"
 
 
 def recent_text(recent: Sequence[RecentHits]) -> str:

@@ -60,6 +60,7 @@ STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_
 DISK = DiskCacheStats(
     entries=40,
     used_bytes=5_242_880,
+    shared_bytes=7_340_032,
     limit_bytes=1 << 30,
     buffered_bytes=65_536,
     read_bytes=1_048_576,
@@ -115,7 +116,7 @@ PICTURE = CachePicture(
         PictureNode(1, None, "0", 0, 64, 64, 2, 0, 1, 0.0, (), ((0, 32),), None, None),
         PictureNode(2, 1, "0", 64, 40, 32, 2, 8, 0, 4.2, (96, 104), (), 1, Hidden(1, 32, 1)),
     ),
-    disk=DiskUse(40, 5_242_880, 1 << 30, 1_048_576, 4_194_304, 3, 900),
+    disk=DiskUse(40, 5_242_880, 7_340_032, 1 << 30, 1_048_576, 4_194_304, 3, 900),
     hidden=Hidden(),
     namespaces=(PictureNamespace("0", "default", 3, 136),),
     requests=(PictureRequest("r", 1, "0", "running", 70, 64, 70, 2),),

@@ -259,6 +259,7 @@ def test_the_disk_cache_has_stats_of_its_own(http: httpx.Client) -> None:
     assert http.get("/admin/cache/stats").json()["disk"] == {
         "entries": 40,
         "used_bytes": 5_242_880,
+        "shared_bytes": 7_340_032,
         "limit_bytes": 1 << 30,
         "buffered_bytes": 65_536,
         "read_bytes": 1_048_576,
@@ -450,6 +451,7 @@ def test_the_disk_cache_is_measured(http: httpx.Client) -> None:
     shown = {
         "entries": 40,
         "used_bytes": 5_242_880,
+        "shared_bytes": 7_340_032,
         "limit_bytes": 1 << 30,
         "buffered_bytes": 65_536,
         "read_bytes_total": 1_048_576,

@@ -137,7 +137,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 99),
         where=st.integers(0, 99_999),
-        how=st.sampled_from(("flip", "truncate", "remove")),
+        how=st.sampled_from(("flip", "truncate")),
     )
     def damage(self, which: int, where: int, how: str) -> None:
         assert self.tier.flush(PATIENCE)
@@ -145,12 +145,27 @@ class TierMachine(RuleBasedStateMachine):
             return
         self.is_damaged = True
         path = found[which % len(found)]
-        if how == "remove":
-            path.unlink()
-        elif how == "truncate":
+        if how == "truncate":
             os.truncate(path, where % path.stat().st_size)
         else:
             flip(path, where % path.stat().st_size)
+
+    @rule(which=st.integers(0, 99), is_read=st.booleans())
+    def be_evicted_by_another_process(self, which: int, is_read: bool) -> None:
+        assert self.tier.flush(PATIENCE)
+        before, faults = self.known(), self.tier.stats().counters.faults
+        if found := segment_files(self.path):
+            found[which % len(found)].unlink()
+        for chain in CHAINS if is_read else ():
+            entries, failure = read(self.tier, chain.names)
+            assert entries == [entry(name, N_BYTES) for name in chain.names[: len(entries)]]
+            assert self.is_damaged or failure is None or failure.fault is Fault.GONE
+        self.tier.upkeep()
+        assert self.tier.flush(PATIENCE)
+        assert self.is_damaged or self.tier.stats().counters.faults == faults
+        known = self.known()
+        assert known <= before
+        self.parents = {name: above for name, above in self.parents.items() if name in known}
 
     @rule(spare_bytes=st.integers(0, 800_000))
     def make_the_disk_narrow(self, spare_bytes: int) -> None:

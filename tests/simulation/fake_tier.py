@@ -135,4 +135,4 @@ class FakeTier:
 
     def stats(self) -> TierStats:
         counters = TierCounters(read_bytes=self.n_read, written_bytes=self.n_written)
-        return TierStats(counters, len(self.records), 0, 0, self.read_rate)
+        return TierStats(counters, len(self.records), 0, 0, 0, self.read_rate)

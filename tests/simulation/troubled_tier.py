@@ -195,7 +195,7 @@ class TroubledTier:
 
     def stats(self) -> TierStats:
         """Nothing: it would have moved on before anybody looks."""
-        return TierStats(TierCounters(), 0, 0, 0, None)
+        return TierStats(TierCounters(), 0, 0, 0, 0, None)
 
     def tick(self) -> None:
         temper, random = self.temper, self.random

@@ -14,6 +14,7 @@ from kvstore.tier.types import Buffer
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 MOST_BUFFERS = 1024  # IOV_MAX of Linux and macOS
+NANOSECONDS = 1_000_000_000
 STAT_BLOCK = 512  # st_blocks counts these on any file system
 NO_WAITING = os.O_CLOEXEC | os.O_NONBLOCK
 """To open a pipe that somebody has put in a file's place is an error then, and does not hang."""
@@ -29,6 +30,10 @@ class Files(Protocol):
     def size(self, path: Path) -> int: ...
 
     def truncate(self, path: Path, n_bytes: int) -> None: ...
+
+    def stamp(self, path: Path, seconds: float) -> None: ...
+
+    def stamped(self, path: Path) -> float: ...
 
     def remove(self, path: Path) -> None: ...
 
@@ -70,6 +75,18 @@ class OsFiles:
 
     def truncate(self, path: Path, n_bytes: int) -> None:
         os.truncate(path, n_bytes)
+
+    def stamp(self, path: Path, seconds: float) -> None:
+        """Set when it was last changed. Raises ValueError for what is no time, too."""
+        try:
+            nanoseconds = int(seconds * NANOSECONDS)
+            os.utime(path, ns=(nanoseconds, nanoseconds))
+        except OverflowError as error:
+            raise ValueError(f"{seconds} is no time") from error
+
+    def stamped(self, path: Path) -> float:
+        """When it was last changed, in Unix seconds."""
+        return path.stat().st_mtime_ns / NANOSECONDS
 
     def remove(self, path: Path) -> None:
         """A file, or a folder and all in it. It need not be there."""

@@ -1,15 +1,19 @@
-"""The directory: one folder a fingerprint, and a lock that keeps other daemons out of all of them.
+"""The directory: one folder a model, which processes of one daemon share, and no other daemon.
 
-DIRECTORY/lock                        held while a daemon runs; its process id, for people
-DIRECTORY/v1-<32 hex digits>/         of BLAKE3(fingerprint)
+DIRECTORY/lock                        shared by the processes of a daemon; its name
+DIRECTORY/write.lock                  held while one of them changes anything
+DIRECTORY/written                     see daily_budget.py
+DIRECTORY/v1-<32 hex digits>/         of BLAKE3(fingerprint); with -2 behind it a second process's
+    lock                              held while a process has the folder open
     fingerprint                       as text
     index.sqlite, index.sqlite-wal    see index.py
     00000001.kv ...                   see segments.py
 """
 
-import fcntl
+import itertools
 import os
 import re
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +21,13 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvstore.tier.disk.files import FILE_MODE, FOLDER_MODE, OsFiles
+from kvstore.tier.disk.files import FOLDER_MODE, OsFiles
+from kvstore.tier.disk.locks import ALONE, SHARED, FileLock, WriteLock
 from kvstore.tier.types import TierError
 
 VERSION = "v1"
-LOCK, FINGERPRINT = "lock", "fingerprint"
-OURS = re.compile(r"v\d+-[0-9a-f]{32}")
+LOCK, WRITE_LOCK, FINGERPRINT = "lock", "write.lock", "fingerprint"
+OURS = re.compile(r"v\d+-[0-9a-f]{32}(-\d+)?")
 """Nothing else in the directory is ever removed: it may be somebody's home."""
 
 
@@ -38,48 +43,63 @@ def in_words(directory: Path) -> Iterator[None]:
         raise TierError(f"cannot use the index of the disk cache {directory}: {error}") from error
 
 
-class Lock:
-    """That nobody else uses the directory, until it is released or the process ends.
+def new_daemon() -> str:
+    """A name that no other daemon has, its process's id first: containers count from 1, all."""
+    return f"{os.getpid()} {secrets.token_hex(8)}"
 
-    Raises TierError when somebody does, and OSError when there can be no lock.
+
+def write_lock(directory: Path) -> WriteLock:
+    """The directory's, which is made where it is not there. Raises OSError."""
+    directory.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+    return WriteLock(directory / WRITE_LOCK)
+
+
+def join(directory: Path, daemon: str) -> FileLock:
+    """Keeps other daemons out until it is released. To be called with the write lock held. Raises
+    TierError when another is in, and OSError when there can be no lock.
     """
+    lock = FileLock(directory / LOCK)
+    try:
+        if lock.take(ALONE):
+            lock.sign(daemon)
+        if lock.owner == daemon and lock.take(SHARED):
+            return lock
+        pid = lock.owner.partition(" ")[0]
+        raise TierError(f"the disk cache {directory} is in use by another daemon (pid {pid})")
+    except BaseException:
+        lock.release()
+        raise
 
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(directory / LOCK, flags, FILE_MODE)
+
+def take_folder(directory: Path, fingerprint: str) -> tuple[Path, FileLock]:
+    """The first of the fingerprint's that no process has, made where it is not there, and its
+    lock. A checkpoint may be served under two names. Raises OSError.
+    """
+    digits = blake3(fingerprint.encode()).hexdigest(length=16)
+    for number in itertools.count(1):
+        folder = directory / f"{VERSION}-{digits}{f'-{number}' if number > 1 else ''}"
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
+        folder.chmod(FOLDER_MODE)
+        lock = FileLock(folder / LOCK)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            owner = f"{os.getpid()}\n".encode()
-            os.pwrite(self._descriptor, owner, 0)  # over another's: the disk may be full
-            os.truncate(self._descriptor, len(owner))
-        except BlockingIOError as error:
-            pid = os.pread(self._descriptor, 20, 0).decode(errors="replace").strip()
-            os.close(self._descriptor)
-            message = f"the disk cache {directory} is in use by another daemon (pid {pid})"
-            raise TierError(message) from error
+            if lock.take(ALONE):
+                lock.sign(str(os.getpid()))
+                _sign(folder, fingerprint)
+                return folder, lock
         except BaseException:
-            os.close(self._descriptor)
+            lock.release()
             raise
-
-    def release(self) -> None:
-        os.close(self._descriptor)
-
-
-def folder_of(directory: Path, fingerprint: str) -> Path:
-    return directory / f"{VERSION}-{blake3(fingerprint.encode()).hexdigest(length=16)}"
+        lock.release()
+    raise AssertionError
 
 
-def make_folder(directory: Path, fingerprint: str) -> Path:
-    """The fingerprint's own, made where it is not there. Raises OSError."""
-    folder = folder_of(directory, fingerprint)
-    folder.mkdir(FOLDER_MODE, exist_ok=True)
-    folder.chmod(FOLDER_MODE)
-    if fingerprint_of(folder) == fingerprint:
-        os.utime(folder / FINGERPRINT)
-    else:
-        OsFiles().write(folder / FINGERPRINT, 0, (fingerprint.encode(),))
-    return folder
+def is_open(folder: Path) -> bool:
+    """Whether a process has it. Raises OSError."""
+    lock = FileLock(folder / LOCK)
+    try:
+        return not lock.take(ALONE)
+    finally:
+        lock.release()
 
 
 def folders(directory: Path) -> list[Path]:
@@ -96,6 +116,13 @@ def fingerprint_of(folder: Path) -> str:
         return (folder / FINGERPRINT).read_text("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
+
+
+def _sign(folder: Path, fingerprint: str) -> None:
+    if fingerprint_of(folder) == fingerprint:
+        os.utime(folder / FINGERPRINT)
+    else:
+        OsFiles().write(folder / FINGERPRINT, 0, (fingerprint.encode(),))
 
 
 def _last_opened(folder: Path) -> float:

@@ -8,7 +8,6 @@
              checksum               see record.py: 16 bytes
              n_tokens, part_bytes   the sizes are signed 64-bit integers, -1 for what is not there
              last_used              Unix seconds
-    written  day, bytes             of UTC since 1970, and how much was written on it
 
 Nothing is looked up in it: it is read once, when it is opened, and has no index but the key. Its
 log (WAL) is bounded, and folded into it when it has grown. `synchronous=NORMAL`: what is committed
@@ -57,7 +56,6 @@ CREATE TABLE records (
     id INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, root INTEGER NOT NULL,
     segment INTEGER NOT NULL, offset INTEGER NOT NULL, checksum BLOB NOT NULL,
     n_tokens INTEGER NOT NULL, part_bytes BLOB NOT NULL, last_used REAL NOT NULL);
-CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
 COMMIT;
 """
 LOAD = """
@@ -105,11 +103,9 @@ class Index:
                 if not self._db.execute("SELECT name FROM sqlite_master").fetchall():
                     self._db.executescript(MAKING)
                 self._db.execute("DELETE FROM records WHERE 0")  # it can be written
-            written = list(self._rows("SELECT day, bytes FROM written"))
         except BaseException:
             self._db.close()
             raise
-        self._written = {day: n_bytes for day, n_bytes in written if isinstance(n_bytes, int)}
 
     def load(self) -> Iterator[Record]:
         """All there is, in the order of keys. A row whose columns are of other kinds, which sqlite
@@ -127,12 +123,8 @@ class Index:
                 key, name, parent, root, segment, offset, check, n_tokens, part_bytes, n_bytes, used
             )
 
-    def written_on(self, day: int) -> int:
-        """Bytes, as it was when this was opened."""
-        return self._written.get(day, 0)
-
-    def add(self, records: Sequence[Record], day: int, written: int) -> None:
-        """Together with what has been written on this day, these records included."""
+    def add(self, records: Sequence[Record]) -> None:
+        """All of them, or none."""
         with self._transaction():
             self._db.executemany(
                 "INSERT OR IGNORE INTO roots (digest) VALUES (?)", {(it.root,) for it in records}
@@ -147,8 +139,6 @@ class Index:
                     for it in records
                 ),
             )
-            self._db.execute("DELETE FROM written WHERE day <> ?", (day,))
-            self._db.execute("INSERT OR REPLACE INTO written VALUES (?, ?)", (day, written))
 
     def remove(self, keys: Sequence[int]) -> None:
         """Rows that are not there are no matter."""

@@ -2,11 +2,12 @@
 
 `00000042.kv` is segment 42. It has no header: what stands where is the index's to say. Numbers are
 not used again while the process lives, so whoever reads a file by its number finds its own bytes or
-no file.
+no file. A file's time of change is when something in it was last used: there others see it.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +49,27 @@ class Segments:
             return self._files.size(self._path(number))
         except FileNotFoundError:
             return 0
+
+    def last_used(self, number: int) -> float:
+        """As it was stamped last; 0 where there is no such file."""
+        try:
+            return self._files.stamped(self._path(number))
+        except FileNotFoundError:
+            return 0.0
+
+    def stamp(self, number: int, last_used: float) -> None:
+        """If it can be: others may have evicted it, and a damaged index knows strange times."""
+        with suppress(OSError, ValueError):
+            self._files.stamp(self._path(number), last_used)
+
+    def lost(self, numbers: Iterable[int]) -> list[int]:
+        """Those of the segments that others have evicted. If it is the one that grows, another one
+        does from now on.
+        """
+        there = set(self.numbers())
+        if self._end and self._current not in there:
+            self._current, self._end = self._current + 1, 0
+        return [number for number in numbers if number not in there]
 
     def resume(self, number: int, end: int) -> None:
         """Go on behind the last record of a segment that is not full. What a process that was

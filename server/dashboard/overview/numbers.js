@@ -53,10 +53,16 @@ export function Memory({ arena, groups, disk }) {
     </div>`;
 }
 
+/** Of other models on disk: less is what the folder takes itself. */
+const SHOWN_BYTES = 2 ** 20;
+
 function Disk({ disk }) {
-  const { used_bytes, limit_bytes, hits, loaded_tokens } = disk;
-  const parts = [["disk", used_bytes], ["free", Math.max(0, limit_bytes - used_bytes)]];
-  const fullness = `${bytes(used_bytes)} of ${bytes(limit_bytes)}`;
+  const { used_bytes, shared_bytes, limit_bytes, hits, loaded_tokens } = disk;
+  const others = Math.max(0, shared_bytes - used_bytes);
+  const free = Math.max(0, limit_bytes - shared_bytes);
+  const parts = [["disk", used_bytes], ["others", others], ["free", free]];
+  const beside = others < SHOWN_BYTES ? "" : `, other models ${bytes(others)}`;
+  const fullness = `${bytes(used_bytes)} of ${bytes(limit_bytes)}${beside}`;
   const loaded = hits ? `${count(loaded_tokens, "token")} loaded for ${count(hits, "prompt")}`
     : "nothing loaded";
   return html`

@@ -18,7 +18,7 @@ from server.terminal.flags import settings_or_exit
 from server.terminal.options import ApiKey, DaemonUrl
 from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
-from server.terminal.text import bytes_text, recent_text
+from server.terminal.text import bytes_text, fullness_text, recent_text
 
 DIRECTORY = "What --disk-cache names."
 
@@ -192,7 +192,7 @@ def _disk_facts(disk: DiskCache | None) -> list[tuple[str, str]]:
         return []
     failures = ", ".join(f"{count:,} {fault}" for fault, count in disk.failures.items() if count)
     return [
-        ("on disk", f"{bytes_text(disk.used_bytes)} of {bytes_text(disk.limit_bytes)}"),
+        ("on disk", fullness_text(disk.used_bytes, disk.shared_bytes, disk.limit_bytes)),
         ("loaded", f"{disk.loaded_tokens:,} tokens of {disk.hits:,} prompts"),
         ("read", bytes_text(disk.read_bytes)),
         ("written", bytes_text(disk.written_bytes)),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from server.schemas.cache_tree import CacheTree, TreeArena, TreeDisk, TreeRequest
 from server.terminal.tables import cut, facts, listing
-from server.terminal.text import bytes_text, recent_text
+from server.terminal.text import bytes_text, fullness_text, recent_text
 from server.terminal.top.prefixes import heaviest
 from server.terminal.top.watch import Rates, Seen
 
@@ -100,7 +100,7 @@ def _facts(seen: Seen, url: str) -> list[tuple[str, str]]:
 
 
 def _disk_text(disk: TreeDisk) -> str:
-    full = f"{bytes_text(disk.used_bytes)} of {bytes_text(disk.limit_bytes)}"
+    full = fullness_text(disk.used_bytes, disk.shared_bytes, disk.limit_bytes)
     return f"{full}; {disk.loaded_tokens:,} tokens loaded for {disk.hits:,} prompts since start"
 
 

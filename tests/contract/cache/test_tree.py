@@ -54,6 +54,7 @@ def test_the_picture_is_what_the_document_says(base_url: str, http: httpx.Client
     assert picture["disk"] == {
         "entries": 40,
         "used_bytes": 5_242_880,
+        "shared_bytes": 7_340_032,
         "limit_bytes": 1 << 30,
         "read_bytes": 1_048_576,
         "written_bytes": 4_194_304,

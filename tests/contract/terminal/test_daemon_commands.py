@@ -163,9 +163,9 @@ def test_cache_stats(url: str) -> None:
 
 def test_cache_stats_have_the_disk_cache_where_there_is_one(url: str) -> None:
     facts = [" ".join(words) for words in lines_of(run("cache", "stats", "--url", url))]
-    first = facts.index("on disk 5.00 MiB of 1.00 GiB")
+    first = facts.index("on disk 5.00 MiB of 1.00 GiB, other models 2.00 MiB")
     assert facts[first : first + 5] == [
-        "on disk 5.00 MiB of 1.00 GiB",
+        "on disk 5.00 MiB of 1.00 GiB, other models 2.00 MiB",
         "loaded 900 tokens of 3 prompts",
         "read 1.00 MiB",
         "written 4.00 MiB",

@@ -110,7 +110,7 @@ def test_without_a_terminal_there_is_one_picture(server: CannedServer) -> None:
 
 
 def test_a_disk_cache_has_a_line(server: CannedServer) -> None:
-    size = {"entries": 40, "used_bytes": 5 << 20, "limit_bytes": 1 << 30}
+    size = {"entries": 40, "used_bytes": 5 << 20, "shared_bytes": 5 << 20, "limit_bytes": 1 << 30}
     moved = {"read_bytes": 1, "written_bytes": 2, "hits": 3, "loaded_tokens": 1900}
     loading = [asked("chatcmpl-3", "loading", 0, 0)]
     tiered = picture(disk={**size, **moved}, requests=loading)

@@ -16,9 +16,9 @@ def test_the_buffer_takes_the_largest_entry() -> None:
 
 
 def test_what_is_kept_of_a_prompt_counts_windows_and_a_state() -> None:
-    path_bytes = (64 - 4) * MIB * 3 // 4
+    path_bytes = (64 - 5) * MIB * 3 // 4
     assert kept_tokens(64 * MIB, (MIB, 0), 32) == path_bytes // MIB * 32
-    assert kept_tokens(64 * MIB, (MIB, 2 * MIB, 15 * MIB), 32) == 10 * 32
+    assert kept_tokens(64 * MIB, (MIB, 2 * MIB, 14 * MIB), 32) == 10 * 32
     assert kept_tokens(64 * MIB, (MIB, 0, 50 * MIB), 32) == 0
 
 

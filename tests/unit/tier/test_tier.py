@@ -483,7 +483,6 @@ def test_a_row_that_sqlite_takes_for_sound_and_nobody_else_does_keeps_no_tier_fr
     ("sound", "damaged"),
     [
         (b"part_bytes BLOB", b"part_bytez BLOB"),  # "no such column"
-        (b"bytes INTEGER", b"bytez INTEGER"),
         (b"id INTEGER PRIMARY KEY, name", b"id INTEGER PRIMARY_KEY, name"),  # keys are NULL
         (b"last_used REAL", b"last\xffused REAL"),
         (b"tablerecords", b"table\xffecords"),  # "malformed", and not in UTF-8

@@ -70,7 +70,7 @@ def test_what_has_been_written_is_counted_to_the_last_token(tiered: Tiered) -> N
     stats = tiered.harness.scheduler.disk.stats()
     assert stats is not None
     assert tiered.watcher.picture().disk == DiskUse(
-        stats.entries, 0, LIMIT_BYTES, 0, stats.written_bytes, 0, 0
+        stats.entries, 0, 0, LIMIT_BYTES, 0, stats.written_bytes, 0, 0
     )
     assert stats.entries == len(tiered.tier.records) > 0
 

@@ -41,7 +41,9 @@ class FullDisk(DiskCache):
         return len(blocks)
 
     def stats(self) -> DiskCacheStats:
-        return replace(DISK, entries=10**9, used_bytes=10**13, loaded_tokens=10**12)
+        return replace(
+            DISK, entries=10**9, used_bytes=10**13, shared_bytes=10**13, loaded_tokens=10**12
+        )
 
 
 class Watcher:

@@ -1,0 +1,266 @@
+"""Models of one daemon share a directory and its limit; those of two daemons do not."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from kvstore.tier import maintenance
+from kvstore.tier.disk.daily_budget import FILE_NAME as WRITTEN
+from kvstore.tier.disk.folder import LOCK, WRITE_LOCK, take_folder
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import Fault, TierError, TierLimits
+from tests.tier_harness import (
+    DAEMON,
+    LIMITS,
+    PATIENCE,
+    Chain,
+    allocated,
+    read,
+    segment_files,
+    stored,
+)
+
+LENGTH = 25  # entries of a chain: 1 MB
+
+
+class Models:
+    """Tiers of one directory, over one clock on which no two things happen at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.open_tiers = list[DiskTier]()
+        self._now = count(1_000_000)
+
+    def open(self, model: str, limits: TierLimits = LIMITS, daemon: str = DAEMON) -> DiskTier:
+        tier = DiskTier.open(
+            self.directory, model, limits, clock=lambda: float(next(self._now)), daemon=daemon
+        )
+        self.open_tiers.append(tier)
+        return tier
+
+    def close(self, tier: DiskTier) -> None:
+        self.open_tiers.remove(tier)
+        tier.close()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Iterator[Models]:
+    models = Models(tmp_path)
+    yield models
+    for tier in list(models.open_tiers):
+        models.close(tier)
+
+
+def chains(name: str, number: int) -> list[Chain]:
+    return [Chain(f"{name} {each}", LENGTH) for each in range(number)]
+
+
+def keep_up(tier: DiskTier) -> None:
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+
+
+def filled(tier: DiskTier, name: str) -> list[Chain]:
+    """Until it has evicted; what is left of it, the oldest first."""
+    written = list[Chain]()
+    while not tier.stats().counters.evicted_entries:
+        written.append(Chain(f"{name} {len(written)}", LENGTH))
+        stored(tier, written[-1].extent())
+    return [chain for chain in written if tier.known(chain.names) == LENGTH]
+
+
+def test_two_models_write_and_read_at_the_same_time(models: Models) -> None:
+    one, another = models.open("one"), models.open("another")
+    mine, theirs = Chain("mine", LENGTH), Chain("theirs", LENGTH)
+    assert one.offer(mine.extent())
+    assert another.offer(theirs.extent())
+    assert one.flush(PATIENCE)
+    assert another.flush(PATIENCE)
+    assert read(one, mine.names) == (list(mine.extent().entries), None)
+    assert read(another, theirs.names) == (list(theirs.extent().entries), None)
+    assert (one.known(theirs.names), another.known(mine.names)) == (0, 0)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_start_drops_nothing_of_a_full_directory(models: Models, is_open: bool) -> None:
+    one = models.open("one")
+    kept = filled(one, "one")
+    if not is_open:
+        models.close(one)
+    for number in range(8):
+        models.close(models.open(f"another {number}"))
+    if not is_open:
+        one = models.open("one")
+    keep_up(one)
+    assert [one.known(chain.names) for chain in kept] == [LENGTH] * len(kept)
+    assert read(one, kept[0].names)[1] is None
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_of_all_models_what_was_used_longest_ago_goes_first(models: Models, is_open: bool) -> None:
+    """Each of these chains fills a segment."""
+    one, another = models.open("one"), models.open("another")
+    old, read_again, young = chains("one", 3)
+    stored(one, old.extent(), read_again.extent())
+    first_file, _ = segment_files(models.directory)
+    middle = Chain("middle", LENGTH)
+    stored(another, middle.extent())
+    stored(one, young.extent())
+    assert read(one, read_again.names)[1] is None
+    files = sorted(segment_files(models.directory), key=lambda path: path.stat().st_mtime)
+    assert files[0] == first_file
+    if not is_open:
+        models.close(one)
+    more = iter(chains("another", 100))
+    while files[2].exists():
+        stored(another, next(more).extent())
+        there = [path.exists() for path in files]
+        assert there == sorted(there)
+    if not is_open:
+        one = models.open("one")
+    keep_up(one)
+    assert [one.known(chain.names) for chain in (old, young)] == [0, 0]
+    assert another.known(middle.names) == 0
+    assert read(one, read_again.names) == (list(read_again.extent().entries), None)
+    assert one.stats().counters.faults == another.stats().counters.faults == ()
+
+
+def test_what_another_evicts_is_gone_before_it_is_noticed(models: Models) -> None:
+    one, another = models.open("one"), models.open("another")
+    old = Chain("old", LENGTH)
+    stored(one, old.extent())
+    for chain in chains("another", 30):
+        stored(another, chain.extent())
+    assert one.known(old.names) == LENGTH
+    _, failure = read(one, old.names)
+    assert failure is not None
+    assert failure.fault is Fault.GONE
+    keep_up(one)
+    assert one.known(old.names) == 0
+    assert one.stats().counters.faults == ()
+    stored(one, old.extent())
+    assert read(one, old.names) == (list(old.extent().entries), None)
+
+
+def test_an_idle_models_folder_goes_with_its_last_segment(models: Models) -> None:
+    one, another = models.open("one"), models.open("another")
+    stored(one, Chain("old", LENGTH).extent())
+    models.close(one)
+    for chain in chains("another", 30):
+        stored(another, chain.extent())
+    assert [use.fingerprint for use in maintenance.du(models.directory)] == ["another"]
+    assert models.open("one").stats().counters.faults == ()
+
+
+def test_what_another_evicted_is_no_damage(models: Models) -> None:
+    one, another = models.open("one"), models.open("another")
+    for chain in chains("one", 5):
+        stored(one, chain.extent())
+    models.close(one)
+    files, more = segment_files(models.directory), iter(chains("another", 30))
+    while all(path.exists() for path in files):
+        stored(another, next(more).extent())
+    models.close(another)
+    first, second = sorted(maintenance.verify(models.directory), key=lambda it: -it.entries)
+    assert first.is_sound
+    assert second.is_sound
+    assert 0 < second.entries < 5 * LENGTH
+
+
+def test_another_daemon_is_refused_and_told_who_has_it(models: Models) -> None:
+    models.open("one")
+    for daemon in ("", "1 others"):
+        with pytest.raises(TierError, match=r"is in use by another daemon \(pid 1\)"):
+            models.open("another", daemon=daemon)
+    models.open("another")
+
+
+def test_a_daemon_keeps_others_out_as_long_as_one_of_its_models_runs(models: Models) -> None:
+    one, another = models.open("one"), models.open("another")
+    models.close(one)
+    with pytest.raises(TierError, match="in use"):
+        models.open("one", daemon="1 others")
+    models.close(another)
+    models.open("one", daemon="1 others")
+
+
+def test_a_model_that_is_served_twice_has_two_folders(models: Models) -> None:
+    first, chain = models.open("one"), Chain("first", LENGTH)
+    stored(first, chain.extent())
+    second = models.open("one")
+    assert second.known(chain.names) == 0
+    stored(second, chain.extent())
+    names = [use.folder.name for use in maintenance.du(models.directory)]
+    assert names == [names[0], f"{names[0]}-2"]
+    models.close(first)
+    assert models.open("one").known(chain.names) == LENGTH
+
+
+def test_the_day_is_shared(models: Models) -> None:
+    limits = replace(LIMITS, daily_bytes=1_500_000)
+    one, another = models.open("one", limits), models.open("another", limits)
+    chain = Chain("chain", LENGTH)
+    stored(one, chain.extent())
+    left = 1_500_000 - LENGTH * 40_960
+    assert one.room == left
+    late = Chain("late", 15)
+    stored(another, late.extent())  # it is taken: nobody has looked
+    assert another.known(late.names) == 0
+    assert another.room == left
+    assert another.stats().counters.refused_entries == 15
+
+
+def test_each_model_knows_what_it_takes_and_what_all_do(models: Models) -> None:
+    one, another = models.open("one"), models.open("another")
+    for chain in chains("one", 3):
+        stored(one, chain.extent())
+    keep_up(another)
+    mine, theirs = one.stats(), another.stats()
+    assert mine.used_bytes >= 3 * LENGTH * 40_960 > theirs.used_bytes > 0
+    assert mine.used_bytes + theirs.used_bytes <= theirs.shared_bytes
+    assert theirs.shared_bytes == allocated(models.directory)
+
+
+def test_a_directory_of_before_is_taken_over(models: Models) -> None:
+    """It had one lock, and the day's bytes in each index."""
+    one, chain = models.open("one"), Chain("chain", LENGTH)
+    stored(one, chain.extent())
+    models.close(one)
+    for name in (WRITE_LOCK, WRITTEN):
+        (models.directory / name).unlink()
+    for lock in models.directory.rglob(LOCK):
+        lock.unlink()
+    (models.directory / LOCK).write_text("4711\n")
+    with closing(sqlite3.connect(next(models.directory.rglob("index.sqlite")))) as database:
+        database.execute("CREATE TABLE written (day INTEGER PRIMARY KEY, bytes INTEGER NOT NULL)")
+        database.execute("INSERT INTO written VALUES (20000, 1000)")
+        database.commit()
+    another = models.open("another")
+    one = models.open("one")
+    assert read(one, chain.names) == (list(chain.extent().entries), None)
+    stored(another, chain.extent())
+    assert one.stats().counters.faults == ()
+
+
+def test_a_time_that_no_file_can_have_keeps_nothing_from_being_written(models: Models) -> None:
+    one, chain = models.open("one"), Chain("chain", LENGTH)
+    stored(one, chain.extent())
+    models.close(one)
+    with closing(sqlite3.connect(next(models.directory.rglob("index.sqlite")))) as database:
+        database.execute("UPDATE records SET last_used = 9e999")
+        database.commit()
+    one = models.open("one")
+    stored(one, Chain("more", LENGTH).extent())
+    assert one.stats().counters.faults == ()
+
+
+def test_a_lock_is_signed_by_who_has_the_folder(tmp_path: Path) -> None:
+    folder, lock = take_folder(tmp_path, "model")
+    assert (folder / LOCK).read_text() == f"{os.getpid()}\n"
+    lock.release()
