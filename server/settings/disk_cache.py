@@ -17,12 +17,13 @@ class DiskCacheSettings(EngineSettings):
     disk_cache: Path | None = Field(
         None,
         description="A directory on a fast disk, for KV that is to outlive evictions and restarts. "
-        "It is made where it is missing, and one daemon at a time has it. Unset: no such cache.",
+        "It is made where it is missing. All models of a daemon share it, and one daemon at a time "
+        "has it. Unset: no such cache.",
     )
     disk_cache_bytes: ByteSize = Field(
         ByteSize(20 * 1024**3),
         ge=LEAST_BYTES,
-        description="The most that the directory takes, as du counts it.",
+        description="The most that the directory takes for all models, as du counts it.",
     )
     disk_cache_write: Literal["selective", "all", "exit"] = Field(
         "selective",
@@ -33,8 +34,8 @@ class DiskCacheSettings(EngineSettings):
     disk_cache_daily_bytes: ByteSize = Field(
         ByteSize(100 * 1024**3),
         ge=0,
-        description="The most that is written in a day (of UTC), which spares the SSD. 0: no "
-        "limit.",
+        description="The most that is written for all models in a day (of UTC), which spares the SSD. "
+        "0: no limit.",
     )
     disk_cache_shutdown_seconds: float = Field(
         10.0,
