@@ -34,8 +34,8 @@ class DiskCacheSettings(EngineSettings):
     disk_cache_daily_bytes: ByteSize = Field(
         ByteSize(100 * 1024**3),
         ge=0,
-        description="The most that is written for all models in a day (of UTC), which spares the SSD. "
-        "0: no limit.",
+        description="The most that is written in a day (of UTC) for all models, which spares the "
+        "SSD. 0: no limit.",
     )
     disk_cache_shutdown_seconds: float = Field(
         10.0,
