@@ -95,8 +95,7 @@ def _locked(directory: Path) -> Iterator[None]:
         with ExitStack() as held:
             writing = write_lock(directory)
             held.callback(writing.release)
-            with writing:
-                held.callback(join(directory, new_daemon()).release)
+            held.callback(join(directory, new_daemon(), writing).release)
             yield
 
 

@@ -83,8 +83,8 @@ class DiskTier:
             held = undo.enter_context(ExitStack())
             lock = write_lock(directory)
             held.callback(lock.release)
+            held.callback(join(directory, daemon or new_daemon(), lock).release)
             with lock:
-                held.callback(join(directory, daemon or new_daemon()).release)
                 folder, own = take_folder(directory, fingerprint)
                 held.callback(own.release)
                 tally = Tally()

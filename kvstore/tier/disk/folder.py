@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 
 from blake3 import blake3
 
@@ -29,6 +30,9 @@ VERSION = "v1"
 LOCK, WRITE_LOCK, FINGERPRINT = "lock", "write.lock", "fingerprint"
 OURS = re.compile(r"v\d+-[0-9a-f]{32}(-\d+)?")
 """Nothing else in the directory is ever removed: it may be somebody's home."""
+
+LINGER_SECONDS, LOOK_SECONDS = 10.0, 0.05
+"""How long the engines of a daemon that was killed may take to end, and how often one looks."""
 
 
 @contextmanager
@@ -54,21 +58,24 @@ def write_lock(directory: Path) -> WriteLock:
     return WriteLock(directory / WRITE_LOCK)
 
 
-def join(directory: Path, daemon: str) -> FileLock:
-    """Keeps other daemons out until it is released. To be called with the write lock held. Raises
-    TierError when another is in, and OSError when there can be no lock.
+def join(directory: Path, daemon: str, writing: WriteLock) -> FileLock:
+    """Keeps other daemons out until it is released. Waits a moment for the engines of one that has
+    been killed, which end by themselves. Raises TierError when another is in, and OSError when
+    there can be no lock.
     """
-    lock = FileLock(directory / LOCK)
+    lock, until = FileLock(directory / LOCK), monotonic() + LINGER_SECONDS
     try:
-        if lock.take(ALONE):
-            lock.sign(daemon)
-        if lock.owner == daemon and lock.take(SHARED):
-            return lock
-        pid = lock.owner.partition(" ")[0]
-        raise TierError(f"the disk cache {directory} is in use by another daemon (pid {pid})")
+        while not _is_in(lock, daemon, writing):
+            pid = lock.owner.partition(" ")[0]
+            if monotonic() > until or not _has_ended(pid):
+                raise TierError(
+                    f"the disk cache {directory} is in use by another daemon (pid {pid})"
+                )
+            sleep(LOOK_SECONDS)
     except BaseException:
         lock.release()
         raise
+    return lock
 
 
 def take_folder(directory: Path, fingerprint: str) -> tuple[Path, FileLock]:
@@ -116,6 +123,23 @@ def fingerprint_of(folder: Path) -> str:
         return (folder / FINGERPRINT).read_text("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
+
+
+def _is_in(lock: FileLock, daemon: str, writing: WriteLock) -> bool:
+    with writing:
+        if lock.take(ALONE):
+            lock.sign(daemon)
+        return lock.owner == daemon and lock.take(SHARED)
+
+
+def _has_ended(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError, ValueError):
+        return False
+    return False
 
 
 def _sign(folder: Path, fingerprint: str) -> None:

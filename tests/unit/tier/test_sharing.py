@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.tier import maintenance
+from kvstore.tier.disk import folder
 from kvstore.tier.disk.daily_budget import FILE_NAME as WRITTEN
 from kvstore.tier.disk.folder import LOCK, WRITE_LOCK, take_folder
 from kvstore.tier.tier import DiskTier
@@ -59,6 +62,13 @@ def models(tmp_path: Path) -> Iterator[Models]:
 
 def chains(name: str, number: int) -> list[Chain]:
     return [Chain(f"{name} {each}", LENGTH) for each in range(number)]
+
+
+def ended_process() -> int:
+    """The id that it had."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+        return process.pid
 
 
 def keep_up(tier: DiskTier) -> None:
@@ -190,6 +200,24 @@ def test_a_daemon_keeps_others_out_as_long_as_one_of_its_models_runs(models: Mod
     models.open("one", daemon="1 others")
 
 
+def test_the_engines_of_a_daemon_that_was_killed_are_waited_for(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = models.open("one", daemon=f"{ended_process()} killed")
+    monkeypatch.setattr(folder, "sleep", lambda _: models.close(one))
+    stored(models.open("another", daemon="1 others"), Chain("chain", LENGTH).extent())
+
+
+def test_they_are_not_waited_for_without_end(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "LINGER_SECONDS", 0.0)
+    pid = ended_process()
+    models.open("one", daemon=f"{pid} killed")
+    with pytest.raises(TierError, match=rf"in use by another daemon \(pid {pid}\)"):
+        models.open("another", daemon="1 others")
+
+
 def test_a_model_that_is_served_twice_has_two_folders(models: Models) -> None:
     first, chain = models.open("one"), Chain("first", LENGTH)
     stored(first, chain.extent())
@@ -261,6 +289,6 @@ def test_a_time_that_no_file_can_have_keeps_nothing_from_being_written(models: M
 
 
 def test_a_lock_is_signed_by_who_has_the_folder(tmp_path: Path) -> None:
-    folder, lock = take_folder(tmp_path, "model")
-    assert (folder / LOCK).read_text() == f"{os.getpid()}\n"
+    taken, lock = take_folder(tmp_path, "model")
+    assert (taken / LOCK).read_text() == f"{os.getpid()}\n"
     lock.release()
