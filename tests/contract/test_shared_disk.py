@@ -11,7 +11,7 @@ from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write
 from engine.types.request import Request, SamplingParams
 from engine.types.settings import DiskCacheConfig, EngineConfig
 from kvstore.tier.types import MIB
-from server.metrics.metrics import EngineTelemetry
+from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
 
@@ -37,19 +37,19 @@ def test_a_conversation_is_found_when_its_model_comes_back(tmp_path: Path) -> No
         write_checkpoint(tmp_path / name, config, seed, tiny_tokenizer(), mx.float32)
     disk = DiskCacheConfig(tmp_path / "disk", 64 * MIB, shutdown_seconds=60.0)
 
-    def start(name: str) -> Engine:
+    async def start(name: str) -> Engine:
         model = str(tmp_path / name)
         config = EngineConfig(model, kv_cache_bytes=32 * MIB, max_running=2, disk=disk)
-        return launch(config, EngineTelemetry(), lambda line: None)
+        return await launch(config, EngineTelemetry(), lambda line: None)
 
     async def swap() -> int:
-        one = start("one")
+        one = await start("one")
         assert await ask(one, CONVERSATION) == 0
-        other = start("another")
+        other = await start("another")
         try:
             await one.drain(10.0)
             assert await ask(other, CONVERSATION[:300]) == 0
-            one = start("one")
+            one = await start("one")
             try:
                 return await ask(one, CONVERSATION)
             finally:
