@@ -35,6 +35,7 @@ from server.errors import ApiError, busy
 from server.generation.models import ServedModel, served_models
 from server.generation.replays import Replays
 from server.metrics.telemetry import EngineTelemetry
+from server.model_cache import cached_models
 from server.pool.errors import LoadFailed, NeverFits, PoolError, WaitedTooLong
 from server.pool.pool import ModelPool
 from server.pool.pooled_model import PooledModel
@@ -185,12 +186,31 @@ class ModelRegistry:
     def failure(self, name: str) -> str:
         return self.pool.models[name].failure or "its engine does not turn"
 
+    async def discover_all(self) -> None:
+        """Likewise all of them, to be listed."""
+        if self.settings.on_demand:
+            for repository in await to_thread.run_sync(cached_models):
+                self._discovered(repository.repo_id)
+
+    async def discover(self, name: str) -> None:
+        """With `on_demand`, what is in the Hugging Face cache is known by its repository's name."""
+        if not name or self.has(name) or not self.settings.on_demand:
+            return
+        repositories = await to_thread.run_sync(cached_models)
+        if name in {repository.repo_id for repository in repositories}:
+            self._discovered(name)
+
+    def _discovered(self, repository: str) -> None:
+        if not self.has(repository):
+            self._add(self.settings.of_model({"model": repository, "preload": False}))
+
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[ServedModel]:
         """The model of that name, loaded if it is not, and not unloaded while the block runs.
 
         Raises ApiError, and EngineStopped where the server stops.
         """
+        await self.discover(name)
         own = self.find(name)
         try:
             async with self.pool.using(own) as loaded:

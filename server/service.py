@@ -48,6 +48,7 @@ class Service:
 
         Raises ApiError (400, 403, 404, 503) and EngineStopped.
         """
+        await self.models.discover(name)
         self.check_allowed(name, record)
         model = await record.held.enter_async_context(self.models.using(name))
         record.model = model.name

@@ -22,7 +22,7 @@ from load_tests.checkpoint import checkpoint
 from load_tests.models.daemon import Daemon, served
 from load_tests.report import Table
 
-WORDS = "one two three four five six seven eight nine ten"
+WORDS = "keku gade miju"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ def turn(daemon: Daemon, model: str, messages: list[dict[str, str]]) -> Turn:
     url = f"{daemon.url}/v1/chat/completions"
     body |= {"stream": True, "stream_options": options, "temperature": 0}
     with httpx.stream("POST", url, json=body, timeout=600) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(answer.read().decode())
         for line in answer.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -62,7 +64,7 @@ def turn(daemon: Daemon, model: str, messages: list[dict[str, str]]) -> Turn:
 
 
 def conversation(tokens: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": " ".join([WORDS] * (tokens // 10))}]
+    return [{"role": "user", "content": " ".join([WORDS] * (tokens // 3))}]
 
 
 def act(daemon: Daemon, action: str, model: str) -> float:

@@ -30,6 +30,7 @@ async def when_loaded(name: str, begin: Begin, http: Request, service: Service) 
     Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
     """
     record = request_record(http.scope)
+    await service.models.discover(name)
     if service.models.is_ready(name):
         return await begin(await service.model(name, record))
     async with client_waiting(http.receive):
@@ -39,6 +40,7 @@ async def when_loaded(name: str, begin: Begin, http: Request, service: Service) 
 
 async def stream_when_loaded(name: str, begin: Begin, http: Request, service: Service) -> Response:
     """Likewise, for server-sent events: while the model is being loaded there are comments."""
+    await service.models.discover(name)
     if service.models.is_ready(name):
         return await when_loaded(name, begin, http, service)
     service.check_allowed(name, request_record(http.scope))

@@ -23,6 +23,7 @@ async def list_models(
     is empty: its entries would have to contain Codex's own instructions.
     """
     for_codex: dict[str, Any] = {} if client_version is None else {"models": []}
+    await service.models.discover_all()
     allowed = record.allowed_models
     listed = [
         _model(service, name, own)

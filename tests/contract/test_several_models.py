@@ -10,8 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from huggingface_hub import constants
 
 from engine.api import Engine, ModelError, Telemetry
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.settings import EngineConfig
 from engine.types.statistics import EngineStats
@@ -316,3 +318,34 @@ def test_settings_of_all_hold_for_each_that_says_nothing_else() -> None:
     assert (first.model, first.block_size, first.max_running, first.ttl_seconds) == ("a", 8, 32, 60)
     assert (second.model, second.block_size, second.max_running) == ("b", 8, 4)
     assert second.ttl_seconds == 5.0
+
+
+def repository(cache: Path, name: str, source: Path) -> None:
+    """A Hugging Face cache has it."""
+    home = cache / f"models--{name.replace('/', '--')}"
+    snapshot = home / "snapshots" / ("a" * 40)
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(source)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("a" * 40)
+
+
+def test_on_demand_every_fetched_model_can_be_named(
+    serve: Serve, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository(tmp_path, "org/small", DEFAULT_CHECKPOINT)
+    client = serve(settings_of(on_demand=True))
+    names = [one["id"] for one in client.get("/v1/models").json()["data"]]
+    assert names == ["one", "uno", "two", "three", "org/small"]
+    assert said(chat(client, "org/small")) == "I am load 2"
+    assert engines.started[-1].model == "org/small"
+    assert chat(client, str(DEFAULT_CHECKPOINT)).status_code == 404, "a path is no name"
+
+
+def test_without_that_only_the_settings_name_models(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository(tmp_path, "org/small", DEFAULT_CHECKPOINT)
+    assert chat(serve(), "org/small").status_code == 404
