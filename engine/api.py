@@ -139,7 +139,7 @@ class Engine(Protocol):
         """Only while somebody watches is anything noted; one watch at a time."""
         ...
 
-    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         """What a request with this prompt would find cached now. Changes nothing."""
         ...
 

@@ -20,6 +20,7 @@ from engine.loop.threaded import Build, EngineParts
 from engine.mlx_backend.backend import load_backend
 from engine.output.detokenizer import detokenizer_factory
 from engine.output.output import OutputFactory
+from engine.scheduling.namespaces import Namespaces
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import Limits, step_stretch
 from engine.step.runner import Backend
@@ -78,6 +79,7 @@ def assemble(
         max_waiting=config.max_waiting,
         step_tokens=config.step_tokens,
         step_stretch=step_stretch(config.max_prompt_share),
+        adapters=frozenset(backend.card.adapters),
     )
     outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
     disk: DiskCache = NO_DISK_CACHE
@@ -88,7 +90,10 @@ def assemble(
         outputs,
         limits,
         draw_seed=partial(secrets.randbits, 63),
-        unsalted=Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
+        namespaces=Namespaces(
+            Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
+            backend.card.adapters,
+        ),
         disk=disk,
     )
     latency = LatencyTracker(time.monotonic, telemetry)

@@ -32,7 +32,7 @@ from engine.types.model import ModelCard
 from engine.types.settings import EngineConfig
 from server.cache_feed import CacheFeed
 from server.errors import ApiError, busy
-from server.generation.models import ServedModel, served_models
+from server.generation.models import Naming, ServedModel, namings, served_models
 from server.generation.replays import Replays
 from server.metrics.telemetry import EngineTelemetry
 from server.model_cache import cached_models
@@ -78,15 +78,32 @@ class KnownModel:
     """What is known of a model whether or not it is loaded, and outlives its unloading."""
 
     settings: ModelSettings
-    names: Sequence[str]  # its own first, then its aliases
+    namings: Sequence[Naming]  # its own first, then its aliases, then its adapters'
+    replays: Mapping[str, Replays]  # by adapter
     telemetry: EngineTelemetry = field(default_factory=EngineTelemetry)
-    replays: Replays = field(default_factory=Replays)
     card: ModelCard | None = None  # since it was first loaded
     progress: str = ""  # the last line on how loading goes
 
+    @property
+    def name(self) -> str:
+        """Its own."""
+        return self.namings[0].name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(naming.name for naming in self.namings)
+
+    @property
+    def n_replays(self) -> int:
+        return sum(map(len, self.replays.values()))
+
+    def forget_replays(self) -> int:
+        """Returns how many answers there were."""
+        return sum(replays.clear() for replays in self.replays.values())
+
     def report(self, line: str) -> None:
         self.progress = line
-        log.info("%s: %s", self.names[0], line)
+        log.info("%s: %s", self.name, line)
 
 
 class ModelRegistry:
@@ -153,6 +170,11 @@ class ModelRegistry:
     def names(self) -> Iterator[tuple[str, str]]:
         """Each name that a request may use, and the own name of its model."""
         yield from self._name_of.items()
+
+    def naming(self, name: str) -> Naming:
+        """Raises ApiError (404)."""
+        known = self.known[self.find(name)]
+        return next(one for one in known.namings if one.name == (name or known.name))
 
     def state(self, name: str) -> ModelState:
         return self.pool.models[name].state
@@ -239,8 +261,10 @@ class ModelRegistry:
 
     def _add(self, model: ModelSettings) -> None:
         names = tuple(model.served_model_name) or (public_name(model.source),)
-        self.known[names[0]] = known = KnownModel(model, names)
-        self._name_of |= dict.fromkeys(names, names[0])
+        found = namings(names, model.adapters)
+        replays = {adapter: Replays() for adapter in ("", *model.adapters)}
+        self.known[names[0]] = known = KnownModel(model, found, replays)
+        self._name_of |= dict.fromkeys(known.names, names[0])
         self.pool.models[names[0]] = PooledModel(
             partial(self._load, known),
             partial(self._needs, known),
@@ -282,9 +306,9 @@ class ModelRegistry:
         config = self.settings.config_of(known.settings, memory_bytes or None)
         engine = await self._start(config, known.telemetry, known.report)
         known.card = engine.card
-        await self._correct(known.names[0], engine)
-        served = served_models(known.names, engine, known.settings, known.replays, self.workers)
-        return LoadedModel(engine, served, CacheFeed(engine, known.names[0], self._tasks))
+        await self._correct(known.name, engine)
+        served = served_models(known.namings, engine, known.settings, known.replays, self.workers)
+        return LoadedModel(engine, served, CacheFeed(engine, known.name, self._tasks))
 
 
 def public_name(model: str) -> str:

@@ -85,7 +85,7 @@ class Service:
         ]
 
     def remembered(self) -> Remembered:
-        replays = sum(len(known.replays) for known in self.models.known.values())
+        replays = sum(known.n_replays for known in self.models.known.values())
         return Remembered(replays=replays, responses=len(self.responses))
 
     def check_priority(self, priority: int) -> None:

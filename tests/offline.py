@@ -21,12 +21,14 @@ from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.storage import Storage
 from engine.output.output import OutputFactory
+from engine.scheduling.namespaces import Namespaces
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.submission import prepare
 from engine.scheduling.validation import Limits
 from engine.step.runner import ModelRunner
 from engine.types.output import OutputEvent, Usage
 from engine.types.request import Request
+from engine.types.settings import AdapterConfig
 from engine.watching.latency import LatencyTracker
 from kvstore import invariants
 from kvstore.blocks.pool import BlockPool
@@ -50,9 +52,11 @@ class Served:
         return self.loaded.layout
 
 
-def load(checkpoint: Path, memory_bytes: int = 1 << 30) -> Served:
+def load(
+    checkpoint: Path, memory_bytes: int = 1 << 30, adapters: Sequence[AdapterConfig] = ()
+) -> Served:
     """Raises ModelError, as the daemon does, when the model cannot be served."""
-    loaded = open_model(checkpoint, memory_bytes)
+    loaded = open_model(checkpoint, memory_bytes, adapters)
     execution = load_weights(loaded, attentions("auto", loaded), lambda line: None)
     return Served(loaded, execution)
 
@@ -121,12 +125,14 @@ class OfflineDaemon:
             room.max_running,
             64,
             room.step_tokens,
+            adapters=frozenset(served.loaded.adapters),
         )
         self.scheduler = Scheduler(
             self.store,
             OutputFactory(frozenset(), lambda _: LetterDetokenizer()),
             self._limits,
             draw_seed=lambda: 0,
+            namespaces=Namespaces(fingerprints=served.loaded.adapters),
             disk=disk(self.store, model.storage),
         )
         self.pipeline = Pipeline(

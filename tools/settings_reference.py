@@ -23,7 +23,8 @@ Every setting is a flag of `rootstock serve`, a variable and a name in YAML: `--
 `ROOTSTOCK_MAX_RUNNING=8` or `max_running: 8` in the file that `--config` names. A flag wins over a
 variable, that over the file. A switch is turned off by `--no-...`. Bytes may have a unit, such as
 `8GiB` or `512MB`. Where several values are allowed the flag is repeated, a variable has commas
-between them, and YAML has a list. A name that is none of these is refused, also as a variable.
+between them, and YAML has a list. `adapters` are a mapping of names to folders in YAML, and each
+has a flag `--adapter NAME=FOLDER`. A name that is none of these is refused, also as a variable.
 
 This table is written by `make settings` from `server/settings/`.
 
@@ -49,7 +50,7 @@ def _yaml() -> Iterator[str]:
 
 def _rows() -> Iterator[str]:
     for name, field in Settings.model_fields.items():
-        default = "" if field.default in (None, "", ()) else f"`{value_text(field.default)}`"
+        default = "" if field.default in (None, "", (), {}) else f"`{value_text(field.default)}`"
         values = ", ".join(choices(field)) or " ".join(_limits(field))
         yield f"| `{name}` | {default} | {values} | {field.description} |\n"
 

@@ -50,7 +50,7 @@ class EngineLoop:
     ) -> None:
         self.scheduler = scheduler
         self._disk = scheduler.disk
-        self._unsalted = scheduler.namespace("")
+        self._unsalted = scheduler.namespaces.unsalted
         self.latency = latency
         self._pipeline = Pipeline(scheduler, runner, answers, latency)
         self._answers = answers

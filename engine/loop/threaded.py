@@ -174,14 +174,17 @@ class EngineThread:
             self._loop.scheduler, self._loop.latency, lambda: self._loop.stats
         )
         renderer = Renderer(
-            card.block_size, card.block_size * card.kv_bytes_per_token, self._loop.scheduler.disk
+            card.block_size,
+            card.block_size * card.kv_bytes_per_token,
+            self._loop.scheduler.disk,
+            {fingerprint: name for name, fingerprint in card.adapters.items()},
         )
         watch = LiveWatch(self._ask, snapshots, renderer, self._versions, lambda: self._n_received)
         return watching(self._ask, snapshots, watch)
 
-    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         scheduler = self._loop.scheduler
-        namespace, store = scheduler.namespace(cache_salt), scheduler.store
+        namespace, store = scheduler.namespaces.of(cache_salt, adapter), scheduler.store
         tokens = await asyncio.to_thread(Tokens, prompt)  # which may be many
         cached_tokens = await self._ask(partial(store.probe, namespace, tokens))
         cached = prompt[:cached_tokens]

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -41,7 +41,7 @@ from engine.step.runner import Backend
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.types.memory import MemoryPromise
 from engine.types.model import ModelCard, SamplingDefaults
-from engine.types.settings import EngineConfig
+from engine.types.settings import AdapterConfig, EngineConfig
 from engine.types.statistics import MachineReport
 from kvstore.groups.sizes import StorageSizes
 
@@ -59,20 +59,23 @@ class OpenedModel:
 def assemble(config: EngineConfig, checkpoint: Path, blas: Blas, report: Report) -> Backend:
     """See `load_backend`."""
     machine.keep_resident()
-    opened = open_checkpoint(checkpoint, config.memory_bytes)
+    opened = open_checkpoint(checkpoint, config.memory_bytes, config.adapters)
     return assemble_opened(config, opened, blas, report)
 
 
 def open_configured(config: EngineConfig) -> OpenedModel:
     """The configured model, which must have been fetched. Raises ModelError."""
     checkpoint = find_checkpoint(config.model, download=False)
-    return open_checkpoint(checkpoint, config.memory_bytes)
+    return open_checkpoint(checkpoint, config.memory_bytes, config.adapters)
 
 
-def open_checkpoint(checkpoint: Path, memory_bytes: int | None) -> OpenedModel:
+def open_checkpoint(
+    checkpoint: Path, memory_bytes: int | None, adapters: Sequence[AdapterConfig] = ()
+) -> OpenedModel:
     """To be served within so much memory. Raises ModelError."""
     used_bytes, host = mx.get_active_memory(), machine.examine_for(memory_bytes)
-    return OpenedModel(checkpoint, open_model(checkpoint, host.left_bytes), host, used_bytes)
+    loaded = open_model(checkpoint, host.left_bytes, adapters)
+    return OpenedModel(checkpoint, loaded, host, used_bytes)
 
 
 def assemble_opened(
@@ -128,7 +131,8 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     host = machine.examine_for(config.memory_bytes)
     weight_bytes, arena_tokens, arena_bytes, problem = 0, 0, 0, ""
     try:
-        loaded = open_model(find_checkpoint(config.model, download=False), host.left_bytes)
+        checkpoint = find_checkpoint(config.model, download=False)
+        loaded = open_model(checkpoint, host.left_bytes, config.adapters)
         sizes = _sizes(config, loaded, host)
         weight_bytes = loaded.weight_bytes
         arena_tokens = sizes.n_blocks * config.block_size
@@ -258,4 +262,5 @@ def _card(
         sampling=sampling,
         checkpoint=str(checkpoint),
         template=template_kind(loaded.tokenizer),
+        adapters=loaded.adapters,
     )

@@ -42,11 +42,12 @@ class Table:
 
 
 class SequenceTables:
-    """The table of a sequence's blocks, and those of its slots in each group."""
+    """The table of a sequence's blocks, those of its slots in each group, and its adapter."""
 
-    __slots__ = ("_blocks", "_groups")
+    __slots__ = ("_adapter", "_blocks", "_groups")
 
-    def __init__(self, n_groups: int) -> None:
+    def __init__(self, n_groups: int, adapter: str = "") -> None:
+        self._adapter = adapter
         self._blocks = Table()
         self._groups = tuple(Table() for _ in range(n_groups))
 
@@ -71,6 +72,7 @@ class SequenceTables:
             index=index,
             first_token=first_token,
             n_read=n_read,
+            adapter=self._adapter,
         )
 
 
@@ -138,7 +140,8 @@ class Batch:
         for sequence_id in plan.leave:
             self._free.append(self._rows.pop(sequence_id).index)
         for entry in plan.enter:
-            tables, sampling = SequenceTables(self._n_groups), SamplingRow(entry.sampling)
+            tables = SequenceTables(self._n_groups, entry.adapter)
+            sampling = SamplingRow(entry.sampling)
             self._rows[entry.sequence_id] = BatchRow(
                 entry.sequence_id, self._take_index(), tables, sampling
             )

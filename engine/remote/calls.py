@@ -108,10 +108,11 @@ class Probe:
     result: ClassVar[Any] = Probed
     prompt: tuple[int, ...]
     cache_salt: str
+    adapter: str
     call: Literal["probe"] = "probe"
 
     async def run(self, host: Host) -> Probed:
-        return await host.engine.probe(self.prompt, self.cache_salt)
+        return await host.engine.probe(self.prompt, self.cache_salt, self.adapter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,9 @@ class RemoteEngine:
     def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
         return self._watching()
 
-    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
-        probed: Probed = await self._connection.ask(calls.Probe(prompt, cache_salt))
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
+        call = calls.Probe(prompt, cache_salt, adapter)
+        probed: Probed = await self._connection.ask(call)
         return probed
 
     async def requests(self) -> tuple[RequestInfo, ...]:

@@ -21,6 +21,7 @@ from engine.scheduling import events, policy
 from engine.scheduling.admission import Admission
 from engine.scheduling.costs import StepCosts
 from engine.scheduling.counters import AdmissionCounters, SchedulerCounters
+from engine.scheduling.namespaces import NO_ADAPTERS, Namespaces
 from engine.scheduling.sequence import LiveSequence, LiveSequences, Status, lease_of
 from engine.scheduling.step_budget import StepBudget
 from engine.scheduling.step_builder import StepBuilder
@@ -33,11 +34,12 @@ from engine.types.request import Request, WaitReason
 from kvstore.digest import Digest
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
-from kvstore.types import DEFAULT_NAMESPACE, Namespace
 
 
 class Scheduler:
-    """Continuous batching over one KVStore. Requests without a salt share one namespace."""
+    """Continuous batching over one KVStore. Requests of one adapter, or of none, share a namespace
+    unless they have a salt.
+    """
 
     def __init__(
         self,
@@ -45,14 +47,15 @@ class Scheduler:
         outputs: OutputFactory,
         limits: Limits,
         draw_seed: Callable[[], int],
-        unsalted: Namespace = DEFAULT_NAMESPACE,
+        namespaces: Namespaces = NO_ADAPTERS,
         disk: DiskCache = NO_DISK_CACHE,
     ) -> None:
         self.store: Final = store
         self.disk: Final = disk
+        self.namespaces: Final = namespaces
         self._turns = Turns()
         self._admission = Admission(store, limits, self._turns, self._start_load)
-        self._sequences = SequenceFactory(outputs, draw_seed, unsalted)
+        self._sequences = SequenceFactory(outputs, draw_seed, namespaces)
         self._limits = limits
         self._costs = StepCosts()
         self._numbers = count(1)  # of steps
@@ -106,12 +109,10 @@ class Scheduler:
         news, self._admissions = self._admissions, []
         return news
 
-    def namespace(self, cache_salt: str) -> Namespace:
-        return self._sequences.namespace(cache_salt)
-
     def block_hashes(self, request: Request) -> tuple[Digest, ...]:
         """The hashes of its prompt's blocks, where they may be on disk. On any thread."""
-        return self.disk.block_hashes(self.namespace(request.cache_salt), request.prompt)
+        namespace = self.namespaces.of(request.cache_salt, request.adapter)
+        return self.disk.block_hashes(namespace, request.prompt)
 
     def add(self, submission: Submission) -> None:
         """Queue the request's n sequences.

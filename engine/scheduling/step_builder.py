@@ -113,7 +113,7 @@ def _entry(sequence: LiveSequence) -> BatchEntry:
         output_tokens=tuple(output),
         banned_tokens=sequence.banned_tokens,
     )
-    return BatchEntry(sequence.id, sampling)
+    return BatchEntry(sequence.id, sampling, sequence.request.adapter)
 
 
 def _chunk(sequence: LiveSequence, start: int, n_tokens: int) -> Chunk:

@@ -1,18 +1,18 @@
 """From a request to its sequences. What takes time is done before, on another thread."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 from engine.constraints.guide import FreeGuide, Guide, GuideFactory
 from engine.output.output import OutputFactory
+from engine.scheduling.namespaces import Namespaces
 from engine.scheduling.sequence import LiveSequence
 from engine.scheduling.validation import Limits, validate
 from engine.step.plan import SequenceId
 from engine.types.request import Request
 from kvstore.digest import Digest
 from kvstore.tokens import Tokens
-from kvstore.types import Namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,12 @@ class SequenceFactory:
     """Makes the sequences of requests, and numbers them."""
 
     def __init__(
-        self, outputs: OutputFactory, draw_seed: Callable[[], int], unsalted: Namespace
+        self, outputs: OutputFactory, draw_seed: Callable[[], int], namespaces: Namespaces
     ) -> None:
         self._outputs = outputs
         self._draw_seed = draw_seed
-        self._unsalted = unsalted
+        self._namespaces = namespaces
         self._ids = count()
-
-    def namespace(self, cache_salt: str) -> Namespace:
-        return replace(self._unsalted, cache_salt=cache_salt)
 
     def sequences(self, submission: Submission) -> Iterator[LiveSequence]:
         """The request's n sequences; their seeds are consecutive."""
@@ -72,7 +69,7 @@ class SequenceFactory:
                 id=SequenceId(next(self._ids)),
                 index=index,
                 request=request,
-                namespace=self.namespace(request.cache_salt),
+                namespace=self._namespaces.of(request.cache_salt, request.adapter),
                 tokens=submission.prompts[index],
                 output=self._outputs.new(request),
                 seed=base_seed + index,

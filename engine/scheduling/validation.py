@@ -18,6 +18,7 @@ class Limits:
     max_waiting: int
     step_tokens: int
     step_stretch: float = math.inf  # of a step with prompts, over one of decodes alone
+    adapters: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.step_tokens < self.max_running:
@@ -53,6 +54,9 @@ def validate(request: Request, limits: Limits) -> None:
             )
     if sampling.top_k < 0:
         raise InvalidRequest(f"top_k is {sampling.top_k}; it must be 0 (off) or more", "top_k")
+    if request.adapter and request.adapter not in limits.adapters:
+        known = ", ".join(sorted(limits.adapters)) or "none"
+        raise InvalidRequest(f"there is no adapter {request.adapter}; there are: {known}", "model")
     if request.n < 1:
         raise InvalidRequest(f"n is {request.n}; it must be at least 1", "n")
     if request.n > limits.max_waiting:

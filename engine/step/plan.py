@@ -50,6 +50,7 @@ class BatchEntry:
 
     sequence_id: SequenceId
     sampling: Sampling
+    adapter: str = ""  # with which its tokens are computed; "": none
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The model that is served: its card, its tokenizer, its replays. Frozen values."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Protocol
 
@@ -52,6 +52,7 @@ class ModelCard:
     sampling: SamplingDefaults = SamplingDefaults()
     checkpoint: str = ""  # its directory, with the tokenizer
     template: TemplateKind = TemplateKind()
+    adapters: Mapping[str, str] = field(default_factory=dict)  # a fingerprint of each, by name
 
     @property
     def max_sequence_tokens(self) -> int:

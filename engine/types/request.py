@@ -134,6 +134,7 @@ class Request:
     client: str = ""  # who asks: clients take turns in the queue
     priority: int = 0  # lower is admitted first of the client's own, and preempted last of all
     cache_salt: str = ""
+    adapter: str = ""  # by its name; "": the model as it is
     prompt_logprobs: int | None = None  # top alternatives for every prompt token
     skip_special_tokens: bool = True  # False: they stay in the text
     text_before: tuple[int, ...] = ()  # whose text the output's goes on; empty: it begins one

@@ -30,6 +30,14 @@ class DiskCacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """A LoRA of the model, as mlx-lm writes them, under a name that requests may ask for."""
+
+    name: str
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All settings of the engine. Validated by the server's settings."""
 
@@ -46,3 +54,4 @@ class EngineConfig:
     state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's
     generation_config: str = "auto"  # "auto" or "none": where sampling defaults come from
     disk: DiskCacheConfig | None = None
+    adapters: tuple[AdapterConfig, ...] = ()  # no two of one name

@@ -13,7 +13,9 @@ UNSALTED_ID = "0"
 
 
 def namespace_id(namespace: Namespace) -> str:
-    return _root_id(root_digest(namespace)) if namespace.cache_salt else UNSALTED_ID
+    """That of an adapter or a salt; UNSALTED_ID for the model's own."""
+    is_own = not (namespace.adapter or namespace.cache_salt)
+    return UNSALTED_ID if is_own else _root_id(root_digest(namespace))
 
 
 def find_namespace(name: str, namespaces: Iterable[Namespace]) -> Namespace | None:
@@ -21,7 +23,7 @@ def find_namespace(name: str, namespaces: Iterable[Namespace]) -> Namespace | No
 
 
 def find_root(name: str, roots: Iterable[Digest]) -> Digest | None:
-    """Of salted namespaces, of which only the digest is known."""
+    """Of namespaces of which only the digest is known: salted ones, those of former adapters."""
     return next((root for root in roots if _root_id(root) == name), None)
 
 

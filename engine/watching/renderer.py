@@ -3,7 +3,8 @@
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 
 from engine.disk_cache.cache import DiskCache
 from engine.types.picture import (
@@ -19,7 +20,7 @@ from engine.types.picture import (
     PictureRequest,
 )
 from engine.types.statistics import DiskCacheStats
-from engine.watching.namespaces import UNSALTED_ID, namespace_id
+from engine.watching.namespaces import namespace_id
 from engine.watching.snapshot import SHOWN_REQUESTS, Live, Moment, Snapshot
 from kvstore.index.replica.replica import ReplicaNode, TreeReplica
 from kvstore.types import BlockId, Namespace
@@ -27,6 +28,9 @@ from kvstore.types import BlockId, Namespace
 MAX_NODES = 2000
 MAX_MARKS = 32
 """Of each kind on one node: saved states, holes. The last ones, where the next will resume."""
+
+ADAPTER_CHARACTERS = 24
+"""Of an adapter's name, in that of a namespace."""
 
 ADOPTED_SECONDS = 5.0
 """So long an adoption is told of."""
@@ -36,7 +40,7 @@ PICTURE_BYTES = 147_800
 NODE_BYTES = 255
 REQUEST_BYTES = 260
 ADOPTION_BYTES = 60
-NAMESPACE_BYTES = 110
+NAMESPACE_BYTES = 130
 STATE_BYTES = 9
 HOLE_BYTES = 19
 
@@ -44,7 +48,15 @@ HOLE_BYTES = 19
 class Renderer:
     """Applies snapshots to a replica of the tree, and makes pictures of it. Not thread-safe."""
 
-    def __init__(self, block_size: int, block_bytes: int, disk: DiskCache) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        block_bytes: int,
+        disk: DiskCache,
+        adapters: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`adapters`: their names by their fingerprints."""
+        self._adapters = adapters
         self._block_size = block_size
         self._block_bytes = block_bytes
         self._replica = TreeReplica()
@@ -91,7 +103,8 @@ class Renderer:
             ),
             hidden=_sum(self._replica.roots.values(), shown),
             namespaces=tuple(
-                _namespace(self._replica.roots[name]) for name in sorted(roots, key=namespace_id)
+                self._namespace(self._replica.roots[name])
+                for name in sorted(roots, key=namespace_id)
             ),
             requests=tuple(_request(live, self._replica) for live in moment.live[:SHOWN_REQUESTS]),
             hidden_requests=_hidden_requests(moment),
@@ -189,6 +202,13 @@ class Renderer:
         ]
         return tuple(sorted(found)[-MAX_MARKS:])
 
+    def _namespace(self, root: ReplicaNode) -> PictureNamespace:
+        namespace = root.namespace
+        name = namespace_id(namespace)
+        adapter = self._adapters.get(namespace.adapter, "")
+        title = _title(name, adapter, namespace.cache_salt)
+        return PictureNamespace(name, title, root.weight.nodes, root.weight.tokens)
+
     def _holes(self, node: ReplicaNode, moment: Moment) -> tuple[tuple[int, int], ...]:
         """Tokens whose blocks at least one window has nothing of."""
         if not moment.windows or all(window.issuperset(node.blocks) for window in moment.windows):
@@ -205,10 +225,11 @@ class Renderer:
         return tuple((node.start + first, node.start + end) for first, end in runs[-MAX_MARKS:])
 
 
-def _namespace(root: ReplicaNode) -> PictureNamespace:
-    name = namespace_id(root.namespace)
-    title = "default" if name == UNSALTED_ID else f"salted {name[:8]}"
-    return PictureNamespace(name, title, root.weight.nodes, root.weight.tokens)
+def _title(name: str, adapter: str, cache_salt: str) -> str:
+    """Of a namespace of that id; the salt itself is not shown."""
+    parts = [f"adapter {adapter[:ADAPTER_CHARACTERS]}"] if adapter else []
+    parts += [f"salted {name[:8]}"] if cache_salt else []
+    return ", ".join(parts) or "default"
 
 
 def _entries(

@@ -53,7 +53,7 @@ class ChatBuilder:
             id=f"chatcmpl-{task.request.id}",
             created=int(time.time()),
             model=task.model.name,
-            system_fingerprint=self.engine.card.fingerprint,
+            system_fingerprint=task.model.fingerprint,
         )
         self.logprobs: LogprobRenderer = no_logprobs
         if body.logprobs:

@@ -43,7 +43,7 @@ class CompletionBuilder:
             id=f"cmpl-{task.id}",
             created=int(time.time()),
             model=task.model.name,
-            system_fingerprint=self.engine.card.fingerprint,
+            system_fingerprint=task.model.fingerprint,
         )
 
     def writer(self) -> "CompletionWriter":

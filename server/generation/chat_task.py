@@ -47,4 +47,5 @@ def _planned(
 ) -> ChatTask:
     plan = model.planner.plan(chat, prompt)
     request = chat_request(chat, prompt, plan, model.engine.card, record)
+    request = replace(request, adapter=model.adapter)
     return ChatTask(chat, model, request, plan, UsageMeter(request.n))

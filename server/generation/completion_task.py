@@ -1,7 +1,7 @@
 """A text completion as requests to the engine, one for each prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from engine.types.request import Request
@@ -60,4 +60,5 @@ def _requests(
     for prompt in prompts:
         check_prompt(prompt, card, "prompt")
     constraint = model.planner.text_constraint(body.structure)
-    return completion_requests(body, prompts, constraint, card, record)
+    requests = completion_requests(body, prompts, constraint, card, record)
+    return [replace(request, adapter=model.adapter) for request in requests]

@@ -1,7 +1,7 @@
 """A loaded model, by the names that requests use."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from engine.api import Engine
 from server.generation.plan import AnswerPlanner
@@ -12,31 +12,69 @@ from server.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
+class Naming:
+    """One name that requests may use. `root` is the first of those that mean the same, and `parent`
+    that of the model which the adapter changes.
+    """
+
+    name: str
+    root: str
+    adapter: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model under one of its names, with its engine, tokenizer threads, formats and replays."""
 
-    name: str
+    naming: Naming
     engine: Engine
     prompts: PromptEncoder
     planner: AnswerPlanner
     replays: Replays
     workers: Workers
 
+    @property
+    def name(self) -> str:
+        return self.naming.name
+
+    @property
+    def adapter(self) -> str:
+        return self.naming.adapter
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with what the model says: its own, and its adapter's."""
+        card = self.engine.card
+        adapter = card.adapters.get(self.adapter)
+        return f"{card.fingerprint}-{adapter}" if adapter else card.fingerprint
+
+
+def namings(names: Iterable[str], adapters: Iterable[str]) -> tuple[Naming, ...]:
+    """A model's own name and its aliases; then each adapter as `name:adapter`, of each of these."""
+    first, *aliases = names
+    each = [first, *aliases]
+    adapted = [
+        Naming(f"{name}:{adapter}", f"{first}:{adapter}", adapter, first)
+        for adapter in adapters
+        for name in each
+    ]
+    return (*(Naming(name, first) for name in each), *adapted)
+
 
 def served_models(
-    names: Sequence[str],
+    names: Iterable[Naming],
     engine: Engine,
     settings: ConversationSettings,
-    replays: Replays,
+    replays: Mapping[str, Replays],
     workers: Workers,
 ) -> Mapping[str, ServedModel]:
-    """The engine's model by each of its names, the first of which is its own."""
-    model = ServedModel(
-        name=names[0],
-        engine=engine,
-        prompts=PromptEncoder(engine.tokenizer, engine.card, workers),
-        planner=AnswerPlanner(engine.tokenizer, settings),
-        replays=replays,
-        workers=workers,
-    )
-    return {name: replace(model, name=name) for name in names}
+    """The engine's model by each of its names. What adapters said is replayed to none but
+    themselves: `replays` are by adapter.
+    """
+    prompts = PromptEncoder(engine.tokenizer, engine.card, workers)
+    planner = AnswerPlanner(engine.tokenizer, settings)
+    return {
+        naming.name: ServedModel(naming, engine, prompts, planner, replays[naming.adapter], workers)
+        for naming in names
+    }

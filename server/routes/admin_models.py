@@ -55,7 +55,7 @@ async def _told(service: Service, name: str) -> PooledModelInfo:
 
 
 def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) -> PooledModelInfo:
-    name, *aliases = known.names
+    name, *aliases = (naming.name for naming in known.namings if not naming.adapter)
     model = service.models.pool.models[name]
     state, now = model.state, current_time()
     is_known = model.measuring is Measuring.DONE and state.need_bytes > 0
@@ -63,6 +63,7 @@ def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) ->
     return PooledModelInfo(
         id=name,
         aliases=aliases,
+        adapters=list(known.settings.adapters),
         source=known.settings.source,
         state=state.state,
         failure=model.failure or None,

@@ -88,7 +88,7 @@ async def clear_cache(
         engine = service.models.loaded(model).engine
         cleared = await engine.clear_cache(namespace, ALL_TIERS if tiers is None else tiers)
     forgotten = Remembered(
-        replays=known.replays.clear() if Clearable.REPLAYS in what else 0,
+        replays=known.forget_replays() if Clearable.REPLAYS in what else 0,
         responses=service.responses.clear() if Clearable.RESPONSES in what else 0,
     )
     return ClearResponse(
@@ -128,7 +128,8 @@ async def probe_cache(
     prompt = await prompt_tokens(body, model, record)
     check_prompt(prompt, model.engine.card, "prompt" if body.prompt is not None else "messages")
     record.slot.release()
-    probed = await model.engine.probe(prompt, record.cache_salt(body.cache_salt))
+    salt = record.cache_salt(body.cache_salt)
+    probed = await model.engine.probe(prompt, salt, model.adapter)
     return ProbeResponse(
         prompt_tokens=len(prompt),
         cached_tokens=probed.cached_tokens,

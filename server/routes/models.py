@@ -49,7 +49,7 @@ async def get_model(id: str, service: ServiceDependency, record: RecordDependenc
 
 def _model(service: Service, name: str, own: str) -> Model:
     """What only a loaded model knows is null before it has been loaded for the first time."""
-    card = service.models.known[own].card
+    card, naming = service.models.known[own].card, service.models.naming(name)
     max_tokens = card.max_sequence_tokens if card else None
     return Model(
         id=name,
@@ -57,6 +57,8 @@ def _model(service: Service, name: str, own: str) -> Model:
         created=service.created,
         owned_by="rootstock",
         state=service.models.state(own).state,
+        root=naming.root,
+        parent=naming.parent or None,
         max_model_len=max_tokens,
         sampling_defaults=card.sampling if card else None,
         type="model",

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from engine.types.model import SamplingDefaults
 from server.schemas.cache import MemoryUse, Remembered
 
-SettingValue: TypeAlias = bool | int | float | str | list[str] | None
+SettingValue: TypeAlias = bool | int | float | str | list[str] | dict[str, str] | None
 
 
 class DaemonModel(BaseModel):

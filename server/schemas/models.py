@@ -14,6 +14,8 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str  # the first of its names; this and the next are vLLM's
+    parent: str | None  # of an adapter the model that it changes
     state: State  # whether it is in memory
     # Tokens of prompt and answer that context and KV cache hold, by vLLM's name
     max_model_len: int | None

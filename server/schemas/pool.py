@@ -8,6 +8,7 @@ from server.pool.states import State
 class PooledModelInfo(BaseModel):
     id: str = Field(description="Its own name.")
     aliases: list[str]
+    adapters: list[str]
     source: str = Field(description="The directory or repository that it comes from.")
     state: State
     failure: str | None = Field(description="Why it is not there, where it should be.")

@@ -1,14 +1,21 @@
 """How the engine runs a model."""
 
+from itertools import starmap
 from typing import Literal, Self
 
 from pydantic import BaseModel, ByteSize, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types.settings import DiskCacheConfig, EngineConfig
+from engine.types.settings import AdapterConfig, DiskCacheConfig, EngineConfig
+from server.settings.adapters import Adapters
 
 
 class EngineSettings(BaseModel):
+    adapters: Adapters = Field(
+        {},
+        description="Adapters of the model by name: folders with a LoRA as mlx-lm writes them. In "
+        "the API each is a model, which has the model's name, a colon and its own.",
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description="Where a request is silent: auto samples as the model's generation_config.json "
@@ -85,4 +92,5 @@ class EngineSettings(BaseModel):
             attention=self.attention,
             state_cache_bytes=self.state_cache_bytes,
             generation_config=self.generation_config,
+            adapters=tuple(starmap(AdapterConfig, self.adapters.items())),
         )

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, StringConstraints
 from pydantic_settings import NoDecode
 
 
-def _as_texts(value: object) -> object:
+def as_texts(value: object) -> object:
     """A text, as variables and YAML may have it, is split at its commas."""
     if not isinstance(value, str):
         return value
@@ -16,5 +16,5 @@ def _as_texts(value: object) -> object:
 Texts = Annotated[
     tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
     NoDecode,
-    BeforeValidator(_as_texts),
+    BeforeValidator(as_texts),
 ]

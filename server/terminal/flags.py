@@ -1,6 +1,6 @@
 """Command-line options generated from the fields of Settings."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import NoneType
@@ -73,40 +73,54 @@ def choices(field: FieldInfo) -> tuple[str, ...]:
     return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
+def flag(name: str, field: FieldInfo) -> str:
+    """The flag of a field; a mapping's is given an entry at a time, and so its name is for one."""
+    given = name.removesuffix("s") if _kind(field) is Mapping else name
+    return f"--{given.replace('_', '-')}"
+
+
 def _option(name: str, field: FieldInfo) -> Parameter:
     """The option of a field. Pydantic validates the value: to Typer all but switches and files is
     text.
     """
     kind = _kind(field)
+    is_repeated = kind in {tuple, Mapping}
     option = typer.Option(
+        *([] if kind is bool else [flag(name, field)]),  # Typer has a second name for a switch
         help=_help(field),
         metavar=None if kind is bool else _metavar(field),
         autocompletion=(lambda: list(choices(field))) if choices(field) else None,
     )
-    given_as = kind if kind in {bool, Path} else list[str] if kind is tuple else str
+    given_as = kind if kind in {bool, Path} else list[str] if is_repeated else str
     annotation = Annotated[given_as | None, option]  # type: ignore[valid-type]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _kind(field: FieldInfo) -> Any:
-    """The field's type without None; `tuple` for several texts."""
+    """The field's type without None; `tuple` for several texts, `Mapping` for texts by name."""
     origin = get_origin(field.annotation)
     if origin is Literal:
         return str
-    if origin is tuple:
-        return tuple
+    if origin in {tuple, Mapping}:
+        return origin
     kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
     return kinds[0] if kinds else field.annotation
 
 
 def _metavar(field: FieldInfo) -> str:
-    names = {ByteSize: "BYTES", Path: "PATH", int: "INTEGER", float: "NUMBER"}
+    names = {
+        ByteSize: "BYTES",
+        Path: "PATH",
+        Mapping: "NAME=PATH",
+        int: "INTEGER",
+        float: "NUMBER",
+    }
     return "|".join(choices(field)) or names.get(_kind(field), "TEXT")
 
 
 def _help(field: FieldInfo) -> str:
     described = field.description or ""
-    has_default = field.default not in (None, "", ())
-    if _kind(field) is tuple:
+    has_default = field.default not in (None, "", (), {})
+    if _kind(field) in {tuple, Mapping}:
         described += " May be given more than once."
     return f"{described} Default: {value_text(field.default)}." if has_default else described

@@ -303,7 +303,7 @@ class FakeEngine:
     def made_watch(self) -> CacheWatch:
         return FakeWatch(self)
 
-    async def probe(self, prompt: tuple[int, ...], cache_salt: str) -> Probed:
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
         self._check_alive()
         return Probed(self._cached_tokens(prompt, cache_salt), block_digests=())
 

@@ -99,9 +99,10 @@ class Driver:
         self._entering: list[BatchEntry] = []
         self._ids = 0
 
-    def subject(self, tokens: Sequence[int]) -> Subject:
+    def subject(self, tokens: Sequence[int], adapter: str = "") -> Subject:
         """A sequence of these tokens, which adopts what the store has of them."""
-        return self._subject(self.store.admit(Namespace(), Tokens(tokens)))
+        namespace = Namespace(adapter=adapter)
+        return self._subject(self.store.admit(namespace, Tokens(tokens)), adapter)
 
     def fork(self, parent: Subject, tokens: Sequence[int], n_tokens: int) -> Subject:
         """A second sequence behind the first `n_tokens` that the parent has computed."""
@@ -149,12 +150,12 @@ class Driver:
         assert not isinstance(step_ops, Refusal)
         return step_ops
 
-    def _subject(self, lease: Lease | Refusal) -> Subject:
+    def _subject(self, lease: Lease | Refusal, adapter: str = "") -> Subject:
         assert isinstance(lease, Lease)
         self._ids += 1
         name = SequenceId(self._ids)
         greedy = SamplingParams(temperature=0, seed=name)
-        self._entering.append(BatchEntry(name, Sampling(greedy, seed=name)))
+        self._entering.append(BatchEntry(name, Sampling(greedy, seed=name), adapter))
         return Subject(name, lease)
 
 

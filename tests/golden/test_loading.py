@@ -23,6 +23,7 @@ from engine.mlx_backend.loading.loader import Report, load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import find_execution
 from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, train_tokenizer
+from engine.mlx_backend.model.adapters import RowAdapters
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.forward import Forward
@@ -167,7 +168,7 @@ def test_a_model_that_ignores_what_is_cached_is_refused(
     with pytest.raises(
         UnsupportedModel, match="one row at a time with gather: logits are wrong by"
     ):
-        find_execution(Forgetful(model), layout, [GatherAttention()])
+        find_execution(Forgetful(model), layout, [GatherAttention()], RowAdapters())
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="elsewhere the dtype stands")
@@ -189,11 +190,11 @@ def test_what_serves_is_what_passed_the_check(tmp_path: Path) -> None:
 def test_a_wrong_attention_is_not_served(checkpoint_of: Callable[[str], Path]) -> None:
     model, _ = load_model(checkpoint_of("llama"))
     layout = discover(model)
-    execution = find_execution(model, layout, [Blind(), GatherAttention()])
+    execution = find_execution(model, layout, [Blind(), GatherAttention()], RowAdapters())
     assert execution.attention.name == "gather"
     assert execution.rejected[0].startswith("joined rows with blind: logits are wrong by")
     with pytest.raises(UnsupportedModel, match="padded rows with blind: logits are wrong"):
-        find_execution(model, layout, [Blind()])
+        find_execution(model, layout, [Blind()], RowAdapters())
 
 
 def test_dynamic_rope_becomes_what_it_is_within_the_context(tmp_path: Path) -> None:

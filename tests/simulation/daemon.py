@@ -34,7 +34,7 @@ from tests.simulation.census import Census
 from tests.simulation.checks import fairness
 from tests.simulation.fake_runner import FakeRunner
 from tests.simulation.grammars import EOS, LateAnswers, guides
-from tests.simulation.model import text_of
+from tests.simulation.model import ADAPTERS, NAMESPACES, text_of
 from tests.simulation.troubled_tier import TroubledTier
 
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
@@ -151,6 +151,7 @@ class Daemon:
             self.outputs,
             self.limits,
             lambda: random.getrandbits(32),
+            NAMESPACES,
             disk=NO_DISK_CACHE if tier is None else self._disk(tier),
         )
         fairness.watch(self.scheduler, census)
@@ -246,4 +247,5 @@ def _limits(random: Random, layout: Layout, n_blocks: int) -> Limits:
         max_waiting=random.choice([4, 16]),
         step_tokens=random.choice([8, 9, 16, 64]),
         step_stretch=random.choice([inf, 1.0, 1.5, 4.0]),
+        adapters=frozenset(ADAPTERS),
     )

@@ -6,7 +6,7 @@ from engine.constraints.matcher import Complete
 from engine.types.output import FinishReason
 from engine.types.request import Request, ThinkingBudget
 from tests.simulation.grammars import follow, ruled_out
-from tests.simulation.model import ROOT, chain, sample, text_of
+from tests.simulation.model import ROOT, chain, fingerprint, sample, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ def expected(
     request: Request, seed: int, vocab_size: int, stop_token_ids: frozenset[int]
 ) -> Expected:
     """Generate without a cache, without neighbours, one token after another."""
-    kv, generated = ROOT, list[int]()
+    kv, generated, adapter = ROOT, list[int](), fingerprint(request.adapter)
     for token_id in request.prompt:
-        kv = chain(kv, token_id)
+        kv = chain(kv, token_id, adapter)
     while len(generated) < request.max_tokens:
         banned = stop_token_ids if len(generated) < request.sampling.min_tokens else frozenset()
         out = ruled_out(follow(request, generated, vocab_size), banned, vocab_size)
         token_id = sample(kv, seed, len(generated), vocab_size, out)
         token_id = forced(request.thinking_budget, generated, token_id)
         generated.append(token_id)
-        kv = chain(kv, token_id)
+        kv = chain(kv, token_id, adapter)
         if token_id in stop_token_ids:
             return Expected(generated, text_of(generated[:-1]), FinishReason.STOP)
         text = text_of(generated)

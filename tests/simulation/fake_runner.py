@@ -35,7 +35,7 @@ from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.window import WindowGroup
 from kvstore.types import BlockId, SlotId
-from tests.simulation.model import ROOT, chain, packed, sample, unpacked
+from tests.simulation.model import ROOT, chain, fingerprint, packed, sample, unpacked
 
 
 class InjectedError(RuntimeError):
@@ -47,6 +47,7 @@ class BatchRow:
     """What the batch has of one sequence. Tables are by group, None is that of blocks."""
 
     sampling: Sampling
+    adapter: str  # its fingerprint
     tables: dict[int | None, dict[int, int]] = field(default_factory=dict)
     position: int = 0
     last_token: int | None = None
@@ -199,7 +200,9 @@ class FakeRunner:
         for entry in plan.enter:
             assert entry.sequence_id not in self._rows, "entered twice"
             sampling = entry.sampling
-            self._rows[entry.sequence_id] = BatchRow(sampling, output_index=sampling.output_index)
+            self._rows[entry.sequence_id] = BatchRow(
+                sampling, fingerprint(entry.adapter), output_index=sampling.output_index
+            )
         for sequence_id, patch in plan.patches:
             self._rows[sequence_id].patch(patch)
 
@@ -273,8 +276,9 @@ class FakeRunner:
         for position, token_id in enumerate(tokens, start=row.position):
             block = BlockId(row.tables[None][position // self._block_size])
             assert self._pool.total_refs(block) == 1, f"block {block} is written and shared"
-            self._slots[block, position % self._block_size] = kv, chain(kv, token_id)
-            kv = chain(kv, token_id)
+            following = chain(kv, token_id, row.adapter)
+            self._slots[block, position % self._block_size] = kv, following
+            kv = following
             values.append(kv)
         self._write_groups(row, values)
         row.position += len(tokens)

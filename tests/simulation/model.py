@@ -1,28 +1,48 @@
 """A language model made of hashes, so that a wrong KV value anywhere changes every later token.
 
 The KV of a position is `chain(KV of the position before, its token)`; the next token is a function
-of the last KV and of the sample order. What a request must generate follows from its prompt alone.
+of the last KV and of the sample order. What a request must generate follows from its prompt and its
+adapter alone.
 """
 
 from array import array
 from collections.abc import Sequence
+
+from engine.scheduling.namespaces import Namespaces
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 ROOT = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def chain(previous: int, token_id: int) -> int:
-    """The KV behind `previous`: splitmix64 of both."""
-    z = (previous + 0x9E3779B97F4A7C15 * (token_id + 1)) & _MASK
+ADAPTERS = {"red": "fingerprint of red", "blue": "fingerprint of blue"}
+"""Their fingerprints by name."""
+
+SALTS = ("", "salt")
+NAMESPACES = Namespaces(fingerprints=ADAPTERS)
+
+_READ_AS = {fingerprint: 1000 * n for n, fingerprint in enumerate(("", *ADAPTERS.values()))}
+"""By fingerprint: with an adapter the model computes what it would of tokens so much higher."""
+
+
+def fingerprint(adapter: str) -> str:
+    """Of the adapter of that name; "" for none."""
+    return ADAPTERS[adapter] if adapter else ""
+
+
+def chain(previous: int, token_id: int, adapter: str = "") -> int:
+    """The KV behind `previous`: splitmix64 of both, and of the adapter with this fingerprint."""
+    z = (previous + 0x9E3779B97F4A7C15 * (token_id + _READ_AS[adapter] + 1)) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
 
 
-def token_between(previous: int, own: int, vocab_size: int) -> int:
+def token_between(previous: int, own: int, vocab_size: int, adapter: str) -> int:
     """The token whose KV is `own` behind `previous`. Raises StopIteration if there is none."""
-    return next(token_id for token_id in range(vocab_size) if chain(previous, token_id) == own)
+    return next(
+        token_id for token_id in range(vocab_size) if chain(previous, token_id, adapter) == own
+    )
 
 
 def packed(numbers: Sequence[int], size: int) -> bytes:

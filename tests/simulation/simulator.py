@@ -29,6 +29,7 @@ from tests.simulation.daemon import Daemon, Layout, World
 from tests.simulation.expected import Expected, expected
 from tests.simulation.fake_runner import InjectedError
 from tests.simulation.load_watch import LoadWatch
+from tests.simulation.model import ADAPTERS, NAMESPACES, SALTS
 from tests.simulation.receiver import Receiver
 from tests.simulation.troubled_tier import HEALTHY, Temper, TroubledTier
 from tests.simulation.workload import Workload
@@ -148,6 +149,8 @@ class Simulation:
         for sequence in daemon.scheduler.running:
             most_tokens = sequence.prompt_tokens + max(sequence.request.max_tokens - 1, 0)
             assert sequence.planned_tokens <= most_tokens, "computed what nobody asks for"
+        adapters = {sequence.request.adapter for sequence in daemon.scheduler.running}
+        self.census[Happening.MIXED] += len(adapters) > 1
         self._waits.check()
         invariants.check(daemon.store)
         if not daemon.scheduler.has_work:
@@ -200,8 +203,9 @@ class Simulation:
     def _clear(self) -> None:
         """One tier or both, of one namespace, by its name or as it is, or of all."""
         self._wake()
-        scheduler = self.daemon.scheduler
-        namespace = self.random.choice([None, scheduler.namespace(""), scheduler.namespace("salt")])
+        adapter = self.random.choice(["", *ADAPTERS])
+        of_adapter = [NAMESPACES.of(salt, adapter) for salt in SALTS]
+        namespace = self.random.choice([None, *of_adapter])
         [tiers] = self.random.choices(list(CLEARED), [60, 1, 1])
         if CacheTier.DISK in tiers:
             self._disk_check.excuse()

@@ -13,6 +13,7 @@ from engine.types.request import (
     SamplingParams,
     ThinkingBudget,
 )
+from tests.simulation.model import ADAPTERS
 
 
 class Workload:
@@ -27,6 +28,7 @@ class Workload:
         self._flood = random.choice([None, None, "0"])  # who always wants much at a time
         self._return_rate = random.choice([0.2, 0.9, 0.95])
         self._salt_rate = random.choice([0.0, 0.25])
+        self._adapters = random.choice([[""], ["", *ADAPTERS]])
         self._prefixes = [self.tokens(3 * block_size, 8 * block_size) for _ in range(4)]
         self._sent = deque[list[int]](maxlen=3)
 
@@ -53,6 +55,7 @@ class Workload:
             client=client,
             priority=random.choice([0, 0, 0, -1, 1]),
             cache_salt="salt" if random.random() < self._salt_rate else "",
+            adapter=random.choice(self._adapters),
             prompt_logprobs=random.choice([None] * 9 + [1]),
             **self._guided(),
         )

@@ -1,12 +1,13 @@
 """Where settings come from, which wins, and what is said of wrong ones."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.types.settings import AdapterConfig, DiskCacheConfig, DiskWrites, EngineConfig
 from kvstore.tier.types import TierLimits
 from server.addresses import is_loopback
 from server.settings import Settings, SettingsError, load_settings
@@ -74,6 +75,36 @@ def test_several_values_are_a_list_in_yaml_and_have_commas_in_a_variable(
     assert load_settings({"config": file}).served_model_name == ("three", "four")
     flags = {"config": file, "served_model_name": ["five", "six"]}
     assert load_settings(flags).served_model_name == ("five", "six")
+
+
+def test_adapters_are_a_mapping_in_yaml_and_pairs_in_flags_and_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "adapters.yaml"
+    file.write_text("adapters: {one: /a, two: /b}\n")
+    expected = (AdapterConfig("one", Path("/a")), AdapterConfig("two", Path("/b")))
+    assert config_of({"config": file}).adapters == expected
+    monkeypatch.setenv("ROOTSTOCK_ADAPTERS", "three=/c, four=/d=e")
+    adapters = load_settings({"config": file}).adapters
+    assert adapters == {"three": Path("/c"), "four": Path("/d=e")}
+    flags = {"config": file, "adapters": ["five=/f"]}
+    assert load_settings(flags).adapters == {"five": Path("/f")}
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        (["folder"], "adapters: must be NAME=DIRECTORY, not ['folder']"),
+        (["name="], "adapters: must be NAME=DIRECTORY"),
+        (["a=/x", "a=/y"], "adapters: must have each name once"),
+        (["=/x"], "adapters: string should match"),
+        (["a:b=/x"], "adapters: string should match"),
+        ({"a": 1}, "adapters: input is not a valid path"),
+    ],
+)
+def test_adapters_that_are_none(given: object, fault: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(fault)):
+        load_settings({"adapters": given})
 
 
 def test_settings_are_frozen() -> None:

@@ -184,14 +184,14 @@ async def test_what_a_client_makes_long_is_read_on_another_thread() -> None:
 async def test_clear_and_probe_go_through_the_inbox(setup: Setup) -> None:
     setup.runner.open()
     await setup.collect(request("a", max_tokens=1))
-    probed = await setup.engine.probe(tuple(prompt(1, 10)), "")
+    probed = await setup.engine.probe(tuple(prompt(1, 10)), "", "")
     assert probed.cached_tokens == 9
     assert len(probed.block_digests) == 2
-    assert (await setup.engine.probe(tuple(prompt(1, 10)), "other salt")).cached_tokens == 0
+    assert (await setup.engine.probe(tuple(prompt(1, 10)), "other salt", "")).cached_tokens == 0
     cleared = await setup.engine.clear_cache()
     assert (cleared.blocks, cleared.bytes) == (3, 3 * 32)
     assert (await setup.engine.stats()).loop.cache.blocks_free == 64
-    assert (await setup.engine.probe(tuple(prompt(1, 10)), "")).cached_tokens == 0
+    assert (await setup.engine.probe(tuple(prompt(1, 10)), "", "")).cached_tokens == 0
 
 
 async def test_live_requests_are_listed(setup: Setup) -> None:

@@ -17,12 +17,16 @@ from mlx_lm.utils import dequantize_model, load_model
 from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel, one_line
+from engine.mlx_backend.loading.adapter_files import read_adapters
 from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
 from engine.mlx_backend.loading.source import fingerprint
 from engine.mlx_backend.loading.tokenizer import load_tokenizer
+from engine.mlx_backend.model.adapters import RowAdapters
+from engine.mlx_backend.model.adapters import install as install_adapters
 from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.layout import Layout
+from engine.types.settings import AdapterConfig
 
 Report = Callable[[str], None]
 
@@ -51,11 +55,16 @@ class LoadedModel:
     query_heads: int  # in the layer that has most
     max_context_tokens: int
     fingerprint: str
-    weight_bytes: int
+    weight_bytes: int  # with those of the adapters
+    row_adapters: RowAdapters
+    adapters: Mapping[str, str]  # their fingerprints by name
 
 
-def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
-    """Build the model and its tokenizer; weights are read when `load_weights` asks for them.
+def open_model(
+    checkpoint: Path, memory_bytes: int, adapter_configs: Sequence[AdapterConfig] = ()
+) -> LoadedModel:
+    """Build the model, its adapters and its tokenizer; weights are read when `load_weights` asks
+    for them.
 
     On the CPU device everything is float32, and quantized weights are dequantized, where the result
     leaves a fifth of `memory_bytes`: half precision and quantized products are 20 to 50 times
@@ -69,6 +78,8 @@ def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
     max_tokens = fix_dynamic_rope(model, max_context_tokens(config))
     layout = discover(model).within(max_tokens)
     tokenizer = load_tokenizer(checkpoint, config, layout.vocab_size)
+    adapters = read_adapters(adapter_configs, model, layout.vocab_size)
+    row_adapters = install_adapters(model, adapters)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -78,6 +89,8 @@ def open_model(checkpoint: Path, memory_bytes: int) -> LoadedModel:
         max_context_tokens=max_tokens,
         fingerprint=fingerprint(checkpoint),
         weight_bytes=_weight_bytes(model),
+        row_adapters=row_adapters,
+        adapters={adapter.name: adapter.fingerprint for adapter in adapters},
     )
 
 
@@ -88,10 +101,12 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
     model runs with none of them.
     """
     report(f"loading weights, {loaded.weight_bytes / 1e9:.1f} GB")
+    if loaded.adapters:
+        report(f"adapters: {', '.join(loaded.adapters)}")
     mx.eval(loaded.model.parameters())
     report("checking the model against its own caches")
     with sparse_early(loaded.model):
-        execution = find_execution(loaded.model, loaded.layout, attentions)
+        execution = find_execution(loaded.model, loaded.layout, attentions, loaded.row_adapters)
     mx.clear_cache()  # what the check has left
     report(f"batches: {execution.batching.name}")
     if execution.attention is not attentions[0]:

@@ -8,6 +8,8 @@ anywhere. What passes here is what serves.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -18,6 +20,7 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.batch import SequenceTables
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.model import output_head
+from engine.mlx_backend.model.adapters import NO_ADAPTER, RowAdapters
 from engine.mlx_backend.model.batching import LADDER
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.discovery import RUN_ERRORS
@@ -68,23 +71,32 @@ In float32 models that are right stay below 2e-5; a wrong position costs a rando
 """
 
 
-def find_execution(model: Module, layout: Layout, attentions: Sequence[Attention]) -> Execution:
+class _Row(NamedTuple):
+    """A sequence of the check."""
+
+    tokens: Sequence[int]
+    adapter: str
+
+
+def find_execution(
+    model: Module, layout: Layout, attentions: Sequence[Attention], adapters: RowAdapters
+) -> Execution:
     """The first rung of the ladder on which the model says what it does through its own caches.
 
     `attentions` are tried in that order on each rung: more forwards cost more than another
-    attention. Puts ours into the model. Raises UnsupportedModel when nothing passes, with what went
-    wrong on each rung.
+    attention. The check's rows take turns at the adapters. Puts our attention into the model.
+    Raises UnsupportedModel when nothing passes, with what went wrong on each rung.
     """
     dispatch.install(model)
-    rows = _rows(layout)
+    rows = _rows(layout, adapters.names)
     problems = []
     try:
         head = output_head.install(model, layout.vocab_size)
-        expected = _expected(model, rows)
+        expected = _expected(model, adapters, rows)
     except RUN_ERRORS as error:
         raise UnsupportedModel(f"the model does not run on this device: {error}") from error
     tolerance = _tolerance(layout)
-    for execution in _candidates(attentions, head):
+    for execution in _candidates(attentions, head, adapters):
         name = f"{execution.batching.name} with {execution.attention.name}"
         try:
             deviation = _deviation(_through_storage(model, layout, execution, rows), expected)
@@ -117,10 +129,12 @@ def sparse_early(model: Module) -> Iterator[None]:
             attributes.update(before)
 
 
-def _candidates(attentions: Sequence[Attention], head: OutputHead) -> Iterator[Execution]:
+def _candidates(
+    attentions: Sequence[Attention], head: OutputHead, adapters: RowAdapters
+) -> Iterator[Execution]:
     for batching in LADDER:
         for attention in attentions:
-            yield Execution(batching, attention, head)
+            yield Execution(batching, attention, head, adapters)
 
 
 def _tolerance(layout: Layout) -> float:
@@ -129,27 +143,32 @@ def _tolerance(layout: Layout) -> float:
     return _CPU_TOLERANCE if mx.default_device() == mx.cpu else _GPU_TOLERANCE
 
 
-def _rows(layout: Layout) -> list[list[int]]:
-    """Tokens of each row, the first longer than the windows."""
+def _rows(layout: Layout, adapters: Sequence[str]) -> list[_Row]:
+    """The first is longer than the windows. They take turns at no adapter and each of these."""
     windows = [window for window in layout.windows if window <= _WINDOW_TOKENS]
     lengths = [sum(column) for column in zip(*_STEPS, strict=True)]
     lengths[0] += max(windows, default=0)
     n_tokens = min(layout.vocab_size, 1000)
-    return [[(37 * i + 11 * row) % n_tokens for i in range(n)] for row, n in enumerate(lengths)]
+    tokens = [[(37 * i + 11 * row) % n_tokens for i in range(n)] for row, n in enumerate(lengths)]
+    return list(map(_Row, tokens, cycle((NO_ADAPTER, *adapters))))
 
 
 def _through_storage(
-    model: Module, layout: Layout, execution: Execution, rows: Sequence[Sequence[int]]
+    model: Module, layout: Layout, execution: Execution, rows: Sequence[_Row]
 ) -> mx.array:
     """Logits after the last token of each row that is read in each step, as `_expected`."""
-    layout = layout.within(max(map(len, rows)))
+    longest = len(rows[0].tokens)
+    layout = layout.within(longest)
     sizes = _sizes(layout, rows)
     storage = Storage(layout, sizes, _BLOCK_SIZE)
-    groups = build_groups(sizes, _BLOCK_SIZE, len(rows[0]))
+    groups = build_groups(sizes, _BLOCK_SIZE, longest)
     store = KVStore(BlockPool(sizes.n_blocks), PrefixIndex(), _BLOCK_SIZE, groups)
     cached = CachedModel(model, layout, storage, execution)
-    leases = [_admitted(store.admit(Namespace(), Tokens(tokens))) for tokens in rows]
-    tables = {lease: SequenceTables(cached.n_groups) for lease in leases}
+    leases = [_admitted(store.admit(Namespace(), Tokens(row.tokens))) for row in rows]
+    tables = {
+        lease: SequenceTables(cached.n_groups, row.adapter)
+        for lease, row in zip(leases, rows, strict=True)
+    }
     found = []
     for index, step in enumerate(_steps(rows)):
         chunks = {leases[row]: n_tokens for row, n_tokens in step.items()}
@@ -192,10 +211,10 @@ def _compute(
     return found
 
 
-def _sizes(layout: Layout, rows: Sequence[Sequence[int]]) -> StorageSizes:
-    longest = len(rows[0])
+def _sizes(layout: Layout, rows: Sequence[_Row]) -> StorageSizes:
+    longest = len(rows[0].tokens)
     return StorageSizes(
-        n_blocks=sum(blocks_for(len(tokens), _BLOCK_SIZE) for tokens in rows),
+        n_blocks=sum(blocks_for(len(row.tokens), _BLOCK_SIZE) for row in rows),
         windows=tuple(
             WindowSize(window, len(rows) * lease_slots(window, _BLOCK_SIZE, longest))
             for window in layout.windows
@@ -209,10 +228,10 @@ def _admitted(lease: Lease | Refusal) -> Lease:
     return lease
 
 
-def _steps(rows: Sequence[Sequence[int]]) -> Iterator[dict[int, int]]:
+def _steps(rows: Sequence[_Row]) -> Iterator[dict[int, int]]:
     """How many tokens of which row each step computes; the first row is longer than `_STEPS`."""
     first, *rest = _STEPS
-    longer = len(rows[0]) - sum(step[0] for step in _STEPS)
+    longer = len(rows[0].tokens) - sum(step[0] for step in _STEPS)
     for step in ((first[0] + longer, *first[1:]), *rest):
         yield {row: n_tokens for row, n_tokens in enumerate(step) if n_tokens}
 
@@ -222,9 +241,9 @@ def _read_rows(index: int, step: dict[int, int]) -> list[int]:
     return [row for row in step if (index, row) != (_UNREAD_STEP, _UNREAD_ROW)]
 
 
-def _expected(model: Module, rows: Sequence[Sequence[int]]) -> mx.array:
+def _expected(model: Module, adapters: RowAdapters, rows: Sequence[_Row]) -> mx.array:
     """Logits after the last token of each row that is read in each step, `[tokens, vocabulary]`."""
-    by_row = [_own_logits(model, tokens) for tokens in rows]
+    by_row = [_own_logits(model, adapters, row) for row in rows]
     ends, found = [0] * len(rows), []
     for index, step in enumerate(_steps(rows)):
         for row, n_tokens in step.items():
@@ -233,8 +252,9 @@ def _expected(model: Module, rows: Sequence[Sequence[int]]) -> mx.array:
     return mx.stack(found)
 
 
-def _own_logits(model: Module, tokens: Sequence[int]) -> mx.array:
-    logits: mx.array = model(mx.array([tokens]), cache=make_prompt_cache(model))
+def _own_logits(model: Module, adapters: RowAdapters, row: _Row) -> mx.array:
+    with adapters.of([row.adapter]):
+        logits: mx.array = model(mx.array([row.tokens]), cache=make_prompt_cache(model))
     own = logits[0].astype(mx.float32)
     mx.eval(own)
     return own

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.model.adapters import RowAdapters
 from engine.mlx_backend.model.batching import Batching
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import (
@@ -34,6 +35,7 @@ class Execution:
     batching: Batching
     attention: Attention
     head: OutputHead
+    adapters: RowAdapters = field(default_factory=RowAdapters)
     deviation: float = 0.0
     rejected: tuple[str, ...] = ()
 
@@ -106,7 +108,8 @@ class CachedModel:
         )
         caches = [views.view(spec) for spec in self._layout.caches]
         tokens = token_ids[mx.array(batch.token_indices())]
-        logits = self._logits(tokens, caches, batch.read_indices())
+        with self._execution.adapters.of(batch.row_adapters()):
+            logits = self._logits(tokens, caches, batch.read_indices())
         views.keep_states()
         first_fences = views.first_fences()
         fences = first_fences + views.fences() + self.storage.states.unevaluated()

@@ -22,6 +22,7 @@ class TokenSpan:
     `blocks[i]` holds the positions of the sequence's block `first_block + i`; they cover every
     position up to the last token's. `groups`: the tables of the store's other groups.
 
+    `adapter`: the one that computes them, "" for none.
     `index`: which of the step's spans it is, or is a part of. `first_token`: where its token ids
     begin among the step's. `n_read`: of how many of its last tokens the logits are read.
     """
@@ -34,6 +35,7 @@ class TokenSpan:
     index: int = 0
     first_token: int = 0
     n_read: int = 0
+    adapter: str = ""
 
     @property
     def stop(self) -> int:

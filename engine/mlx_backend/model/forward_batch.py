@@ -50,6 +50,12 @@ class ForwardBatch:
             return grids[0]
         return np.concatenate([grid.ravel() for grid in grids])[:, None]
 
+    def row_adapters(self) -> list[str]:
+        """The adapter of each row of the forward's shape; "" for none."""
+        if len(self.row_groups) == 1:
+            return [span.adapter for span in self.spans]
+        return [span.adapter for span in self.spans for _ in range(span.n_tokens)]
+
     def read_indices(self) -> Indices:
         """Which tokens' logits are read, counted over the forward's shape, span after span."""
         found, base = list[npt.NDArray[np.int32]](), 0

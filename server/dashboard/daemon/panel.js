@@ -101,5 +101,7 @@ function told({ name, value }) {
   if (value === null || value === "" || value?.length === 0) return "–";
   if (typeof value === "boolean") return value ? "on" : "off";
   if (typeof value === "number") return name.endsWith("_bytes") ? bytes(value) : String(value);
-  return Array.isArray(value) ? value.join(", ") : value;
+  if (typeof value !== "object") return value;
+  const parts = Array.isArray(value) ? value : Object.entries(value).map((pair) => pair.join("="));
+  return parts.join(", ") || "–";
 }

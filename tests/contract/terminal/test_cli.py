@@ -25,7 +25,7 @@ from server.cli import app
 from server.settings import Settings
 from server.terminal.commands.doctor import machine_table
 from server.terminal.commands.on_demand import NAMES
-from server.terminal.flags import with_settings
+from server.terminal.flags import flag, with_settings
 from server.terminal.measured import to_markdown
 
 
@@ -37,6 +37,7 @@ from server.terminal.measured import to_markdown
         (["--attention", "flash"], "attention: "),
         (["--host", "0.0.0.0"], "host: "),
         (["--config", "/no/such.yaml"], "config: "),
+        (["--adapter", "folder"], "adapters: "),
         (["--max-running", "64", "--step-tokens", "8", "--no-prefix-cache"], "step_tokens: "),
     ],
 )
@@ -116,7 +117,7 @@ def help_of(command: str) -> str:
 def test_every_setting_has_a_flag_whose_help_says_what_it_is(name: str) -> None:
     field = Settings.model_fields[name]
     assert field.description
-    assert f"--{name.replace('_', '-')} " in help_of("serve")
+    assert f"{flag(name, field)} " in help_of("serve")
     assert field.description in help_of("serve")
 
 

@@ -1,9 +1,17 @@
 """Every entry that is offered to the tier, against the model."""
 
-from kvstore.digest import Digest, digest_behind
+from kvstore.digest import Digest, digest_behind, root_digest
 from kvstore.tier.types import Buffer, Entry
 from kvstore.tokens import Tokens
-from tests.simulation.model import ROOT, token_between, unpacked
+from tests.simulation.model import (
+    ADAPTERS,
+    NAMESPACES,
+    ROOT,
+    SALTS,
+    fingerprint,
+    token_between,
+    unpacked,
+)
 
 
 class RecordCheck:
@@ -15,6 +23,11 @@ class RecordCheck:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._ends: dict[Digest, int] = {}  # the last KV of what has been checked
+        self._adapters = {
+            root_digest(NAMESPACES.of(salt, adapter)): fingerprint(adapter)
+            for salt in SALTS
+            for adapter in ("", *ADAPTERS)
+        }
 
     def __call__(self, root: Digest, parent: Digest, entry: Entry) -> None:
         assert parent == root or parent in self._ends, "an entry whose parent was never offered"
@@ -24,7 +37,7 @@ class RecordCheck:
         own, tokens = list[int](), list[int]()
         for previous, value in self._slots(block, entry.n_tokens):
             assert previous == kv, "an entry that does not follow its parent"
-            tokens.append(token_between(kv, value, self._vocab_size))
+            tokens.append(token_between(kv, value, self._vocab_size, self._adapters[root]))
             own.append(kv := value)
         assert digest_behind(parent, Tokens(tokens).packed(0, len(tokens))) == entry.block_hash, (
             "an entry under another's name"

@@ -11,7 +11,7 @@ from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, unpacked
 from kvstore.types import BlockId, Namespace, SlotId
 from tests.simulation.fake_runner import FakeRunner
-from tests.simulation.model import ROOT, chain
+from tests.simulation.model import ROOT, chain, fingerprint
 
 
 class ContentCheck:
@@ -28,7 +28,7 @@ class ContentCheck:
         tokens = unpacked(bytes(node.packed[first * self._block_size * TOKEN_BYTES :]))
         for place, token_id in enumerate(tokens, start=first * self._block_size):
             index, slot = divmod(place, self._block_size)
-            kv = chain(kv, token_id)
+            kv = chain(kv, token_id, node.namespace.adapter)
             assert self._runner.kv(node.blocks[index], slot) == kv, "a block of other tokens"
 
     def split(self, node: Node, lower: Node) -> None:
@@ -60,7 +60,7 @@ class ContentCheck:
         kv = ROOT
         for position in range(sequence.cached_tokens):
             index, slot = divmod(position, self._block_size)
-            kv = chain(kv, sequence.tokens[position])
+            kv = chain(kv, sequence.tokens[position], fingerprint(sequence.request.adapter))
             assert self._runner.kv(sequence.lease.table[index], slot) == kv, "cached, and not there"
 
     def _above(self, node: Node, first: int) -> int:

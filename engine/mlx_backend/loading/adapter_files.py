@@ -1,0 +1,149 @@
+"""Adapters as mlx-lm writes them: a folder with a configuration and low-rank matrices."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from blake3 import blake3
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
+
+from engine.api import ModelError
+from engine.mlx_backend.errors import one_line
+from engine.mlx_backend.loading.checkpoint_files import read_header
+from engine.mlx_backend.model.adapters import Adapter, LowRank
+from engine.types.settings import AdapterConfig
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapters.safetensors"
+
+_A, _B = "lora_a", "lora_b"
+
+
+def read_adapters(
+    configs: Sequence[AdapterConfig], model: Module, vocab_size: int
+) -> tuple[Adapter, ...]:
+    """The adapters of these folders, for this model. Their weights are read when they are asked
+    for. Raises ModelError, which names the adapter and what is wrong with it.
+    """
+    modules = dict(model.named_modules())
+    adapters = []
+    for config in configs:
+        try:
+            adapters.append(_read(config, modules, vocab_size))
+        except OSError as error:
+            raise _refused(config, f"cannot read {error.filename}: {error.strerror}") from error
+        except ModelError as error:
+            raise _refused(config, str(error)) from error
+    return tuple(adapters)
+
+
+def _refused(config: AdapterConfig, problem: str) -> ModelError:
+    return ModelError(f"adapter {config.name}: {problem}")
+
+
+def _read(config: AdapterConfig, modules: Mapping[str, Module], vocab_size: int) -> Adapter:
+    """Raises ModelError or OSError."""
+    directory = config.directory.expanduser()
+    if not directory.is_dir():
+        raise ModelError(f"there is no directory {directory.absolute()}")
+    scale = _scale(directory / CONFIG)
+    weights = _weights(directory / WEIGHTS)
+    paths = {_path(key): None for key in weights}
+    added = {}
+    for path in paths:
+        inputs, outputs = _shape(path, modules, vocab_size)
+        a, b = _matrix(weights, f"{path}.{_A}"), _matrix(weights, f"{path}.{_B}")
+        _check_shape(f"{path}.{_A}", a, (inputs, b.shape[0]))
+        _check_shape(f"{path}.{_B}", b, (a.shape[1], outputs))
+        added[path] = LowRank(a, scale * b.astype(mx.float32))
+    return Adapter(config.name, _fingerprint(directory), added)
+
+
+def _scale(file: Path) -> float:
+    """By which the product of the matrices is multiplied."""
+    config = _config(file)
+    kind = config.get("fine_tune_type", "lora")
+    if kind != "lora":
+        raise ModelError(f"{file} has the fine_tune_type {kind!r}; only lora is served")
+    parameters = config.get("lora_parameters")
+    scale = parameters.get("scale") if isinstance(parameters, dict) else None
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+        raise ModelError(f"{file} has no number at lora_parameters.scale")
+    return float(scale)
+
+
+def _config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ModelError(f"{file.parent} has no {CONFIG}: no adapter as mlx-lm writes them")
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{file} is not a JSON object")
+    return config
+
+
+def _weights(file: Path) -> dict[str, mx.array]:
+    """By key; lazy."""
+    if not file.is_file():
+        raise ModelError(f"{file.parent} has no {WEIGHTS}: no adapter as mlx-lm writes them")
+    if not read_header(file).spans:
+        raise ModelError(f"{file} has no tensors")
+    try:
+        weights = mx.load(str(file))
+    except (RuntimeError, ValueError) as error:  # of a type that MLX has not
+        raise ModelError(f"{file} cannot be read: {one_line(error)}") from error
+    assert isinstance(weights, dict), "what is in a safetensors file has names"
+    return weights
+
+
+def _path(key: str) -> str:
+    """The projection to which a matrix belongs."""
+    path, _, name = key.rpartition(".")
+    if name not in {_A, _B}:
+        raise ModelError(f"{key} is no matrix of a LoRA: its last name is neither {_A} nor {_B}")
+    return path
+
+
+def _shape(path: str, modules: Mapping[str, Module], vocab_size: int) -> tuple[int, int]:
+    """Inputs and outputs of a projection. Raises ModelError for what adapters cannot change."""
+    if path not in modules:
+        raise ModelError(f"{path}: the model has no such layer")
+    module = modules[path]
+    if not isinstance(module, Linear | QuantizedLinear):
+        kind = type(module).__name__
+        raise ModelError(f"{path} is no linear layer but {kind}: adapters of such are not served")
+    outputs, inputs = module.weight.shape
+    if outputs == vocab_size:
+        raise ModelError(f"{path} makes the logits: adapters of that are not served")
+    if isinstance(module, QuantizedLinear):
+        inputs = inputs * 32 // module.bits
+    return inputs, outputs
+
+
+def _matrix(weights: Mapping[str, mx.array], key: str) -> mx.array:
+    if key not in weights:
+        raise ModelError(f"{key} is missing")
+    if weights[key].ndim != 2:
+        raise ModelError(f"{key} has the shape {weights[key].shape}, and is no matrix")
+    return weights[key]
+
+
+def _check_shape(key: str, matrix: mx.array, expected: tuple[int, int]) -> None:
+    if matrix.shape != expected:
+        raise ModelError(f"{key} has the shape {matrix.shape}; with this model it is {expected}")
+
+
+def _fingerprint(directory: Path) -> str:
+    """Sixteen hexadecimal digits that change with either file: all of both is read."""
+    digest = blake3()
+    for name in (CONFIG, WEIGHTS):
+        digest.update((directory / name).stat().st_size.to_bytes(8, "little"))
+        digest.update_mmap(directory / name)
+    return digest.hexdigest(length=8)
