@@ -262,6 +262,9 @@ class ModelRegistry:
     def _add(self, model: ModelSettings) -> None:
         names = tuple(model.served_model_name) or (public_name(model.source),)
         found = namings(names, model.adapters)
+        for naming in found:
+            if naming.name in self._name_of:
+                raise ModelError(f"two models are called '{naming.name}' (served_model_name)")
         replays = {adapter: Replays() for adapter in ("", *model.adapters)}
         self.known[names[0]] = known = KnownModel(model, found, replays)
         self._name_of |= dict.fromkeys(known.names, names[0])

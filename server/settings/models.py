@@ -43,6 +43,19 @@ class ModelSettings(ConversationSettings, ResidencySettings, EngineSettings):
     model: str = Field("", max_length=4096, description=MODEL)
     served_model_name: Texts = Field((), description=NAMES)
 
+    @model_validator(mode="after")
+    def _adapters_have_names_of_their_own(self) -> Self:
+        names = self.served_model_name
+        adapted = {f"{name}:{adapter}" for name in names for adapter in self.adapters}
+        for name in names:
+            if name in adapted:
+                raise PydanticCustomError(
+                    "served_model_name",
+                    "served_model_name: {name} is the name of an adapter",
+                    {"name": name},
+                )
+        return self
+
     @property
     def source(self) -> str:
         """The directory or repository that it comes from."""

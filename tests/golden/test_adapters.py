@@ -97,7 +97,7 @@ def test_without_an_adapter_it_is_the_model_to_the_last_bit(
     for served in (adapted_of("qwen3").served, served_of("qwen3")):
         driver = Driver(served, GatherAttention())
         found += driver.logits([driver.subject(tokens)], lasts=20)
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 def test_adapters_say_something_else(adapted: Adapted) -> None:

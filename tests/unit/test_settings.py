@@ -107,6 +107,11 @@ def test_adapters_that_are_none(given: object, fault: str) -> None:
         load_settings({"adapters": given})
 
 
+def test_an_adapters_name_is_no_alias() -> None:
+    flags: dict[str, object] = {"adapters": ["b=/x"], "served_model_name": ["a", "a:b"]}
+    assert lines_of_error(flags) == ["served_model_name: a:b is the name of an adapter"]
+
+
 def test_settings_are_frozen() -> None:
     settings = load_settings({})
     with pytest.raises(ValidationError):
