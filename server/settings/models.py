@@ -1,5 +1,6 @@
 """The models: which, under which names, and when they are in memory."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -45,21 +46,23 @@ class ModelSettings(ConversationSettings, ResidencySettings, EngineSettings):
 
     @model_validator(mode="after")
     def _adapters_have_names_of_their_own(self) -> Self:
-        names = self.served_model_name
-        adapted = {f"{name}:{adapter}" for name in names for adapter in self.adapters}
-        for name in names:
-            if name in adapted:
-                raise PydanticCustomError(
-                    "served_model_name",
-                    "served_model_name: {name} is the name of an adapter",
-                    {"name": name},
-                )
+        _check_adapters(self.served_model_name, self.adapters)
         return self
 
     @property
     def source(self) -> str:
         """The directory or repository that it comes from."""
         return self.model or DEFAULT_NAME
+
+
+def _check_adapters(names: Iterable[str], adapters: Iterable[str]) -> None:
+    adapted = {f"{name}:{adapter}" for name in names for adapter in adapters}
+    for name in adapted.intersection(names):
+        raise PydanticCustomError(
+            "served_model_name",
+            "served_model_name: {name} is the name of an adapter",
+            {"name": name},
+        )
 
 
 class ModelsSettings(ConversationSettings, ResidencySettings, DiskCacheSettings):
@@ -90,6 +93,7 @@ class ModelsSettings(ConversationSettings, ResidencySettings, DiskCacheSettings)
                 "served_model_name",
                 "served_model_name: is of one model; of several, each has its own in models",
             )
+        _check_adapters(self.served_model_name, self.adapters)
         return self
 
     def each_model(self) -> tuple[ModelSettings, ...]:

@@ -50,7 +50,8 @@ async def serve_models(
             models = ModelRegistry(settings, start)
             await tasks.start(models.run)
             await models.preload()
-        except (ModelError, PoolError):  # which has been logged
+        except (ModelError, PoolError) as error:
+            log.error("%s", error)
             tasks.cancel_scope.cancel()
             return False
         server = DrainingServer(create_app(models, settings, tuple(AGENTS)), models, settings)
