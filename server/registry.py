@@ -22,7 +22,8 @@ from anyio import TASK_STATUS_IGNORED, Event, create_task_group, current_time, s
 from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, Telemetry
-from engine.launch import ModelError, (
+from engine.launch import (
+    ModelError,
     find_checkpoint,
     free_bytes,
     launch,

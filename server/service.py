@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Generic, cast
 
@@ -65,11 +64,20 @@ class Service:
         return {name: await one.engine.stats() for name, one in self.models.all_loaded().items()}
 
     async def requests(self) -> list[RequestInfo]:
-        """The live sequences of all models. Waits for the ends of the running steps."""
+        """The live sequences of all models. Waits for the ends of the running steps.
+
+        Raises EngineStopped where no engine answers of those that are there.
+        """
         found: list[RequestInfo] = []
-        for loaded in self.models.all_loaded().values():
-            with suppress(EngineStopped):  # it has just ended, and its requests with it
-                found += await loaded.engine.requests()
+        stopped: list[EngineStopped] = []
+        loaded = self.models.all_loaded().values()
+        for one in loaded:
+            try:
+                found += await one.engine.requests()
+            except EngineStopped as error:  # its requests have ended with it
+                stopped.append(error)
+        if stopped and len(stopped) == len(loaded):
+            raise stopped[0]
         return found
 
     async def figures(self) -> list[ModelFigures]:

@@ -1,10 +1,13 @@
 """`/admin/activity/stream`: requests, for the dashboard. Left out with `--no-dashboard`."""
 
+from contextlib import suppress
+
 from anyio import move_on_after
 from fastapi import APIRouter
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from engine.api import EngineStopped
 from server.activity.live import live_requests
 from server.errors import ClientLeft
 from server.generation.events import client_waiting
@@ -53,11 +56,12 @@ class ActivityStream(EventStream):
         event = await self._event()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         closed = self._service.models.closed
-        while not closed.is_set():
-            await send(_part(event))
-            with move_on_after(INTERVAL_SECONDS):
-                await closed.wait()
-            event = await self._event()
+        with suppress(EngineStopped):  # there is nothing more to see
+            while not closed.is_set():
+                await send(_part(event))
+                with move_on_after(INTERVAL_SECONDS):
+                    await closed.wait()
+                event = await self._event()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _event(self) -> bytes:

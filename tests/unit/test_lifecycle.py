@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from server.lifecycle import DrainingServer
 from server.settings import Settings
 from server.terminal.commands import serve
+from tests.contract.daemon import registry_of
 from tests.contract.fake_engine import FakeEngine
 
 
@@ -84,12 +85,13 @@ def test_what_has_loaded_is_no_work_for_the_garbage_collector(
     young, middle, full = gc.get_threshold()
     seen = []
 
-    def serve_nobody(server: DrainingServer, sockets: list[socket.socket]) -> None:
+    async def serve_nobody(server: DrainingServer, sockets: list[socket.socket]) -> None:
         is_looked_at = any(one is engine for one in gc.get_objects())
         seen.append((is_looked_at, gc.get_threshold()))
 
     monkeypatch.setattr(serve, "configure_logging", lambda level: None)
-    monkeypatch.setattr(serve, "launch", lambda config, telemetry, report: engine)
-    monkeypatch.setattr(DrainingServer, "run", serve_nobody)
+    models = registry_of(engine, Settings())
+    monkeypatch.setattr(serve, "ModelRegistry", lambda settings, start: models)
+    monkeypatch.setattr(DrainingServer, "serve", serve_nobody)
     assert CliRunner().invoke(serve.app, ["--port", "0"]).exit_code == 0
     assert seen == [(False, (young, middle, 100 * full))]
