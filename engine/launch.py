@@ -6,8 +6,8 @@ from functools import cache, partial
 
 from engine.api import Engine, ModelError, Telemetry
 from engine.child_process import start_child
+from engine.memory_questions import Free, Needed, ask
 from engine.mlx_backend.backend import describe_machine
-from engine.mlx_backend.loading.needs import needed_bytes
 from engine.mlx_backend.loading.source import (
     DEFAULT_NAME,
     Progress,
@@ -47,16 +47,17 @@ async def launch(config: EngineConfig, telemetry: Telemetry, report: Report) -> 
 
 
 def free_bytes() -> int:
-    """How much memory MLX finds free. Asks a process that ends then: the server imports no MLX.
+    """How much memory MLX finds free. Raises ModelError where it does not start."""
+    return ask(Free())
 
-    Raises ModelError where MLX does not start.
+
+def needed_bytes(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
+    """What the model takes, whose files have been fetched; none of its weights are read.
+
+    Of `budget_bytes` for all models, `storage_bytes` are for its KV cache and states unless the
+    settings say how much. Raises ModelError.
     """
-    connection, process = start_child("engine.mlx_backend.host")
-    with connection, connection.makefile("rb") as answer:
-        said = answer.read()
-    if process.wait() or not said:
-        raise ModelError("MLX does not say how much memory is free")
-    return int(said)
+    return ask(Needed(replace(config, memory_bytes=budget_bytes), storage_bytes))
 
 
 @cache

@@ -295,9 +295,10 @@ class ModelRegistry:
             return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
         config = self.settings.config_of(known.settings)
         fetch = partial(find_checkpoint, config.model, download=True)
-        checkpoint = await to_thread.run_sync(fetch, abandon_on_cancel=True)
-        storage_bytes = int(self.pool.budget_bytes * STORAGE_SHARE)
-        return await to_thread.run_sync(needed_bytes, config, checkpoint, storage_bytes)
+        await to_thread.run_sync(fetch, abandon_on_cancel=True)
+        budget_bytes = self.pool.budget_bytes
+        storage_bytes = int(budget_bytes * STORAGE_SHARE)
+        return await to_thread.run_sync(needed_bytes, config, budget_bytes, storage_bytes)
 
     async def _correct(self, name: str, engine: Engine) -> None:
         """What a model takes is what its engine has promised, or more if its process has more."""

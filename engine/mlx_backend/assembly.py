@@ -1,9 +1,10 @@
 """Puts the backend's parts together for one configuration."""
 
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -25,10 +26,16 @@ from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
-from engine.mlx_backend.loading.loader import LoadedModel, Report, load_weights, open_model
-from engine.mlx_backend.loading.needs import working_bytes
+from engine.mlx_backend.loading.loader import (
+    FLOAT32_SHARE,
+    LoadedModel,
+    Report,
+    load_weights,
+    open_model,
+)
 from engine.mlx_backend.loading.source import DEFAULT_NAME, find_checkpoint
 from engine.mlx_backend.loading.tokenizer import template_kind
+from engine.mlx_backend.loading.working import working_bytes
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
@@ -124,6 +131,29 @@ def release_thread() -> None:
     What is left to the end of the thread may race with the end of the interpreter and abort it.
     """
     mx.clear_streams()
+
+
+def free_bytes() -> int:
+    return machine.examine().left_bytes
+
+
+def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
+    """What the configured model takes: weights as they will be in memory, the work of a step, and
+    the storage that the settings ask for, or else `default_bytes` for that. Reads no weights.
+
+    Raises ModelError.
+    """
+    opened = open_configured(config)
+    loaded = opened.loaded
+    least = math.ceil(loaded.weight_bytes / FLOAT32_SHARE)  # or it would be read otherwise
+    working = working_bytes(config, loaded.layout.vocab_size)
+    if config.kv_cache_bytes is None:
+        return max(loaded.weight_bytes + working + default_bytes, least)
+    unbounded = replace(opened.host, left_bytes=sys.maxsize, most_bytes=sys.maxsize)
+    sizes = _sizes(config, loaded, unbounded)
+    stored = storage_bytes(footprint(loaded.layout, config.block_size), sizes)
+    workspace = _workspace(config, loaded).bytes(_longest(config, loaded, sizes))
+    return max(loaded.weight_bytes + working + workspace + stored.arenas + stored.states, least)
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:

@@ -29,7 +29,7 @@ import mlx.core as mx
 import typer
 from mlx_lm.models import qwen3
 
-from engine.mlx_backend.loading.needs import working_bytes
+from engine.mlx_backend.loading.working import working_bytes
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.step.plan import NO_MASKS, Sampling

@@ -11,7 +11,7 @@ from pydantic import ByteSize, TypeAdapter
 from engine.api import ModelError
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
-from engine.mlx_backend.loading.needs import working_bytes
+from engine.mlx_backend.loading.working import working_bytes
 from engine.mlx_backend.loading.workspace import Workspace
 from engine.types.settings import EngineConfig
 
