@@ -110,12 +110,18 @@ class KnownModel:
 class ModelRegistry:
     """The models by all their names. Belongs to one event loop; `run` must run."""
 
-    def __init__(self, settings: Settings, start: StartEngine = launch) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        start: StartEngine = launch,
+        needs: Callable[[EngineConfig, int, int], int] = needed_bytes,
+    ) -> None:
         """Raises ModelError where the machine does not say what memory it has."""
         self.settings = settings
         self.workers = Workers()
         self.closed = Event()  # when all models have been drained
         self._start = start
+        self._needed_bytes = needs
         self.known: dict[str, KnownModel] = {}
         self._name_of: dict[str, str] = {}  # a model's own name, by all its names
         self._is_alone = len(settings.each_model()) == 1 and not settings.on_demand
@@ -298,7 +304,7 @@ class ModelRegistry:
         await to_thread.run_sync(fetch, abandon_on_cancel=True)
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)
-        return await to_thread.run_sync(needed_bytes, config, budget_bytes, storage_bytes)
+        return await to_thread.run_sync(self._needed_bytes, config, budget_bytes, storage_bytes)
 
     async def _correct(self, name: str, engine: Engine) -> None:
         """What a model takes is what its engine has promised, or more if its process has more."""

@@ -77,9 +77,10 @@ def act(daemon: Daemon, action: str, model: str) -> float:
 
 def play(tokens: int, budget: int, folder: Path, **settings: Any) -> tuple[dict[str, Turn], float]:
     """The turns, and the seconds that loading takes."""
+    sizes = {"kv_cache_bytes": 384 << 20, "step_tokens": 128, "max_running": 4}
     models: list[dict[str, Any]] = [
-        {"model": str(checkpoint("agent")), "served_model_name": ["a"]},
-        {"model": str(checkpoint()), "served_model_name": ["b"], "preload": False},
+        {"model": str(checkpoint("agent")), "served_model_name": ["a"], **sizes},
+        {"model": str(checkpoint()), "served_model_name": ["b"], "preload": False, **sizes},
     ]
     turns: dict[str, Turn] = {}
     more = {"role": "user", "content": "go on"}
@@ -100,7 +101,9 @@ def play(tokens: int, budget: int, folder: Path, **settings: Any) -> tuple[dict[
     return turns, load_seconds
 
 
-def main(tokens: int = 4000, budget_mib: Annotated[int, typer.Option()] = 2400) -> None:
+def main(
+    tokens: int = 4000, budget_mib: Annotated[int, typer.Option(help="Too little for both.")] = 2000
+) -> None:
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as folder:
         kinds: dict[str, dict[str, Any]] = {

@@ -13,12 +13,13 @@ from pydantic.fields import FieldInfo
 
 from server.settings import Settings, SettingsError, load_settings
 
+IN_YAML_ALONE = frozenset({"models"})  # a list of mappings
 USAGE_ERROR = 2
 UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
 def with_settings(
-    names: Collection[str] = frozenset(Settings.model_fields),
+    names: Collection[str] = frozenset(Settings.model_fields) - IN_YAML_ALONE,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn a function of Settings into a command with an option for each of these fields.
 

@@ -71,6 +71,11 @@ def settings_of(**more: Any) -> Settings:
     return Settings(**(given | more))
 
 
+def needs(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
+    """In place of a process that asks MLX."""
+    return 300 * MIB + (config.kv_cache_bytes or storage_bytes)
+
+
 @pytest.fixture
 def engines() -> Engines:
     return Engines()
@@ -85,7 +90,7 @@ def serve(engines: Engines) -> Iterator[Serve]:
 
         def start(settings: Settings | None = None, **headers: str) -> httpx.Client:
             chosen = settings or settings_of()
-            url = stack.enter_context(serving(ModelRegistry(chosen, engines), chosen))
+            url = stack.enter_context(serving(ModelRegistry(chosen, engines, needs), chosen))
             client = httpx.Client(base_url=url, headers=headers, timeout=30)
             return stack.enter_context(client)
 
