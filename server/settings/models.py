@@ -36,7 +36,7 @@ class ResidencySettings(BaseModel):
     )
 
 
-class ModelSettings(ConversationSettings, ResidencySettings, EngineSettings):
+class ModelSettings(ConversationSettings, EngineSettings, ResidencySettings):
     """One model's: what its entry in `models` says, and for the rest what holds for all."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,7 +65,7 @@ def _check_adapters(names: Iterable[str], adapters: Iterable[str]) -> None:
         )
 
 
-class ModelsSettings(ConversationSettings, ResidencySettings, DiskCacheSettings):
+class PoolSettings(BaseModel):
     model: Texts = Field((), description=f"{MODEL} Several are loaded when they are asked for.")
     served_model_name: Texts = Field((), description=NAMES)
     models: tuple[ModelSettings, ...] = Field(
@@ -86,6 +86,9 @@ class ModelsSettings(ConversationSettings, ResidencySettings, DiskCacheSettings)
         600.0, gt=0, description="How long a request waits for its model to be loaded."
     )
 
+
+# Of several bases the last has the first fields
+class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings, PoolSettings):
     @model_validator(mode="after")
     def _a_name_is_of_one_model(self) -> Self:
         if self.served_model_name and len(self.model) + len(self.models) > 1:
