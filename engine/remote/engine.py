@@ -14,7 +14,6 @@ from engine.remote import calls
 from engine.remote.connection import Connection, Receivers
 from engine.remote.request_counters import RequestCounters
 from engine.remote.subscribers import Subscribers, last_events
-from engine.text.tokenizer import open_tokenizer
 from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
 from engine.types.model import ModelCard, Tokenizer
 from engine.types.output import OutputEvent
@@ -25,6 +24,12 @@ from engine.types.statistics import EngineStats, ProcessStats, RequestInfo
 
 StartProcess: TypeAlias = Callable[[], tuple[socket.socket, ChildProcess]]
 """A process that serves one engine, and the socket to it. Raises OSError."""
+
+
+def _open_tokenizer(card: ModelCard) -> Tokenizer:
+    from engine.text.tokenizer import open_tokenizer  # noqa: PLC0415 - transformers takes a second
+
+    return open_tokenizer(card)
 
 
 class RemoteEngine:
@@ -53,7 +58,7 @@ class RemoteEngine:
         config: EngineConfig,
         telemetry: Telemetry,
         report: Callable[[str], None],
-        open_tokenizer: Callable[[ModelCard], Tokenizer] = open_tokenizer,
+        open_tokenizer: Callable[[ModelCard], Tokenizer] = _open_tokenizer,
     ) -> "RemoteEngine":
         """Returns when the process has loaded the model, and raises what that raises. Cancelled, it
         ends the process.
