@@ -24,6 +24,7 @@ from engine.scheduling.namespaces import Namespaces
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.validation import Limits, step_stretch
 from engine.step.runner import Backend
+from engine.types.model import Task
 from engine.types.settings import EngineConfig
 from engine.watching.latency import LatencyTracker
 from kvstore.blocks.pool import BlockPool
@@ -80,6 +81,7 @@ def assemble(
         step_tokens=config.step_tokens,
         step_stretch=step_stretch(config.max_prompt_share),
         adapters=frozenset(backend.card.adapters),
+        pools=backend.card.tasks != (Task.GENERATE,),
     )
     outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
     disk: DiskCache = NO_DISK_CACHE

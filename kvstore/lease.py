@@ -21,7 +21,8 @@ class Lease:
     to, and no group has ops for them. There is nothing to publish before `due_tokens` have been
     written. The first `indexed_blocks` blocks are in the index, unless that has been cleared.
     `group_states` has one state for each of the store's groups, in their order. What a fork has
-    adopted is another lease's, not the index's.
+    adopted is another lease's, not the index's. What lies behind the whole blocks of the first
+    `shared_tokens` tokens is never indexed: it goes with the lease.
     """
 
     namespace: Namespace
@@ -33,13 +34,19 @@ class Lease:
     ready_tokens: int
     due_tokens: int
     indexed_blocks: int
+    shared_tokens: int = NEVER
     group_states: tuple[GroupState, ...] = ()
     is_fork: bool = False
     is_patched: bool = True  # since `take_patches` was last asked
 
     @classmethod
     def adopting(
-        cls, namespace: Namespace, tokens: Tokens, table: BlockTable, n_tokens: int
+        cls,
+        namespace: Namespace,
+        tokens: Tokens,
+        table: BlockTable,
+        n_tokens: int,
+        shared_tokens: int = NEVER,
     ) -> "Lease":
         """One whose first `n_tokens` tokens' KV is in its table, and indexed in whole blocks."""
         return cls(
@@ -52,7 +59,16 @@ class Lease:
             ready_tokens=0,
             due_tokens=0,
             indexed_blocks=n_tokens // table.block_size,
+            shared_tokens=shared_tokens,
         )
+
+    @property
+    def indexable_tokens(self) -> int:
+        """How many of the tokens that it has written the index may have."""
+        if self.written_tokens <= self.shared_tokens:
+            return self.written_tokens
+        whole = self.shared_tokens - self.shared_tokens % self.table.block_size
+        return max(whole, self.indexed_blocks * self.table.block_size)
 
     def max_step_tokens(self, n_tokens: int, last_position: int) -> int:
         """How many of the next `n_tokens` tokens one step may compute, at least one.

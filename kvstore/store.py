@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from kvstore.actions import NO_OPS, CopyBlock, StepOps, StorageOp
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import BlockTable, blocks_for
-from kvstore.groups.group import Group
+from kvstore.groups.group import NEVER, Group
 from kvstore.groups.groups import Groups
 from kvstore.index.prefix_index import PrefixIndex
 from kvstore.index.publication import Publication
@@ -81,21 +81,30 @@ class KVStore:
         return self._resumable(self._match(namespace, tokens)).n_tokens
 
     def admit(
-        self, namespace: Namespace, tokens: Tokens, reserve_tokens: int = 0, spare_blocks: int = 0
+        self,
+        namespace: Namespace,
+        tokens: Tokens,
+        reserve_tokens: int = 0,
+        spare_blocks: int = 0,
+        shared_tokens: int = NEVER,
     ) -> Lease | Refusal:
         """Adopt the longest indexed prefix and allocate blocks for the rest, all or nothing.
 
         The last token of a prompt is never adopted: one must be computed to get logits. There is
         room for `reserve_tokens` behind the prompt, and `spare_blocks` remain available to others.
+        Of what the lease computes the index gets the whole blocks of the first `shared_tokens`
+        tokens at most.
         """
         found = self._match(namespace, tokens)
         missing = self._groups.unresumable(found.blocks, found.n_tokens)
         match = self._until(found, found.n_tokens - sum(missing))
-        lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
+        lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks, shared_tokens)
         while isinstance(lease, Refusal) and (tail_tokens := match.n_tokens % self._block_size):
             # Its copy may need the very block that it stands in: do without what matched of that.
             match = self._resumable(match.until(match.n_tokens - tail_tokens, self._block_size))
-            lease = self._admit(namespace, tokens, match, reserve_tokens, spare_blocks)
+            lease = self._admit(
+                namespace, tokens, match, reserve_tokens, spare_blocks, shared_tokens
+            )
         if isinstance(lease, Lease):
             self._index.touch(match)
             self._groups.count_unresumable(missing)
@@ -105,10 +114,16 @@ class KVStore:
         return lease
 
     def admit_cold(
-        self, namespace: Namespace, tokens: Tokens, reserve_tokens: int = 0, spare_blocks: int = 0
+        self,
+        namespace: Namespace,
+        tokens: Tokens,
+        reserve_tokens: int = 0,
+        spare_blocks: int = 0,
+        shared_tokens: int = NEVER,
     ) -> Lease | Refusal:
         """The same, adopting nothing: for a prompt of which every token must be computed."""
-        return self._admit(namespace, tokens, Match(0, (), ()), reserve_tokens, spare_blocks)
+        nothing = Match(0, (), ())
+        return self._admit(namespace, tokens, nothing, reserve_tokens, spare_blocks, shared_tokens)
 
     def restore(
         self, namespace: Namespace, tokens: Tokens, have_tokens: int, spare_blocks: int = 0
@@ -198,23 +213,24 @@ class KVStore:
 
         Where an equal block is indexed already the table is repointed to it.
         """
-        published = lease.written_tokens // self._block_size
+        published = lease.indexable_tokens // self._block_size
         lease.written_tokens = n_tokens
         lease.planned_tokens = max(lease.planned_tokens, n_tokens)  # of what no step computes
         if n_tokens < lease.due_tokens:
             return
-        if (whole := n_tokens // self._block_size) > published:
+        if (whole := lease.indexable_tokens // self._block_size) > published:
             self._published.insert(lease, whole * self._block_size)
         if lease.advance(n_tokens):
             self._published.attach_at_end(lease)
 
     def donate(self, lease: Lease) -> None:
-        """Release the lease, leaving all that it has written to the index, the tail too.
+        """Release the lease, leaving what it has written to the index, the tail too; of tokens that
+        are not all to be shared, whole blocks.
 
         Raises ValueError when the lease has been released before.
         """
-        if lease in self._leases and lease.written_tokens:
-            self._published.insert(lease, lease.written_tokens)
+        if lease in self._leases and (n_tokens := lease.indexable_tokens):
+            self._published.insert(lease, n_tokens)
             if self.groups and (block := self._published.attach_at_end(lease)) is not None:
                 last_tokens = (lease.written_tokens - 1) % self._block_size + 1
                 ahead_tokens = lease.planned_tokens - lease.written_tokens
@@ -256,6 +272,7 @@ class KVStore:
         match: Match,
         reserve_tokens: int,
         spare_blocks: int,
+        shared_tokens: int,
     ) -> Lease | Refusal:
         table_blocks = blocks_for(len(tokens) + reserve_tokens, self._block_size)
         fresh_blocks = table_blocks - len(match.blocks)
@@ -263,7 +280,9 @@ class KVStore:
         needed = fresh_blocks + copied_blocks + spare_blocks
         if needed > (available := self._supply.available_beside(match.blocks)):
             return Refusal(needed, available)
-        return self._lease(namespace, tokens, match.blocks, match.n_tokens, fresh_blocks)
+        return self._lease(
+            namespace, tokens, match.blocks, match.n_tokens, fresh_blocks, shared_tokens
+        )
 
     def _lease(
         self,
@@ -272,6 +291,7 @@ class KVStore:
         adopted: Sequence[BlockId],
         adopted_tokens: int,
         fresh_blocks: int,
+        shared_tokens: int = NEVER,
     ) -> Lease | Refusal:
         """Retain `adopted` and allocate the rest, or leave everything as it was."""
         if not self._groups.has_room():
@@ -280,7 +300,7 @@ class KVStore:
         if isinstance(blocks, Refusal):
             return blocks
         table = BlockTable(self._block_size, blocks)
-        lease = Lease.adopting(namespace, tokens, table, adopted_tokens)
+        lease = Lease.adopting(namespace, tokens, table, adopted_tokens, shared_tokens)
         lease.group_states = self._groups.admit(table, lease.cached_tokens, len(tokens))
         return self._begin(lease)
 

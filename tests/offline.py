@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.remote.answers import Answers
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
@@ -25,6 +27,7 @@ from engine.scheduling.namespaces import Namespaces
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.submission import prepare
 from engine.scheduling.validation import Limits
+from engine.step.plan import Vector
 from engine.step.runner import ModelRunner
 from engine.types.output import OutputEvent, Usage
 from engine.types.request import Request
@@ -56,7 +59,7 @@ def load(
     checkpoint: Path, memory_bytes: int = 1 << 30, adapters: Sequence[AdapterConfig] = ()
 ) -> Served:
     """Raises ModelError, as the daemon does, when the model cannot be served."""
-    loaded = open_model(checkpoint, memory_bytes, adapters)
+    loaded = open_model(checkpoint, memory_bytes, adapter_configs=adapters)
     execution = load_weights(loaded, attentions("auto", loaded), lambda line: None)
     return Served(loaded, execution)
 
@@ -126,6 +129,7 @@ class OfflineDaemon:
             64,
             room.step_tokens,
             adapters=frozenset(served.loaded.adapters),
+            pools=True,
         )
         self.scheduler = Scheduler(
             self.store,
@@ -142,6 +146,7 @@ class OfflineDaemon:
             LatencyTracker(time.monotonic, SilentTelemetry()),
         )
         self.usage: dict[str, Usage] = {}
+        self.vectors: dict[str, Vector] = {}
 
     def serve(self, *requests: Request) -> Mapping[tuple[str, int], Sequence[int]]:
         """Tokens by request id and index, all requests at once."""
@@ -174,6 +179,8 @@ class OfflineDaemon:
         for event in self.turn():
             assert event.error is None
             said[event.request_id, event.index] += event.token_ids
+            if event.pooled:
+                self.vectors[event.request_id] = np.frombuffer(event.pooled, "<f4")
             if event.usage and event.index == 0:
                 self.usage[event.request_id] = event.usage
         invariants.check(self.store)

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +33,8 @@ from engine.mlx_backend.loading.loader import (
     load_weights,
     open_model,
 )
+from engine.mlx_backend.loading.pooled import Pooled, pooled_by
+from engine.mlx_backend.loading.purpose import Purpose, find_purpose
 from engine.mlx_backend.loading.source import DEFAULT_NAME, find_checkpoint
 from engine.mlx_backend.loading.tokenizer import template_kind
 from engine.mlx_backend.loading.working import working_bytes
@@ -48,7 +50,7 @@ from engine.step.runner import Backend
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.types.memory import MemoryPromise
 from engine.types.model import ModelCard, SamplingDefaults
-from engine.types.settings import AdapterConfig, EngineConfig
+from engine.types.settings import EngineConfig
 from engine.types.statistics import MachineReport
 from kvstore.groups.sizes import StorageSizes
 
@@ -66,22 +68,19 @@ class OpenedModel:
 def assemble(config: EngineConfig, checkpoint: Path, blas: Blas, report: Report) -> Backend:
     """See `load_backend`."""
     machine.keep_resident()
-    opened = open_checkpoint(checkpoint, config.memory_bytes, config.adapters)
-    return assemble_opened(config, opened, blas, report)
+    return assemble_opened(config, open_checkpoint(config, checkpoint), blas, report)
 
 
 def open_configured(config: EngineConfig) -> OpenedModel:
     """The configured model, which must have been fetched. Raises ModelError."""
-    checkpoint = find_checkpoint(config.model, download=False)
-    return open_checkpoint(checkpoint, config.memory_bytes, config.adapters)
+    return open_checkpoint(config, find_checkpoint(config.model, download=False))
 
 
-def open_checkpoint(
-    checkpoint: Path, memory_bytes: int | None, adapters: Sequence[AdapterConfig] = ()
-) -> OpenedModel:
-    """To be served within so much memory. Raises ModelError."""
-    used_bytes, host = mx.get_active_memory(), machine.examine_for(memory_bytes)
-    loaded = open_model(checkpoint, host.left_bytes, adapters)
+def open_checkpoint(config: EngineConfig, checkpoint: Path) -> OpenedModel:
+    """To be served within the memory that it is given. Raises ModelError."""
+    used_bytes, host = mx.get_active_memory(), machine.examine_for(config.memory_bytes)
+    purpose = _purpose(config, checkpoint)
+    loaded = open_model(checkpoint, host.left_bytes, purpose, config.adapters)
     return OpenedModel(checkpoint, loaded, host, used_bytes)
 
 
@@ -95,6 +94,7 @@ def assemble_opened(
     working = working_bytes(config, loaded.layout.vocab_size) + workspace.bytes(longest)
     limit_allocator(allocator_limits(host, used_bytes, working))
     execution = load_weights(loaded, attentions(config.attention, loaded), report)
+    pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     storage = Storage(loaded.layout, sizes, config.block_size)
     for line in _inventory(config, loaded.layout, storage, sizes):
         report(line)
@@ -106,8 +106,9 @@ def assemble_opened(
     stored = storage_bytes(footprint(loaded.layout, config.block_size), sizes)
     promise = MemoryPromise(loaded.weight_bytes, stored.arenas + stored.states, working)
     meter = MemoryMeter(promise, used_bytes, time.monotonic)
-    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch())
-    card = _card(config, opened.checkpoint, loaded, sizes, host, blas, sampling)
+    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch(), pooled.pooler)
+    card = _card(config, opened.checkpoint, loaded, pooled, sizes, host, blas, sampling)
+    report(f"tasks: {', '.join(card.tasks)}")
     return Backend(
         runner=MeteredRunner(runner, meter),
         card=card,
@@ -162,7 +163,8 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
     weight_bytes, arena_tokens, arena_bytes, problem = 0, 0, 0, ""
     try:
         checkpoint = find_checkpoint(config.model, download=False)
-        loaded = open_model(checkpoint, host.left_bytes, config.adapters)
+        purpose = _purpose(config, checkpoint)
+        loaded = open_model(checkpoint, host.left_bytes, purpose, config.adapters)
         sizes = _sizes(config, loaded, host)
         weight_bytes = loaded.weight_bytes
         arena_tokens = sizes.n_blocks * config.block_size
@@ -261,6 +263,10 @@ def _launch() -> Launch:
     return LaunchAhead() if mx.default_device() == mx.cpu else LaunchWhenIdle()
 
 
+def _purpose(config: EngineConfig, checkpoint: Path) -> Purpose:
+    return find_purpose(checkpoint, config.pooling, config.reranker)
+
+
 def _sampling(config: EngineConfig, checkpoint: Path, report: Report) -> SamplingDefaults:
     if config.generation_config == "none":
         return SamplingDefaults()
@@ -271,6 +277,7 @@ def _card(
     config: EngineConfig,
     checkpoint: Path,
     loaded: LoadedModel,
+    pooled: Pooled,
     sizes: StorageSizes,
     host: machine.Machine,
     blas: Blas,
@@ -291,6 +298,9 @@ def _card(
         blas=str(blas),
         sampling=sampling,
         checkpoint=str(checkpoint),
-        template=template_kind(loaded.tokenizer),
+        template=template_kind(loaded.tokenizer, pooled.template),
+        generates=loaded.purpose.generates,
+        embedder=pooled.embedder,
+        reranker=pooled.reranker,
         adapters=loaded.adapters,
     )

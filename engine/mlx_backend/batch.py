@@ -11,6 +11,7 @@ import numpy.typing as npt
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.step.plan import Chunk, SequenceId, StepPlan
+from engine.types.request import Pooling
 from kvstore.actions import TablePatch
 
 Ids: TypeAlias = npt.NDArray[np.uint32]
@@ -101,25 +102,35 @@ class BatchRow:
 class StepInputs:
     """What a step computes. `token_ids`: those of its prompt chunks, then one of each batch row.
 
-    `spans[i]` belongs to `rows[i]`. `scored` are spans of which every token's logits are read, each
-    in forwards of its own.
+    `spans[i]` belongs to `rows[i]`; `pooled` are the indices of those whose last token is pooled,
+    and not sampled after. Of `scored` and `gathered` spans every token is read, each in forwards of
+    its own: to score the tokens that follow, and to pool them.
     """
 
     token_ids: mx.array
     spans: list[TokenSpan] = field(default_factory=list)
     rows: list[BatchRow] = field(default_factory=list)
     scored: list[tuple[Chunk, TokenSpan]] = field(default_factory=list)
+    gathered: list[tuple[Chunk, TokenSpan]] = field(default_factory=list)
+    pooled: set[int] = field(default_factory=set)
 
     def add(self, row: BatchRow, n_tokens: int, first_token: int, n_read: int) -> None:
         self.spans.append(row.take(n_tokens, len(self.rows), first_token, n_read))
         self.rows.append(row)
 
     def add_chunk(self, row: BatchRow, chunk: Chunk, first_token: int) -> None:
-        n_read = int(chunk.samples)
-        if chunk.prompt_logprobs is None:
-            self.add(row, len(chunk.tokens), first_token, n_read)
+        n_read, n_tokens = int(chunk.samples), len(chunk.tokens)
+        if chunk.pooling is Pooling.LAST:
+            self.pooled.add(len(self.rows))
+            self.add(row, n_tokens, first_token, n_read=1)
             return
-        n_scored = len(chunk.tokens) - n_read
+        if chunk.pooling is not None:
+            self.gathered.append((chunk, row.take(n_tokens, -1, first_token, n_tokens)))
+            return
+        if chunk.prompt_logprobs is None:
+            self.add(row, n_tokens, first_token, n_read)
+            return
+        n_scored = n_tokens - n_read
         if n_scored:
             self.scored.append((chunk, row.take(n_scored, -1, first_token, n_scored)))
         if n_read:

@@ -5,15 +5,25 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 
 from engine.mlx_backend.batch import Batch, BatchRow, StepInputs
 from engine.mlx_backend.launch import Launch, PendingForward
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardBatch
+from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.mlx_backend.storage.storage import NO_READS, PendingReads
-from engine.step.plan import Chunk, SampledToken, SequenceId, StepMasks, StepPlan, StepResult
+from engine.step.plan import (
+    Chunk,
+    SampledToken,
+    SequenceId,
+    StepMasks,
+    StepPlan,
+    StepResult,
+    Vector,
+)
 from engine.step.runner import RunnerLost
 from engine.types.output import TokenLogprob
 
@@ -21,6 +31,7 @@ SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""
 
 UNUSABLE = "the model's logits leave no token to choose: not a number, or all ruled out"
+NO_VECTOR = "the model's hidden states are no numbers"
 
 
 @dataclass(slots=True)
@@ -36,6 +47,7 @@ class _SubmittedStep:
     sampling: list[BatchRow] = field(default_factory=list)
     logits: list[mx.array] = field(default_factory=list)
     scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
+    pooled: list[PendingVectors] = field(default_factory=list)
     awaited: list[mx.array] = field(default_factory=list)
     reads: PendingReads = NO_READS
     drawn: Drawn | None = None
@@ -54,8 +66,15 @@ class MlxRunner:
     Belongs to the thread that made it, as all MLX arrays do.
     """
 
-    def __init__(self, model: CachedModel, sampler: Sampler, launch: Launch) -> None:
+    def __init__(
+        self,
+        model: CachedModel,
+        sampler: Sampler,
+        launch: Launch,
+        pooler: Pooler = HIDDEN_STATES,
+    ) -> None:
         self._model = model
+        self._pooler = pooler
         self._storage = model.storage
         self._sampler = sampler
         self._launch = launch
@@ -121,6 +140,8 @@ class MlxRunner:
             yield self._prefill(step, inputs, batch)
         for chunk, span in inputs.scored:
             yield from self._score(step, inputs, chunk, span)
+        for chunk, span in inputs.gathered:
+            yield self._pool(step, inputs, chunk, span)
         self._storage.execute(plan.after_chunks)
         for batch in forwards.sampling:
             yield self._compute(step, inputs, batch)
@@ -142,11 +163,31 @@ class MlxRunner:
     def _compute(
         self, step: _SubmittedStep, inputs: StepInputs, batch: ForwardBatch
     ) -> PendingForward:
-        """A forward from which tokens are sampled."""
+        """A forward from which tokens are sampled, or whose last tokens are pooled."""
         computed = self._model.forward(batch, inputs.token_ids)
-        step.logits.append(computed.logits)
-        step.sampling += [inputs.rows[span.index] for span in batch.spans if span.n_read]
-        return step.pending([computed.logits, *computed.fences], computed.first_layer)
+        read = [span.index for span in batch.spans if span.n_read]
+        sampled = [at for at, index in enumerate(read) if index not in inputs.pooled]
+        pooled = [at for at, index in enumerate(read) if index in inputs.pooled]
+        arrays = list(computed.fences)
+        if pooled:
+            ids = [inputs.rows[read[at]].sequence_id for at in pooled]
+            step.pooled.append(self._pooler.rows(computed, pooled, ids))
+            arrays.append(step.pooled[-1].vectors)
+        if sampled:
+            logits = computed.logits[mx.array(sampled)] if pooled else computed.logits
+            step.logits.append(logits)
+            step.sampling += [inputs.rows[read[at]] for at in sampled]
+            arrays.append(logits)
+        return step.pending(arrays, computed.first_layer)
+
+    def _pool(
+        self, step: _SubmittedStep, inputs: StepInputs, chunk: Chunk, span: TokenSpan
+    ) -> PendingForward:
+        """A forward whose tokens are pooled, the first or all."""
+        computed = self._model.forward(ForwardBatch(((span,),)), inputs.token_ids)
+        pooled = self._pooler.chunk(computed, chunk.pooling, chunk.sequence_id)
+        step.pooled.append(pooled)
+        return step.pending([pooled.vectors, *computed.fences], computed.first_layer)
 
     def _score(
         self, step: _SubmittedStep, inputs: StepInputs, chunk: Chunk, span: TokenSpan
@@ -222,6 +263,8 @@ def _result(step: _SubmittedStep) -> StepResult:
         if len(usable) < len(reports):
             failed[sequence_id] = UNUSABLE
         scored[sequence_id] = tuple(score for report in usable for score in report)
+    pooled = dict[SequenceId, Vector](one for part in step.pooled for one in part.read())
+    failed |= {id: NO_VECTOR for id, vector in pooled.items() if not np.isfinite(vector).all()}
     tokens = step.drawn.read() if step.drawn is not None else []
     for row, token in zip(step.sampling, tokens, strict=True):
         if token is None:
@@ -229,4 +272,4 @@ def _result(step: _SubmittedStep) -> StepResult:
         else:
             row.sampling.accept(token.token_id)
             sampled[row.sequence_id] = token
-    return StepResult(sampled, scored, failed, step.reads.parts())
+    return StepResult(sampled, scored, failed, step.reads.parts(), pooled)

@@ -76,7 +76,11 @@ _TO_PROCESS: TypeAdapter[Numbered | Cancel] = TypeAdapter(ToProcess)
 _RAISED = TypeAdapter(Raised)
 _EVENTS = TypeAdapter(
     list[OutputEvent],
-    config=ConfigDict(ser_json_inf_nan="constants"),  # of log-probabilities
+    config=ConfigDict(
+        ser_json_inf_nan="constants",  # of log-probabilities
+        ser_json_bytes="base64",  # vectors, in a third of the bytes of numbers
+        val_json_bytes="base64",
+    ),
 )
 _DURATIONS: TypeAdapter[Durations] = TypeAdapter(Durations)
 _ALIVE = TypeAdapter(bool)

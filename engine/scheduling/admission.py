@@ -13,6 +13,7 @@ from engine.scheduling.validation import Limits
 from engine.scheduling.waiting import Turns, WaitingQueue
 from engine.step.plan import SequenceId
 from engine.types.request import WaitReason
+from kvstore.groups.group import NEVER
 from kvstore.index.in_flight import PendingPrompt
 from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
@@ -53,7 +54,7 @@ class Admission:
     def add(self, sequence: LiveSequence) -> None:
         """Queue a sequence that is new or has been preempted."""
         self.waiting.add(sequence)
-        if _adopts(sequence) and not _waits_for_first(sequence):
+        if sequence.may_adopt and not _waits_for_first(sequence):
             self._pending_prompt(sequence)
 
     def has_slot(self, n_running: int) -> bool:
@@ -136,7 +137,7 @@ class Admission:
         """Whether no lease is about to bring what the sequence could adopt."""
         if _waits_for_first(sequence):
             return False
-        if not _adopts(sequence) or _forkable(sequence) is not None:
+        if not sequence.may_adopt or _forkable(sequence) is not None:
             return True
         pending = self._pending_prompt(sequence)
         if self._store.in_flight.must_wait(pending):
@@ -205,7 +206,7 @@ class Admission:
             self._store.in_flight.remove_pending(pending)
 
     def _count(self, sequence: LiveSequence) -> None:
-        if _adopts(sequence):
+        if sequence.may_adopt:
             self.counters.queried_prompt_tokens += sequence.prompt_tokens
         self.counters.cached_prompt_tokens += sequence.cached_tokens
 
@@ -213,18 +214,17 @@ class Admission:
         """`spare_blocks` are left for the next decodes of the running sequences."""
         tokens, namespace = sequence.tokens, sequence.namespace
         reserve_tokens = 1 if sequence.lacks_tokens > 1 else 0  # the last one's KV is never needed
-        if not _adopts(sequence):
-            return self._store.admit_cold(namespace, tokens, reserve_tokens, spare_blocks)
+        shared = sequence.request.shared_tokens
+        shared_tokens = NEVER if shared is None else shared
+        if not sequence.may_adopt:
+            return self._store.admit_cold(
+                namespace, tokens, reserve_tokens, spare_blocks, shared_tokens
+            )
         forkable = _forkable(sequence)
         if forkable is not None:
             forked_tokens = sequence.prompt_tokens - 1
             return self._store.fork(forkable, tokens, forked_tokens, reserve_tokens, spare_blocks)
-        return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks)
-
-
-def _adopts(sequence: LiveSequence) -> bool:
-    """Whether it may adopt cached blocks. Scoring a prompt takes logits, which are in no cache."""
-    return not sequence.lacks_scores
+        return self._store.admit(namespace, tokens, reserve_tokens, spare_blocks, shared_tokens)
 
 
 def _waits_for_first(sequence: LiveSequence) -> bool:

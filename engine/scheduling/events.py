@@ -37,6 +37,7 @@ def end(sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
         request_id=sequence.request.id,
         index=sequence.index,
         prompt_logprobs=_prompt_logprobs(sequence) if reason is FinishReason.LENGTH else None,
+        pooled=_pooled(sequence) if reason is FinishReason.LENGTH else b"",
         finish_reason=reason,
         usage=sequence.usage,
     )
@@ -66,6 +67,10 @@ def refusal(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
         error=f"{matcher.param}: {matcher.answer.error}",
         param=matcher.param if isinstance(matcher.answer, Refused) else None,
     )
+
+
+def _pooled(sequence: LiveSequence) -> bytes:
+    return b"" if sequence.vector is None else sequence.vector.astype("<f4").tobytes()
 
 
 def _prompt_logprobs(sequence: LiveSequence) -> tuple[TokenLogprob | None, ...] | None:

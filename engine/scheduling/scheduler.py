@@ -176,6 +176,8 @@ class Scheduler:
             self._progress(sequence, n_tokens)
             if scores := result.scored.get(sequence.id):
                 sequence.prompt_scores += scores
+            if (vector := result.pooled.get(sequence.id)) is not None:
+                sequence.pool(vector)
             sampled = result.sampled.get(sequence.id)
             if sequence.is_aborted:
                 news.append(self._end(sequence, FinishReason.ABORT))

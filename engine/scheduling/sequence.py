@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+import numpy as np
+
 from engine.constraints.guide import FreeGuide, Guide, matcher_of
 from engine.constraints.matcher import Matcher, Refused, Unanswerable
 from engine.output.output import Output, TextDelta
-from engine.step.plan import SampledToken, SequenceId, StepPlan
+from engine.step.plan import SampledToken, SequenceId, StepPlan, Vector
 from engine.types.output import FinishReason, TokenLogprob, Usage
-from engine.types.request import Request
+from engine.types.request import Pooling, Request
 from kvstore.digest import Digest
 from kvstore.lease import Lease
 from kvstore.tokens import Tokens
@@ -70,6 +72,7 @@ class LiveSequence:
     keeps_logits: bool = False  # they are sampled as soon as the guide allows
     unread: SampledToken | None = None
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    pooled: Vector | None = None  # the sum of what has been pooled
 
     @property
     def prompt_tokens(self) -> int:
@@ -97,8 +100,9 @@ class LiveSequence:
 
     @property
     def last_position(self) -> int:
-        """The position whose token is computed apart, because one is sampled after it; 0: none."""
-        return len(self.tokens) - 1 if self.request.max_tokens > 0 else 0
+        """The position whose token is computed apart, because what comes of it is read; 0: none."""
+        is_read = self.request.max_tokens > 0 or self.request.pooling is Pooling.LAST
+        return len(self.tokens) - 1 if is_read else 0
 
     @property
     def is_in_flight(self) -> bool:
@@ -114,6 +118,18 @@ class LiveSequence:
     def lacks_scores(self) -> bool:
         """Whether its prompt logprobs are still to be computed, from the logits of every token."""
         return self.request.prompt_logprobs is not None and self.output_tokens == 0
+
+    @property
+    def may_adopt(self) -> bool:
+        """Whether cached blocks serve it. What is read of its tokens is in no cache."""
+        return not self.lacks_scores and self.request.pooling in {None, Pooling.LAST}
+
+    @property
+    def vector(self) -> Vector | None:
+        """What has been pooled of the prompt, when all of it is computed."""
+        if self.pooled is None or self.request.pooling is not Pooling.MEAN:
+            return self.pooled
+        return self.pooled / np.float32(self.prompt_tokens)
 
     @property
     def lacks_tokens(self) -> int:
@@ -159,6 +175,10 @@ class LiveSequence:
         self.in_flight_outputs -= 1
         self.keeps_logits = True
 
+    def pool(self, vector: Vector) -> None:
+        """Add what a chunk of its prompt has given."""
+        self.pooled = vector if self.pooled is None else self.pooled + vector
+
     def take(self, sampled: SampledToken) -> None:
         """Append the token that was sampled. It is read when the guide's matcher, where it has
         one, has been answered.
@@ -195,6 +215,7 @@ class LiveSequence:
         self._move(Status.PREEMPTED)
         if self.lacks_scores:  # else they are whole, and perhaps not told yet
             self.prompt_scores.clear()
+        self.pooled = None
         self.in_flight_outputs = 0  # it will sample them again
         self.is_in_batch = self.is_sampling = self.keeps_logits = False
         return lease

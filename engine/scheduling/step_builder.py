@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
 from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
+from engine.types.request import Pooling
 from kvstore.actions import NO_OPS, ReadBlock, StepOps, StorageOp, TablePatch
 
 BEGINNING_TOKENS = 16
@@ -128,4 +129,16 @@ def _chunk(sequence: LiveSequence, start: int, n_tokens: int) -> Chunk:
         samples=end == len(tokens) and sequence.request.max_tokens > 0,
         prompt_logprobs=sequence.request.prompt_logprobs if has_scores else None,
         next_tokens=tuple(tokens.ids(start + 1, scored_end)) if has_scores else (),
+        pooling=_pooling(sequence, start, end),
     )
+
+
+def _pooling(sequence: LiveSequence, start: int, end: int) -> Pooling | None:
+    """How a chunk of these positions is pooled; None where it has none of the tokens for that."""
+    pooling = sequence.request.pooling
+    match pooling:
+        case Pooling.LAST if end < len(sequence.tokens):
+            return None
+        case Pooling.FIRST if start > 0:
+            return None
+    return pooling

@@ -19,6 +19,7 @@ class Limits:
     step_tokens: int
     step_stretch: float = math.inf  # of a step with prompts, over one of decodes alone
     adapters: frozenset[str] = frozenset()
+    pools: bool = False  # whether the model's hidden states can be had
 
     def __post_init__(self) -> None:
         if self.step_tokens < self.max_running:
@@ -38,6 +39,7 @@ def step_stretch(prompt_share: float) -> float:
 def validate(request: Request, limits: Limits) -> None:
     """Raise InvalidRequest, naming the field and the limit, unless the request can be served."""
     _validate_prompt(request, limits)
+    _validate_pooling(request, limits)
     sampling = request.sampling
     if not 0 <= sampling.min_tokens <= request.max_tokens:
         raise InvalidRequest(
@@ -62,6 +64,23 @@ def validate(request: Request, limits: Limits) -> None:
     if request.n > limits.max_waiting:
         raise InvalidRequest(
             f"n is {request.n}; at most {limits.max_waiting} sequences may wait", "n"
+        )
+
+
+def _validate_pooling(request: Request, limits: Limits) -> None:
+    if request.shared_tokens is not None and request.shared_tokens < 0:
+        raise InvalidRequest(
+            f"shared_tokens is {request.shared_tokens}; it must be 0 or more", "shared_tokens"
+        )
+    if request.pooling is None:
+        return
+    if not limits.pools:
+        raise InvalidRequest("this model's hidden states are not to be had", "pooling")
+    if request.max_tokens or request.n != 1 or request.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "a prompt that is pooled is neither answered nor scored: max_tokens must be 0, n 1, "
+            "and prompt_logprobs unset",
+            "pooling",
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.types.output import TokenLogprob
-from engine.types.request import SamplingParams
+from engine.types.request import Pooling, SamplingParams
 from kvstore.actions import (
     FillBlock,
     FillState,
@@ -63,6 +63,7 @@ class Chunk:
     samples: bool  # a token is sampled after the last one
     prompt_logprobs: int | None = None  # score each of `next_tokens`, with so many alternatives
     next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
+    pooling: Pooling | None = None  # which of these tokens' hidden states are pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,10 @@ class SampledToken:
     logprob: TokenLogprob | None = None
 
 
+Vector: TypeAlias = npt.NDArray[np.float32]
+"""`[dimensions]` of a hidden state, or `[labels]` of what a classifier makes of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What the runner computed, by sequence, and what it was to read."""
@@ -199,3 +204,4 @@ class StepResult:
     scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
     failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone
     read: tuple[Parts, ...] = ()  # one for each of the plan's reads
+    pooled: Mapping[SequenceId, Vector] = field(default_factory=dict)  # summed over a chunk's

@@ -32,24 +32,30 @@ class Template(Protocol):
 
 
 class JinjaTemplate:
-    """The checkpoint's own template, which transformers renders; of several, it chooses one."""
+    """The kind's template or else the checkpoint's own, which transformers renders; of several, it
+    chooses one.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, kind: TemplateKind) -> None:
         self._tokenizer = tokenizer
         self._kind = kind
         template = tokenizer.chat_template
         named = isinstance(template, dict)
-        self.source: str = "\n".join(template.values()) if named else template or ""
+        own: str = "\n".join(template.values()) if named else template or ""
+        self.source = kind.source or own
 
     def render(self, messages: Sequence[Any], arguments: Mapping[str, Any]) -> str:
         options = _options(self._kind, arguments)
+        if self._kind.source:
+            options.setdefault("chat_template", self._kind.source)
         text: str = self._tokenizer.apply_chat_template(
             list(messages), tokenize=False, return_dict=False, **options
         )
         return text
 
     def render_any(self, messages: Sequence[Any], arguments: Mapping[str, Any]) -> str:
-        template = self._tokenizer.get_chat_template(tools=arguments.get("tools"))
+        own = self._kind.source or None
+        template = self._tokenizer.get_chat_template(own, arguments.get("tools"))
         return self.render(messages, {**arguments, "chat_template": _ALLOWING + template})
 
 

@@ -47,6 +47,12 @@ class CheckpointTokenizer:
         ids: list[int] = encoding[0].ids
         return ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        self._limit.check_text(first + second)
+        encoding = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)
+        ids: list[int] = encoding[0].ids
+        return ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._backend.decode_batch([list(token_ids)], skip_special_tokens=False)[0]
         return text

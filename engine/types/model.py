@@ -2,10 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Protocol
 
 from annotated_types import Ge, Le
+
+from engine.types.request import Pooling
 
 Temperature = Annotated[float, Ge(0), Le(2)]
 TopP = Annotated[float, Ge(0), Le(1)]
@@ -32,6 +35,36 @@ class TemplateKind:
     module: str = ""  # of mlx_lm.chat_templates; "": the tokenizer's own, in Jinja
     thinking_argument: str = "enable_thinking"
     thinks: bool = False  # unless a conversation says otherwise
+    source: str = ""  # in Jinja, in place of the tokenizer's own
+
+
+class Task(StrEnum):
+    """What a model is served for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    RERANK = "rerank"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """How the hidden states of a text become its vector."""
+
+    pooling: Pooling
+    dimensions: int
+    normalized: bool = True  # to a length of 1
+    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: stands before a text
+    default_prompt: str = ""  # the name of the one where none is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Reranker:
+    """How a query and a document become a score. The number that is made of the last token's hidden
+    state goes through a sigmoid, unless the checkpoint says not.
+    """
+
+    has_sigmoid: bool = True
+    is_templated: bool = True  # else the tokenizer joins the two texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +86,19 @@ class ModelCard:
     checkpoint: str = ""  # its directory, with the tokenizer
     template: TemplateKind = TemplateKind()
     adapters: Mapping[str, str] = field(default_factory=dict)  # a fingerprint of each, by name
+    generates: bool = True
+    embedder: Embedder | None = None
+    reranker: Reranker | None = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What it is served for."""
+        served = (
+            (Task.GENERATE, self.generates),
+            (Task.EMBED, self.embedder is not None),
+            (Task.RERANK, self.reranker is not None),
+        )
+        return tuple(task for task, is_served in served if is_served)
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -100,6 +146,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Control tokens in it count as such."""
+        ...
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts, joined as the tokenizer joins a pair."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -46,6 +46,7 @@ class OutputEvent:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry None; sent once
+    pooled: bytes = b""  # with pooling and LENGTH: the vector, little-endian float32
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None  # with STOP: the stop string, or the stop token's id
     admission: Usage | None = None  # prompt and cached tokens, when it is first admitted

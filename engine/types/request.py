@@ -23,6 +23,14 @@ class WaitReason(StrEnum):
     TURN = "turn"  # the step has no time or tokens left for it
 
 
+class Pooling(StrEnum):
+    """Which of a prompt's hidden states, behind the model's last norm, make its vector."""
+
+    LAST = "last"  # that of its last token
+    MEAN = "mean"  # the mean of all
+    FIRST = "first"  # that of its first token
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. The defaults change nothing about the model's distribution.
@@ -125,7 +133,7 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    max_tokens: int  # 0: score the prompt only
+    max_tokens: int  # 0: the prompt is computed, and scored or pooled where that is asked for
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's own
@@ -140,3 +148,5 @@ class Request:
     text_before: tuple[int, ...] = ()  # whose text the output's goes on; empty: it begins one
     constraint: Constraint | None = None
     thinking_budget: ThinkingBudget | None = None
+    pooling: Pooling | None = None  # with max_tokens 0: a vector is made of the prompt
+    shared_tokens: int | None = None  # of the prompt, that others begin with; None: cache all of it

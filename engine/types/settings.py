@@ -53,5 +53,7 @@ class EngineConfig:
     attention: str = "auto"  # "auto", "gather" or "cascade"
     state_cache_bytes: int | None = None  # for saved recurrent states; None: a quarter of the KV's
     generation_config: str = "auto"  # "auto" or "none": where sampling defaults come from
+    pooling: str = "auto"  # "auto", "last", "mean" or "first": how texts are embedded
+    reranker: str = "auto"  # "auto" or "yes-no"
     disk: DiskCacheConfig | None = None
     adapters: tuple[AdapterConfig, ...] = ()  # no two of one name

@@ -23,7 +23,9 @@ Checkpoint = Callable[[Lease, int], None]
 
 @dataclass(eq=False, slots=True)
 class InFlightPrefix:
-    """The whole blocks of the tokens that `lease` began with, cached ones included."""
+    """The whole blocks of the tokens that `lease` began with, cached ones included, as far as it
+    shares them.
+    """
 
     lease: Lease
     packed: bytes
@@ -105,7 +107,7 @@ class InFlightPrefixes(InFlight):
         self._pending = PrefixOrder[PendingPrompt]()
 
     def begin(self, lease: Lease) -> None:
-        end_tokens = self._whole(len(lease.tokens))
+        end_tokens = self._whole(min(len(lease.tokens), lease.shared_tokens))
         if end_tokens <= lease.cached_tokens:
             return
         prefix = InFlightPrefix(lease, lease.tokens.packed(0, end_tokens))

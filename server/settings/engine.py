@@ -66,6 +66,26 @@ class EngineSettings(BaseModel):
         "auto", description="How attention reads the blocks; auto is cascade on a CPU, else gather."
     )
 
+    pooling: Literal["auto", "last", "mean", "first"] = Field(
+        "auto",
+        description="Embeddings are made of the hidden state of a text's last token, of its first, "
+        "or of the mean of all; auto is what the checkpoint's files of sentence-transformers say, "
+        "without which a model does not embed.",
+    )
+    reranker: Literal["auto", "yes-no"] = Field(
+        "auto",
+        description="yes-no serves a generator as a reranker, by the logits of these two words, as "
+        "Qwen3-Reranker; auto reranks with checkpoints for sequence classification alone.",
+    )
+
+    @model_validator(mode="after")
+    def _one_purpose(self) -> Self:
+        if self.pooling != "auto" and self.reranker != "auto":
+            raise PydanticCustomError(
+                "reranker", "reranker: a model that reranks does not embed; set no pooling"
+            )
+        return self
+
     @model_validator(mode="after")
     def _step_holds_every_running_sequence(self) -> Self:
         if self.step_tokens < self.max_running:
@@ -93,4 +113,6 @@ class EngineSettings(BaseModel):
             state_cache_bytes=self.state_cache_bytes,
             generation_config=self.generation_config,
             adapters=tuple(starmap(AdapterConfig, self.adapters.items())),
+            pooling=self.pooling,
+            reranker=self.reranker,
         )

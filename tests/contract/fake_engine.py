@@ -86,6 +86,9 @@ class ByteTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        return [*first.encode(), END_OF_TEXT, *second.encode()]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 

@@ -23,7 +23,7 @@ PROJECTION = "model.layers.0.self_attn.q_proj"
 
 def refusal(checkpoint: Path, folder: Path) -> str:
     with pytest.raises(ModelError) as refused:
-        open_model(checkpoint, 1 << 30, [AdapterConfig("mine", folder)])
+        open_model(checkpoint, 1 << 30, adapter_configs=[AdapterConfig("mine", folder)])
     return str(refused.value)
 
 
@@ -133,7 +133,7 @@ def test_the_attention_of_a_mixture_is_served(
 ) -> None:
     checkpoint = checkpoint_of("qwen3_moe")
     write_adapter(checkpoint, tmp_path, seed=1, keys=["self_attn.q_proj", "self_attn.v_proj"])
-    loaded = open_model(checkpoint, 1 << 30, [AdapterConfig("mine", tmp_path)])
+    loaded = open_model(checkpoint, 1 << 30, adapter_configs=[AdapterConfig("mine", tmp_path)])
     assert list(loaded.adapters) == ["mine"]
 
 
@@ -148,7 +148,9 @@ def test_the_fingerprint_changes_with_either_file(
 ) -> None:
     def fingerprint(weights: Mapping[str, mx.array], config: Mapping[str, Any]) -> str:
         folder = write_folder(tmp_path / "one", weights, config)
-        return open_model(llama, 1 << 30, [AdapterConfig("mine", folder)]).adapters["mine"]
+        return open_model(llama, 1 << 30, adapter_configs=[AdapterConfig("mine", folder)]).adapters[
+            "mine"
+        ]
 
     first = fingerprint(matrices(), GOOD)
     other = {name: 2 * matrix for name, matrix in matrices().items()}

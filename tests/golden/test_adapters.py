@@ -187,7 +187,7 @@ def test_half_precision(checkpoint_of: Callable[[str], Path], tmp_path: Path) ->
     """Where there is no memory for float32 a checkpoint stays what it is, and so it is on GPUs."""
     checkpoint = write_family(FAMILIES["qwen3"], tmp_path, dtype=mx.bfloat16)
     configs = adapter_configs(checkpoint, tmp_path)
-    loaded = open_model(checkpoint, 1, configs)
+    loaded = open_model(checkpoint, 1, adapter_configs=configs)
     served = Served(loaded, load_weights(loaded, (GatherAttention(),), lambda line: None))
     assert set(loaded.layout.dtypes) == {mx.bfloat16}
     driver = Driver(served, GatherAttention())

@@ -29,7 +29,7 @@ def test_only_what_is_read_is_projected(tied: bool) -> None:
     before = model(tokens)
     head = output_head.install(model, 64)
     assert mx.array_equal(model(tokens), before)
-    with head.only(mx.array([6, 1])):
+    with head.reading(mx.array([6, 1])):
         found = model(tokens)
     assert found.shape == (2, 1, 64)
     assert mx.allclose(found[:, 0], mx.stack([before[1, 2], before[0, 1]]), atol=1e-5)
@@ -39,6 +39,6 @@ def test_only_what_is_read_is_projected(tied: bool) -> None:
 def test_a_failing_forward_leaves_nothing_behind() -> None:
     model = random_model({**CONFIG, "tie_word_embeddings": False}, 0, mx.float32)
     head = output_head.install(model, 64)
-    with pytest.raises(ZeroDivisionError), head.only(mx.array([0])):
+    with pytest.raises(ZeroDivisionError), head.reading(mx.array([0])):
         _ = 1 / 0
     assert model(mx.array([[3, 1, 4]])).shape == (1, 3, 64)

@@ -248,4 +248,5 @@ def _limits(random: Random, layout: Layout, n_blocks: int) -> Limits:
         step_tokens=random.choice([8, 9, 16, 64]),
         step_stretch=random.choice([inf, 1.0, 1.5, 4.0]),
         adapters=frozenset(ADAPTERS),
+        pools=True,
     )

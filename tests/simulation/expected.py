@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.constraints.matcher import Complete
 from engine.types.output import FinishReason
-from engine.types.request import Request, ThinkingBudget
+from engine.types.request import Pooling, Request, ThinkingBudget
 from tests.simulation.grammars import follow, ruled_out
-from tests.simulation.model import ROOT, chain, fingerprint, sample, text_of
+from tests.simulation.model import ROOT, chain, fingerprint, pooled_number, sample, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +18,17 @@ class Expected:
     token_ids: list[int]
     text: str
     finish_reason: FinishReason
+    pooled: bytes = b""
 
 
 def expected(
     request: Request, seed: int, vocab_size: int, stop_token_ids: frozenset[int]
 ) -> Expected:
     """Generate without a cache, without neighbours, one token after another."""
-    kv, generated, adapter = ROOT, list[int](), fingerprint(request.adapter)
+    generated, past, adapter = list[int](), [ROOT], fingerprint(request.adapter)
     for token_id in request.prompt:
-        kv = chain(kv, token_id, adapter)
+        past.append(chain(past[-1], token_id, adapter))
+    kv = past[-1]
     while len(generated) < request.max_tokens:
         banned = stop_token_ids if len(generated) < request.sampling.min_tokens else frozenset()
         out = ruled_out(follow(request, generated, vocab_size), banned, vocab_size)
@@ -42,7 +46,22 @@ def expected(
         said = follow(request, generated, vocab_size)
         if isinstance(said, Complete):
             return Expected(generated, text, FinishReason.STOP)
-    return Expected(generated, text_of(generated), FinishReason.LENGTH)
+    pooled = _pooled(request, past[1:])
+    return Expected(generated, text_of(generated), FinishReason.LENGTH, pooled)
+
+
+def _pooled(request: Request, kv: list[int]) -> bytes:
+    numbers = np.array([pooled_number(own) for own in kv], np.float32)
+    match request.pooling:
+        case None:
+            return b""
+        case Pooling.LAST:
+            vector = numbers[-1:]
+        case Pooling.FIRST:
+            vector = numbers[:1]
+        case Pooling.MEAN:
+            vector = numbers.sum(keepdims=True) / np.float32(len(numbers))
+    return vector.astype("<f4").tobytes()
 
 
 def forced(budget: ThinkingBudget | None, generated: list[int], token_id: int) -> int:

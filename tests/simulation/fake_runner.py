@@ -15,8 +15,10 @@ from engine.step.plan import (
     StepMasks,
     StepPlan,
     StepResult,
+    Vector,
 )
 from engine.types.output import TokenLogprob
+from engine.types.request import Pooling
 from kvstore.actions import (
     CopyBlock,
     CopyState,
@@ -35,7 +37,15 @@ from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.window import WindowGroup
 from kvstore.types import BlockId, SlotId
-from tests.simulation.model import ROOT, chain, fingerprint, packed, sample, unpacked
+from tests.simulation.model import (
+    ROOT,
+    chain,
+    fingerprint,
+    packed,
+    pooled_number,
+    sample,
+    unpacked,
+)
 
 
 class InjectedError(RuntimeError):
@@ -69,6 +79,10 @@ class Flight:
     scored: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failed: dict[SequenceId, str] = field(default_factory=dict)
     read: tuple[Parts, ...] = ()
+    pooled: dict[SequenceId, Vector] = field(default_factory=dict)
+
+    def pool(self, sequence_id: SequenceId, kv: Sequence[int]) -> None:
+        self.pooled[sequence_id] = np.array([sum(map(pooled_number, kv))], np.float32)
 
 
 class FakeRunner:
@@ -125,6 +139,10 @@ class FakeRunner:
             self._compute_chunk(flight, chunk)
         for op in plan.after_chunks:
             self._execute(op)
+        for chunk in plan.chunks:
+            if chunk.pooling is Pooling.LAST:
+                last = self._forward(chunk.sequence_id, chunk.tokens[-1:])
+                flight.pool(chunk.sequence_id, last)
         for sequence_id in plan.kept:
             row = self._rows[sequence_id]
             assert row.kept_kv is not None, "a step was sat out by who was not in it"
@@ -192,7 +210,7 @@ class FakeRunner:
             self.n_computed += n_tokens
             if self._row_fault(sequence_id):
                 flight.failed[sequence_id] = "injected"
-        return StepResult(flight.sampled, flight.scored, flight.failed, flight.read)
+        return StepResult(flight.sampled, flight.scored, flight.failed, flight.read, flight.pooled)
 
     def _change_batch(self, plan: StepPlan) -> None:
         for sequence_id in plan.leave:
@@ -209,7 +227,8 @@ class FakeRunner:
     def _compute_chunk(self, flight: Flight, chunk: Chunk) -> None:
         row = self._rows[chunk.sequence_id]
         row.position = chunk.start
-        run = chunk.tokens[:-1] if chunk.samples else chunk.tokens
+        last_apart = chunk.samples or chunk.pooling is Pooling.LAST
+        run = chunk.tokens[:-1] if last_apart else chunk.tokens
         values = self._forward(chunk.sequence_id, run) if run else []
         if chunk.samples:
             row.last_token = chunk.tokens[-1]
@@ -218,6 +237,10 @@ class FakeRunner:
                 TokenLogprob(token_id, -float(values[i] % 97))
                 for i, token_id in enumerate(chunk.next_tokens)
             )
+
+        if chunk.pooling in {Pooling.FIRST, Pooling.MEAN}:
+            pooled = values[:1] if chunk.pooling is Pooling.FIRST else values
+            flight.pool(chunk.sequence_id, pooled)
 
     def _ruled_out(self, row: BatchRow, words: Masks | None) -> frozenset[int]:
         if words is None:

@@ -58,6 +58,11 @@ def next_token(kv: int, seed: int, output_index: int, vocab_size: int) -> int:
     return chain(chain(kv, seed & _MASK), output_index) % vocab_size
 
 
+def pooled_number(kv: int) -> int:
+    """What pooling makes of a position: small, so that float32 adds these up exactly."""
+    return kv % 997
+
+
 def text_of(token_ids: list[int]) -> str:
     return "".join(ALPHABET[token_id % len(ALPHABET)] for token_id in token_ids)
 

@@ -51,4 +51,5 @@ class Receiver:
         )
         if event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
             assert event.finish_reason is expected.finish_reason
+            assert event.pooled == expected.pooled, "another vector than when alone"
             assert (token_ids, text) == (expected.token_ids, expected.text), "cut short"

@@ -9,6 +9,7 @@ from engine.types.request import (
     Constraint,
     Grammar,
     GrammarKind,
+    Pooling,
     Request,
     SamplingParams,
     ThinkingBudget,
@@ -27,6 +28,7 @@ class Workload:
         self._client_weights = random.choice([[1], [1, 1, 1], [20, 1, 1, 1]])
         self._flood = random.choice([None, None, "0"])  # who always wants much at a time
         self._return_rate = random.choice([0.2, 0.9, 0.95])
+        self._pooled_rate = random.choice([0.0, 0.1, 0.6])
         self._salt_rate = random.choice([0.0, 0.25])
         self._adapters = random.choice([[""], ["", *ADAPTERS]])
         self._prefixes = [self.tokens(3 * block_size, 8 * block_size) for _ in range(4)]
@@ -41,6 +43,8 @@ class Workload:
         client = self._client()
         if random.random() < 0.9:
             max_tokens = min(max_tokens, most - len(prompt))
+        if random.random() < self._pooled_rate:
+            return self._pooled_request(prompt, client)
         return Request(
             id=str(random.getrandbits(64)),
             prompt=tuple(prompt),
@@ -58,6 +62,19 @@ class Workload:
             adapter=random.choice(self._adapters),
             prompt_logprobs=random.choice([None] * 9 + [1]),
             **self._guided(),
+        )
+
+    def _pooled_request(self, prompt: list[int], client: str) -> Request:
+        """A text to embed, of which others begin like some, or, for all that is known, none."""
+        random = self._random
+        return Request(
+            id=str(random.getrandbits(64)),
+            prompt=tuple(prompt),
+            max_tokens=0,
+            client=client,
+            cache_salt="salt" if random.random() < self._salt_rate else "",
+            pooling=random.choice(list(Pooling)),
+            shared_tokens=random.choice([None, 0, random.randint(0, len(prompt) + 3)]),
         )
 
     def tokens(self, least: int, most: int) -> list[int]:

@@ -12,7 +12,7 @@ from engine.scheduling.submission import prepare
 from engine.scheduling.validation import Limits
 from engine.step.plan import SequenceId, StepMasks, StepPlan
 from engine.types.output import FinishReason, OutputEvent, Usage
-from engine.types.request import Request, SamplingParams
+from engine.types.request import Pooling, Request, SamplingParams
 from kvstore import invariants
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
@@ -54,6 +54,7 @@ class Harness:
             max_running=max_running,
             max_waiting=max_waiting,
             step_tokens=step_tokens,
+            pools=True,
         )
         self.outputs = OutputFactory(eos_token_ids, lambda _: LetterDetokenizer())
         self.scheduler = Scheduler(
@@ -88,6 +89,8 @@ class Harness:
         priority: int = 0,
         cache_salt: str = "",
         prompt_logprobs: int | None = None,
+        pooling: Pooling | None = None,
+        shared_tokens: int | None = None,
     ) -> str:
         request = Request(
             id=f"request-{next(self._ids)}",
@@ -100,6 +103,8 @@ class Harness:
             priority=priority,
             cache_salt=cache_salt,
             prompt_logprobs=prompt_logprobs,
+            pooling=pooling,
+            shared_tokens=shared_tokens,
         )
         self.scheduler.add(prepare(request, self.limits, block_hashes=self.scheduler.block_hashes))
         return request.id

@@ -46,6 +46,9 @@ class Letters:
     added_tokens: Mapping[str, int] = MappingProxyType({})
     special_tokens: Collection[str] = ()
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        raise NotImplementedError
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(character) - ord("a") for character in text]
 

@@ -17,7 +17,9 @@ from mlx_lm.utils import dequantize_model, load_model
 from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel, one_line
+from engine.mlx_backend.loading import headless
 from engine.mlx_backend.loading.adapter_files import read_adapters
+from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
 from engine.mlx_backend.loading.source import fingerprint
 from engine.mlx_backend.loading.tokenizer import load_tokenizer
@@ -58,10 +60,14 @@ class LoadedModel:
     weight_bytes: int  # with those of the adapters
     row_adapters: RowAdapters
     adapters: Mapping[str, str]  # their fingerprints by name
+    purpose: Purpose = GENERATES
 
 
 def open_model(
-    checkpoint: Path, memory_bytes: int, adapter_configs: Sequence[AdapterConfig] = ()
+    checkpoint: Path,
+    memory_bytes: int,
+    purpose: Purpose = GENERATES,
+    adapter_configs: Sequence[AdapterConfig] = (),
 ) -> LoadedModel:
     """Build the model, its adapters and its tokenizer; weights are read when `load_weights` asks
     for them.
@@ -72,9 +78,9 @@ def open_model(
 
     Raises ModelError or UnsupportedModel.
     """
-    model, config = _build(checkpoint)
+    model, config = _build(checkpoint, purpose)
     if mx.default_device() == mx.cpu:
-        model = _for_cpu(model, checkpoint, memory_bytes)
+        model = _for_cpu(model, checkpoint, purpose, memory_bytes)
     max_tokens = fix_dynamic_rope(model, max_context_tokens(config))
     layout = discover(model).within(max_tokens)
     tokenizer = load_tokenizer(checkpoint, config, layout.vocab_size)
@@ -91,6 +97,7 @@ def open_model(
         weight_bytes=_weight_bytes(model),
         row_adapters=row_adapters,
         adapters={adapter.name: adapter.fingerprint for adapter in adapters},
+        purpose=purpose,
     )
 
 
@@ -153,9 +160,10 @@ def _weight_bytes(model: Module) -> int:
     return sum(array.nbytes for array in named_weights(model).values())
 
 
-def _build(checkpoint: Path) -> tuple[Module, dict[str, Any]]:
+def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
+    forms = {} if purpose.generates else headless.arguments(checkpoint)
     try:
-        model, config = load_model(checkpoint, lazy=True)
+        model, config = load_model(checkpoint, lazy=True, **forms)
     except SystemExit as error:  # olmo's module exits when it cannot import its package
         reason = error.__context__ or f"its module exits with {error}"
         raise UnsupportedModel(f"mlx-lm cannot load it: {reason}") from error
@@ -186,9 +194,9 @@ def _misfit(message: str) -> str:
     return f"{count} of the parameters are {fault}, such as {first.rstrip('.')}"
 
 
-def _for_cpu(model: Module, checkpoint: Path, memory_bytes: int) -> Module:
+def _for_cpu(model: Module, checkpoint: Path, purpose: Purpose, memory_bytes: int) -> Module:
     model = dequantize_model(model)
     model.set_dtype(mx.float32)
     if _weight_bytes(model) > FLOAT32_SHARE * memory_bytes:
-        model, _ = _build(checkpoint)  # as it was: quantized, in its own dtype
+        model, _ = _build(checkpoint, purpose)  # as it was: quantized, in its own dtype
     return model

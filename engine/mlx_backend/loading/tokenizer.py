@@ -25,8 +25,10 @@ def load_tokenizer(
     return tokenizer
 
 
-def template_kind(tokenizer: TokenizerWrapper) -> TemplateKind:
-    """How the tokenizer's chat template is rendered."""
+def template_kind(tokenizer: TokenizerWrapper, source: str = "") -> TemplateKind:
+    """How the tokenizer's chat template is rendered, or `source` in its place."""
+    if source:
+        return TemplateKind(source=source)
     function = tokenizer._chat_template
     return TemplateKind(
         module="" if function is None else function.__module__.rpartition(".")[2],

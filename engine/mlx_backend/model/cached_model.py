@@ -44,13 +44,15 @@ class Execution:
 class Computed:
     """A forward that has been built: all lazy.
 
-    `logits`: `[tokens, vocabulary]`, of the tokens that are read, span after span. Evaluating
-    `fences` completes all that the forward writes to the storage; unlike the storage's own arrays
-    they may be evaluated while another forward is in flight. `first_layer`: those fences that
-    belong to the first layer that writes K and V; all, without such a layer.
+    `logits`: `[tokens, vocabulary]`, of the tokens that are read, span after span; of all where
+    none are. `hidden`: `[tokens, dimensions]`, what they were projected from, where that is known.
+    Evaluating `fences` completes all that the forward writes to the storage; unlike the storage's
+    own arrays they may be evaluated while another forward is in flight. `first_layer`: those fences
+    that belong to the first layer that writes K and V; all, without such a layer.
     """
 
     logits: mx.array
+    hidden: mx.array | None
     fences: list[mx.array]
     first_layer: list[mx.array]
 
@@ -109,18 +111,22 @@ class CachedModel:
         caches = [views.view(spec) for spec in self._layout.caches]
         tokens = token_ids[mx.array(batch.token_indices())]
         with self._execution.adapters.of(batch.row_adapters()):
-            logits = self._logits(tokens, caches, batch.read_indices())
+            logits, hidden = self._logits(tokens, caches, batch.read_indices())
         views.keep_states()
         first_fences = views.first_fences()
         fences = first_fences + views.fences() + self.storage.states.unevaluated()
-        return Computed(logits, fences, first_fences or fences)
+        return Computed(logits, hidden, fences, first_fences or fences)
 
-    def _logits(self, tokens: mx.array, caches: Sequence[ViewTree], read: Indices) -> mx.array:
-        if read.size in (0, tokens.size):
+    def _logits(
+        self, tokens: mx.array, caches: Sequence[ViewTree], read: Indices
+    ) -> tuple[mx.array, mx.array | None]:
+        """Logits and hidden states, as `Computed` has them."""
+        is_partial = read.size not in (0, tokens.size)
+        with self._execution.head.reading(mx.array(read) if is_partial else None) as reading:
             logits: mx.array = self._model(tokens, cache=caches)
-        else:
-            with self._execution.head.only(mx.array(read)):
-                logits = self._model(tokens, cache=caches)
-            if logits.shape[:2] != (read.size, 1):
-                raise ValueError("its logits cannot be computed for some tokens alone")
-        return logits.reshape(-1, logits.shape[-1])
+        if is_partial and logits.shape[:2] != (read.size, 1):
+            raise ValueError("its logits cannot be computed for some tokens alone")
+        hidden = reading.hidden
+        return logits.reshape(-1, logits.shape[-1]), (
+            None if hidden is None else hidden.reshape(-1, hidden.shape[-1])
+        )

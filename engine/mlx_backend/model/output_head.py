@@ -1,10 +1,12 @@
 """The model's projection to its vocabulary, computed for those tokens alone whose logits are read.
 
 A model of mlx-lm projects every token that it is given: for a prompt, all but the last in vain.
+What it projects are its hidden states behind the last norm, which are pooled for embeddings.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -15,24 +17,38 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.cache import make_prompt_cache
 
 
+@dataclass(slots=True)
+class Reading:
+    """A forward whose logits are read for some `tokens`; None: for all. `hidden`: what has been
+    projected, `[tokens, 1, dimensions]`, or of all tokens in their shape.
+    """
+
+    tokens: mx.array | None
+    hidden: mx.array | None = None
+
+
 class OutputHead:
-    """Says which tokens a model's last projection, that to the logits, takes."""
+    """Says which tokens a model's last projection, that to the logits, takes.
+
+    `dimensions`: of the hidden states that are projected; 0 where no projection is known.
+    """
 
     def __init__(self) -> None:
         self._head: Module | None = None  # the one that makes the logits
-        self._latest: Module | None = None
-        self._tokens: mx.array | None = None
+        self._latest: tuple[Module, int] | None = None  # with its dimensions
+        self._reading: Reading | None = None
+        self.dimensions = 0
 
     @contextmanager
-    def only(self, tokens: mx.array) -> Iterator[None]:
+    def reading(self, tokens: mx.array | None) -> Iterator[Reading]:
         """Meanwhile the model's logits are `[len(tokens), 1, vocabulary]`, of the tokens with these
-        indices into what it is given, `[rows, length]`, counted row by row.
+        indices into what it is given, `[rows, length]`, counted row by row; None: of all.
         """
-        self._tokens = tokens
+        self._reading = Reading(tokens)
         try:
-            yield
+            yield self._reading
         finally:
-            self._tokens = None
+            self._reading = None
 
     def find(self, model: Module) -> None:
         """Which of the projections makes the logits: the last that a forward comes to.
@@ -41,14 +57,40 @@ class OutputHead:
         """
         self._latest = None
         model(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(model))
-        self._head, self._latest = self._latest, None
+        if self._latest is not None:
+            self._head, self.dimensions = self._latest
+        self._latest = None
 
     def taken(self, projection: Module, hidden: mx.array) -> mx.array:
         """The part of `hidden`, `[rows, length, dim]`, that a projection takes."""
-        self._latest = projection
-        if self._tokens is None or projection is not self._head:
+        self._latest = projection, hidden.shape[-1]
+        if self._reading is None or projection is not self._head:
             return hidden
-        return hidden.reshape(-1, hidden.shape[-1])[self._tokens][:, None]
+        if self._reading.tokens is not None:
+            hidden = hidden.reshape(-1, hidden.shape[-1])[self._reading.tokens][:, None]
+        self._reading.hidden = hidden
+        return hidden
+
+    def rows(self, token_ids: Sequence[int]) -> mx.array:
+        """What the projection multiplies hidden states by for these tokens, float32 `[tokens,
+        dimensions]`. Raises ValueError where no projection is known.
+        """
+        head, ids = self._head, mx.array(list(token_ids))
+        if head is None:
+            raise ValueError("the model's projection to its logits is not known")
+        rows = head.weight[ids]
+        if isinstance(head, QuantizedLinear | QuantizedEmbedding):
+            biases = head.get("biases")
+            rows = mx.dequantize(
+                rows,
+                head.scales[ids],
+                None if biases is None else biases[ids],
+                group_size=head.group_size,
+                bits=head.bits,
+                mode=head.mode,
+            )
+        wide: mx.array = rows.astype(mx.float32)
+        return wide
 
 
 def install(model: Module, vocab_size: int) -> OutputHead:

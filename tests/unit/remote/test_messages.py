@@ -98,6 +98,13 @@ def test_calls(call: Call) -> None:
     assert messages.read_to_process(body(messages.to_process(numbered))) == numbered
 
 
+def test_vectors_take_a_third_more_than_their_bytes() -> None:
+    event = OutputEvent("a", 0, pooled=bytes(range(256)) * 64)
+    frame = body(messages.events_frame([event]))
+    assert messages.read_events(frame) == [event]
+    assert len(frame) < 1.4 * len(event.pooled)
+
+
 @pytest.mark.parametrize(("call", "result"), CALLS)
 def test_results(call: Call, result: object) -> None:
     frame = body(messages.returned_frame(9, call, result))
