@@ -18,6 +18,7 @@ from server.dialects.errors import error_shape
 from server.schemas.admin import Activity
 from server.schemas.chat import ChatChunk, ChatRequest
 from server.schemas.completions import CompletionChunk, CompletionRequest
+from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.errors import ErrorResponse
 from server.schemas.examples import EXAMPLES
 from server.schemas.messages.answer import MESSAGE_EVENTS
@@ -32,6 +33,7 @@ from server.schemas.ollama.request import (
     OllamaShowRequest,
 )
 from server.schemas.prompt import PromptOrChat
+from server.schemas.rerank import RerankRequest, ScoreRequest
 from server.schemas.responses.events import RESPONSE_EVENTS
 from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
@@ -169,6 +171,7 @@ def _schemas(settings: Settings) -> Document:
         *(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest),
         *(OllamaModelRequest, OllamaPullRequest),
         *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
+        *(EmbeddingRequest, RerankRequest, ScoreRequest),
     ]
     _, schemas = models_json_schema(
         [

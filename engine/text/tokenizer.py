@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from tokenizers import Encoding
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.text.chat_template import ChatTemplate
-from engine.text.prompt_limit import PromptLimit
+from engine.text.prompt_limit import CUT_TOKENS, USUAL_CHARACTERS, PromptLimit
 from engine.text.templates import template_of
 from engine.types.model import NO_REPLAYS, ModelCard, Replay, TemplateKind
 
@@ -47,6 +48,17 @@ class CheckpointTokenizer:
         ids: list[int] = encoding[0].ids
         return ids
 
+    def encode_beginning(
+        self, text: str, most_tokens: int, *, add_special_tokens: bool
+    ) -> list[int]:
+        characters = most_tokens * USUAL_CHARACTERS
+        while True:
+            piece = text[:characters]
+            encoding = self._backend.encode_batch([piece], add_special_tokens=add_special_tokens)[0]
+            if len(piece) == len(text) or len(encoding) >= most_tokens + CUT_TOKENS:
+                return _beginning(encoding, most_tokens)
+            characters *= 2
+
     def encode_pair(self, first: str, second: str) -> list[int]:
         self._limit.check_text(first + second)
         encoding = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)
@@ -84,6 +96,15 @@ def open_tokenizer(card: ModelCard) -> CheckpointTokenizer:
     """The tokenizer of a model that another process has loaded. Reads its checkpoint."""
     tokenizer = AutoTokenizer.from_pretrained(card.checkpoint)
     return CheckpointTokenizer(tokenizer, card.template, card.max_sequence_tokens)
+
+
+def _beginning(encoding: Encoding, most_tokens: int) -> list[int]:
+    """What is too much goes from the text, not from the special tokens around it."""
+    ids: list[int] = encoding.ids
+    is_special: list[int] = encoding.special_tokens_mask
+    after = next((at for at, special in enumerate(reversed(is_special)) if not special), 0)
+    text, around = ids[: len(ids) - after], ids[len(ids) - after :]
+    return (text[: max(most_tokens - after, 0)] + around)[:most_tokens]
 
 
 def _byte_of() -> dict[str, int]:

@@ -148,6 +148,14 @@ class Tokenizer(Protocol):
         """Token ids of a text. Control tokens in it count as such."""
         ...
 
+    def encode_beginning(
+        self, text: str, most_tokens: int, *, add_special_tokens: bool
+    ) -> list[int]:
+        """As many token ids of a text, from its beginning, as are allowed together with the special
+        tokens around it. The text may be of any length.
+        """
+        ...
+
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Token ids of two texts, joined as the tokenizer joins a pair."""
         ...

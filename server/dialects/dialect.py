@@ -87,6 +87,15 @@ class ResponseBuilder(Protocol[ChoiceT]):
         ...
 
 
+class NotStreamed:
+    """The part of a ResponseBuilder of answers that are never streamed."""
+
+    is_streamed = False
+
+    def writer(self) -> StreamWriter:
+        raise NotImplementedError("answers of this kind are whole")
+
+
 async def generate_all(
     builder: ResponseBuilder[ChoiceT],
     unsent: Unsent,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
+from engine.types.model import Task
 from engine.types.request import Request
 from server.generation.answer import ChatAnswer
 from server.generation.chat import Chat
@@ -10,6 +11,7 @@ from server.generation.engine_requests import chat_request
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
+from server.generation.tasks import check_task
 from server.generation.tokens import chat_tokens
 from server.record import RequestRecord
 
@@ -37,6 +39,7 @@ class ChatTask:
 
 async def chat_task(chat: Chat, model: ServedModel, record: RequestRecord) -> ChatTask:
     """Raises ApiError (400) for what the model cannot serve."""
+    check_task(model, Task.GENERATE)
     prompt = await chat_tokens(chat.conversation, model, record)
     planned = partial(_planned, chat, prompt, model, record)
     return await model.workers.prepare(record, planned)

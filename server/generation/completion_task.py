@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from engine.types.model import Task
 from engine.types.request import Request
 from server.generation.engine_requests import (
     check_prompt,
@@ -13,6 +14,7 @@ from server.generation.engine_requests import (
 )
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
+from server.generation.tasks import check_task
 from server.record import RequestRecord
 from server.schemas.completions import CompletionRequest, Prompt
 
@@ -34,6 +36,7 @@ async def completion_task(
     body: CompletionRequest, model: ServedModel, record: RequestRecord
 ) -> CompletionTask:
     """Raises ApiError (400) for what the model cannot serve."""
+    check_task(model, Task.GENERATE)
     wanted = [await _opening(model, record)] if body.prompt is None else body.prompt
     prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
     requests = await model.workers.prepare(record, partial(_requests, body, prompts, model, record))

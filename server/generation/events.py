@@ -4,12 +4,13 @@ Leaving `generating`, in whatever way, closes the engine's iterators and so abor
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
-from anyio import Event, create_task_group
+from anyio import CapacityLimiter, Event, create_task_group
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 from starlette.types import Receive
@@ -27,6 +28,10 @@ ChoiceEvent = tuple[int, OutputEvent]
 
 EVENTS_AT_ONCE = 256
 """A few milliseconds of rendering: so long a slow client, when it reads, delays the others."""
+
+
+REQUESTS_AT_ONCE = 128
+"""Of one HTTP request's. The others are not queued yet: many texts would fill the queue."""
 
 
 class UsageMeter:
@@ -160,14 +165,21 @@ async def generating(
     The tracker follows them, and adds their tokens to the record.
     """
     events = MergedEvents(len(requests), unsent)
+    places = CapacityLimiter(REQUESTS_AT_ONCE)
     with (
         tracker.answering(record, requests, events.overrun) as tracked,
         unsent.ended_by(events.overrun),
     ):
         async with task_scope() as tasks:
             for index, request in enumerate(requests):
-                tasks.start_soon(_pump, engine, request, index * request.n, events, tracked)
+                pump = partial(_pump, engine, request, index * request.n, events, tracked)
+                tasks.start_soon(_in_turn, places, pump)
             yield events
+
+
+async def _in_turn(places: CapacityLimiter, pump: Callable[[], Awaitable[None]]) -> None:
+    async with places:
+        await pump()
 
 
 async def _pump(

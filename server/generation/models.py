@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from engine.api import Engine
+from server.generation.beginnings import Beginnings
 from server.generation.plan import AnswerPlanner
 from server.generation.prompt import PromptEncoder
 from server.generation.replays import Replays
@@ -32,6 +33,7 @@ class ServedModel:
     prompts: PromptEncoder
     planner: AnswerPlanner
     replays: Replays
+    beginnings: Beginnings
     workers: Workers
 
     @property
@@ -74,7 +76,10 @@ def served_models(
     """
     prompts = PromptEncoder(engine.tokenizer, engine.card, workers)
     planner = AnswerPlanner(engine.tokenizer, settings)
+    beginnings = Beginnings()
     return {
-        naming.name: ServedModel(naming, engine, prompts, planner, replays[naming.adapter], workers)
+        naming.name: ServedModel(
+            naming, engine, prompts, planner, replays[naming.adapter], beginnings, workers
+        )
         for naming in names
     }

@@ -61,6 +61,7 @@ def _model(service: Service, name: str, own: str) -> Model:
         parent=naming.parent or None,
         max_model_len=max_tokens,
         sampling_defaults=card.sampling if card else None,
+        tasks=list(card.tasks) if card else None,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(service.created, UTC),

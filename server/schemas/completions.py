@@ -22,13 +22,15 @@ MAX_PROMPTS = 256
 Prompt = str | list[int]
 
 
-def parse_prompts(value: object) -> list[Prompt]:
-    """The four shapes of a prompt - text, token ids, and lists of either - as a list of prompts."""
+def parse_prompts(value: object, most: int = MAX_PROMPTS) -> list[Prompt]:
+    """The four shapes of a prompt - text, token ids, and lists of either - as a list of prompts, of
+    which there may be so many.
+    """
     if not isinstance(value, list) or _token_ids(value) is not None:
         return [_parse(value)]
-    if len(value) > MAX_PROMPTS:
+    if len(value) > most:
         message = "at most {limit} prompts in one request"
-        raise PydanticCustomError("prompt", message, {"limit": MAX_PROMPTS})
+        raise PydanticCustomError("prompt", message, {"limit": most})
     return [_parse(prompt) for prompt in value]
 
 

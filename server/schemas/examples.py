@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
+from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.schemas.ollama.request import (
     OllamaChatRequest,
@@ -15,6 +16,7 @@ from server.schemas.ollama.request import (
     OllamaShowRequest,
 )
 from server.schemas.prompt import PromptOrChat
+from server.schemas.rerank import RerankRequest, ScoreRequest
 from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
@@ -38,5 +40,14 @@ EXAMPLES: Mapping[type[BaseModel], Mapping[str, object]] = {
     PromptOrChat: {"messages": _MESSAGES},
     TokenizeRequest: {"prompt": "A radix tree is"},
     DetokenizeRequest: {"tokens": [1, 2, 3]},
+    EmbeddingRequest: {"input": ["What is a radix tree?", "A tree that shares beginnings."]},
+    RerankRequest: {
+        "query": "What is a radix tree?",
+        "documents": ["A tree that shares beginnings.", "A plant with a trunk."],
+    },
+    ScoreRequest: {
+        "text_1": "What is a radix tree?",
+        "text_2": ["A tree that shares beginnings.", "A plant with a trunk."],
+    },
 }
 """Without `model`, which then is the one that is served."""

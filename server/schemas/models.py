@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from engine.types.model import SamplingDefaults
+from engine.types.model import SamplingDefaults, Task
 from server.pool.states import State
 
 
@@ -20,6 +20,7 @@ class Model(BaseModel):
     # Tokens of prompt and answer that context and KV cache hold, by vLLM's name
     max_model_len: int | None
     sampling_defaults: SamplingDefaults | None
+    tasks: list[Task] | None
 
     type: Literal["model"]
     display_name: str

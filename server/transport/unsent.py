@@ -20,6 +20,7 @@ RENDERED_LOGPROB_BYTES = 1000  # what rendering a whole answer adds to the one .
 RENDERED_ALTERNATIVE_BYTES = 800  # ... and to the other
 RENDERED_PROMPT_LOGPROB_BYTES = 650  # the same for those of an echoed prompt, whose ...
 RENDERED_PROMPT_ALTERNATIVE_BYTES = 100  # ... shape is leaner
+RENDERED_PER_VECTOR_BYTE = 15  # a number of four bytes as Python's, and as text
 TOKEN_BYTES = 65  # a token's id in an answer that lists them ...
 TOKEN_TEXT_BYTES = 100  # ... and its text beside it
 
@@ -144,13 +145,14 @@ def kept_bytes(event: OutputEvent) -> int:
         RENDERED_PROMPT_LOGPROB_BYTES,
         RENDERED_PROMPT_ALTERNATIVE_BYTES,
     )
-    return _held_bytes(event) + output + prompt
+    vector = RENDERED_PER_VECTOR_BYTE * len(event.pooled)
+    return _held_bytes(event) + output + prompt + vector
 
 
 def _held_bytes(event: OutputEvent) -> int:
     entries = (*event.logprobs, *(event.prompt_logprobs or ()))
     logprobs = _weighed(entries, LOGPROB_BYTES, ALTERNATIVE_BYTES)
-    return CHARACTER_BYTES * len(event.text) + logprobs
+    return CHARACTER_BYTES * len(event.text) + logprobs + len(event.pooled)
 
 
 def _weighed(entries: Sequence[TokenLogprob | None], each: int, alternative: int) -> int:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 from anyio import create_task_group, move_on_after
 from anyio.abc import TaskGroup
 
@@ -14,7 +15,7 @@ from engine.api import CacheWatch, EngineStopped
 from engine.remote.request_counters import RequestCounters
 from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
 from engine.types.memory import MemoryPromise, MemoryStats
-from engine.types.model import NO_REPLAYS, ModelCard, Replay
+from engine.types.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.types.picture import (
     ArenaBlocks,
@@ -31,11 +32,12 @@ from engine.types.picture import (
     PictureRequest,
 )
 from engine.types.recent import HitRecord, RecentHits
-from engine.types.request import Request, WaitReason
+from engine.types.request import Pooling, Request, WaitReason
 from engine.types.statistics import CacheStats, DiskCacheStats, EngineStats, LoopStats, RequestInfo
 from kvstore.groups.group import GroupStats
 
 END_OF_TEXT = 256
+DIMENSIONS = 8  # of what is pooled
 VOCAB_SIZE = 257
 
 CARD = ModelCard(
@@ -50,6 +52,7 @@ CARD = ModelCard(
     device="cpu",
     dtype="float32",
     blas="",
+    embedder=Embedder(Pooling.LAST, DIMENSIONS, prompts={"query": "Q: "}),
 )
 
 RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 120, 20))
@@ -85,6 +88,11 @@ class ByteTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
+
+    def encode_beginning(
+        self, text: str, most_tokens: int, *, add_special_tokens: bool
+    ) -> list[int]:
+        return list(text.encode())[:most_tokens]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         return [*first.encode(), END_OF_TEXT, *second.encode()]
@@ -415,9 +423,16 @@ def _sequence(
         index,
         text=held.decode(errors="replace"),
         prompt_logprobs=prompt_logprobs,
+        pooled=b"" if request.pooling is None else pooled(request.prompt),
         finish_reason=reason,
         usage=usage,
     )
+
+
+def pooled(prompt: tuple[int, ...]) -> bytes:
+    """How often each remainder of a token by DIMENSIONS comes."""
+    counts = np.bincount([token % DIMENSIONS for token in prompt], minlength=DIMENSIONS)
+    return counts.astype("<f4").tobytes()
 
 
 def _whole_characters(held: bytes) -> tuple[str, bytes]:

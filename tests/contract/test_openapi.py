@@ -35,7 +35,7 @@ expected-statuses = [400, 404, 405, 413]
 
 # What no schema says: the model's own limits, fields that go together, and what is stored.
 [[operations]]
-include-path-regex = "^/(v1/|api/|tokenize|detokenize|admin/cache/(probe|clear))"
+include-path-regex = "^/(v1/|v2/|api/|rerank|score|tokenize|detokenize|admin/cache/(probe|clear))"
 exclude-path = ["/v1/models", "/v1/models/{id}"]
 
 [operations.checks.positive_data_acceptance]
@@ -90,6 +90,8 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_u
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         assert sent[path] == generation
     assert sent["/api/chat"] == sent["/api/generate"] == generation
+    for path in ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"):
+        assert sent[path] == generation
     unqueued = generation - {"410", "429"}
     for path in ("/tokenize", "/detokenize", "/v1/completions/render", "/admin/cache/probe"):
         assert sent[path] == unqueued
@@ -200,7 +202,7 @@ def test_every_body_has_an_example_that_is_answered(base_url: str, http: httpx.C
         for path, methods in document(base_url)["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    assert len(examples) == 15
+    assert len(examples) == 19
     del examples["/api/pull"]  # it would ask the network
     for path, example in examples.items():
         assert http.post(path, json=example).status_code == 200, path

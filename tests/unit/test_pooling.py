@@ -35,7 +35,7 @@ def pooled(harness: Harness, request: str) -> float:
 
 def cached(harness: Harness, tokens: list[int]) -> int:
     """How many tokens a prompt that goes on behind these would find."""
-    namespace = harness.scheduler.namespace("")
+    namespace = harness.scheduler.namespaces.of("", "")
     return harness.store.probe(namespace, Tokens([*tokens, 0]))
 
 

@@ -15,6 +15,7 @@ from engine.text.tokenizer import CheckpointTokenizer
 from server.parsing.registry import detect
 from tests.answering import opened
 from tests.checkpoints import FAMILIES, write_family
+from tests.embedders import write_embedder
 
 MAX_TOKENS = 4096
 TEXT = "the cat sat; naïve 😀 日本\n\ttabs"
@@ -208,3 +209,18 @@ def test_long_conversations_are_refused_before_they_are_rendered(tmp_path: Path)
     tokenizer = opened(wrapper, MAX_TOKENS)
     with pytest.raises(PromptTooLong):
         tokenizer.apply_chat_template([{"role": "user", "content": "long " * 100_000}])
+
+
+def test_the_beginning_of_a_text_keeps_the_special_tokens_around_it(tmp_path: Path) -> None:
+    checkpoint, _ = write_embedder(tmp_path)
+    tokenizer = opened(load_tokenizer(checkpoint), 64)
+    short, long = "the cat sat", "the cat sat on the mat. " * 20_000
+    whole = tokenizer.encode(short, add_special_tokens=True)
+    assert tokenizer.encode_beginning(short, 64, add_special_tokens=True) == whole
+    for most in (1, 2, 10, 64):
+        cut = tokenizer.encode_beginning(long, most, add_special_tokens=True)
+        assert len(cut) == most
+        assert cut[-1] == whole[-1]
+        plain = tokenizer.encode_beginning(long, most, add_special_tokens=False)
+        assert len(plain) == most
+        assert plain[: most - 1] == cut[:-1]

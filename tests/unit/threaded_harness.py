@@ -46,6 +46,11 @@ class Letters:
     added_tokens: Mapping[str, int] = MappingProxyType({})
     special_tokens: Collection[str] = ()
 
+    def encode_beginning(
+        self, text: str, most_tokens: int, *, add_special_tokens: bool
+    ) -> list[int]:
+        raise NotImplementedError
+
     def encode_pair(self, first: str, second: str) -> list[int]:
         raise NotImplementedError
 

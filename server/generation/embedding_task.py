@@ -1,0 +1,92 @@
+"""Texts to embed as requests to the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from engine.types.model import Embedder, Task
+from engine.types.request import Request
+from server.errors import invalid
+from server.generation.events import UsageMeter
+from server.generation.models import ServedModel
+from server.generation.pooled import Tokens, bounded, pooled_requests, text_tokens, token_limit
+from server.generation.tasks import check_task
+from server.record import RequestRecord
+from server.schemas.completions import Prompt
+from server.schemas.embeddings import EmbeddingRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTask:
+    """The engine's requests, and how what is pooled becomes vectors."""
+
+    body: EmbeddingRequest
+    model: ServedModel
+    embedder: Embedder
+    requests: Sequence[Request]
+    meter: UsageMeter
+
+
+async def embedding_task(
+    body: EmbeddingRequest, model: ServedModel, record: RequestRecord
+) -> EmbeddingTask:
+    """Raises ApiError (400) for what the model cannot embed."""
+    check_task(model, Task.EMBED)
+    embedder = model.engine.card.embedder
+    assert embedder is not None
+    _check_dimensions(body, embedder)
+    requests = await model.workers.prepare(
+        record, partial(_requests, body, model, embedder, record)
+    )
+    return EmbeddingTask(body, model, embedder, requests, UsageMeter(1))
+
+
+def named_prompt(embedder: Embedder, name: str | None) -> str:
+    """What stands before a text. Raises ApiError (400) for a name that the checkpoint has not."""
+    if name is None:
+        return embedder.prompts.get(embedder.default_prompt, "")
+    if name not in embedder.prompts:
+        known = ", ".join(map(repr, embedder.prompts)) or "none"
+        raise invalid(f"prompt_name: this model has {known}, not {name!r}", "prompt_name")
+    return embedder.prompts[name]
+
+
+def _check_dimensions(body: EmbeddingRequest, embedder: Embedder) -> None:
+    if body.dimensions is not None and body.dimensions > embedder.dimensions:
+        raise invalid(
+            f"dimensions: must be between 1 and the model's {embedder.dimensions}, "
+            f"not {body.dimensions}",
+            "dimensions",
+        )
+
+
+def _requests(
+    body: EmbeddingRequest, model: ServedModel, embedder: Embedder, record: RequestRecord
+) -> list[Request]:
+    prompt = named_prompt(embedder, body.prompt_name)
+    limit = token_limit(body, model.engine.card)
+    names = ["input"] if len(body.input) == 1 else [f"input[{i}]" for i in range(len(body.input))]
+    texts = [
+        _tokens(one, name, body, model, prompt, limit)
+        for one, name in zip(body.input, names, strict=True)
+    ]
+    return pooled_requests(model, body, record, texts, embedder.pooling)
+
+
+def _tokens(
+    one: Prompt,
+    param: str,
+    body: EmbeddingRequest,
+    model: ServedModel,
+    prompt: str,
+    limit: int | None,
+) -> Tokens:
+    card = model.engine.card
+    if not one:
+        raise invalid(f"{param}: must not be empty", param)
+    if isinstance(one, str):
+        tokenizer, text = model.engine.tokenizer, prompt + one
+        return bounded(lambda: text_tokens(tokenizer, text, limit), card, param)
+    if body.prompt_name is not None:
+        raise invalid("prompt_name: goes before texts, and this input is tokens", "prompt_name")
+    return bounded(lambda: one[:limit], card, param)

@@ -1,0 +1,89 @@
+"""Texts that are pooled, as requests to the engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from engine.api import PromptTooLong
+from engine.types.model import ModelCard, Tokenizer
+from engine.types.output import OutputEvent
+from engine.types.request import Pooling, Request
+from server.errors import invalid
+from server.generation.engine_requests import check_prompt, too_long
+from server.generation.models import ServedModel
+from server.record import RequestRecord
+from server.schemas.embeddings import WHOLE_CONTEXT, PooledRequest
+
+Tokens: TypeAlias = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class PooledText:
+    """What came of one text."""
+
+    pooled: bytes = b""
+
+    def add(self, event: OutputEvent) -> None:
+        self.pooled = event.pooled or self.pooled
+
+
+def token_limit(body: PooledRequest, card: ModelCard) -> int | None:
+    """Of how many tokens a text is cut to; None: it is refused. Raises ApiError (400)."""
+    asked, most = body.truncate_prompt_tokens, card.max_sequence_tokens
+    if asked is None:
+        return None
+    if asked == 0 or asked > most:
+        raise invalid(
+            f"truncate_prompt_tokens: must be between 1 and {most}, or {WHOLE_CONTEXT} for as many",
+            "truncate_prompt_tokens",
+        )
+    return most if asked == WHOLE_CONTEXT else asked
+
+
+def bounded(encode: Callable[[], Sequence[int]], card: ModelCard, param: str) -> Tokens:
+    """The tokens, which are the model's and not too many. Raises ApiError (400)."""
+    try:
+        tokens = tuple(encode())
+    except PromptTooLong as error:
+        raise too_long(f"at least {error.at_least_tokens}", card, param) from error
+    except ValueError as error:
+        raise invalid(f"{param} cannot be turned into a prompt: {error}", param) from error
+    if len(tokens) > card.max_sequence_tokens:
+        raise too_long(str(len(tokens)), card, param)
+    check_prompt(tokens, card, param)
+    return tokens
+
+
+def text_tokens(tokenizer: Tokenizer, text: str, limit: int | None) -> Sequence[int]:
+    """A text and the tokenizer's special tokens around it, cut to the limit where there is one."""
+    if limit is None:
+        return tokenizer.encode(text, add_special_tokens=True)
+    return tokenizer.encode_beginning(text, limit, add_special_tokens=True)
+
+
+def pooled_requests(
+    model: ServedModel,
+    body: PooledRequest,
+    record: RequestRecord,
+    texts: Sequence[Tokens],
+    pooling: Pooling,
+) -> list[Request]:
+    """One for each text. The cache keeps what they begin with together."""
+    salt = record.cache_salt(body.cache_salt)
+    shared = [0] * len(texts)
+    if pooling is Pooling.LAST:
+        shared = model.beginnings.shared_tokens(salt, texts)
+    return [
+        Request(
+            id=f"{record.id}-{index}",
+            prompt=text,
+            max_tokens=0,
+            client=record.client,
+            priority=body.priority,
+            cache_salt=salt,
+            pooling=pooling,
+            shared_tokens=shared[index],
+            adapter=model.adapter,
+        )
+        for index, text in enumerate(texts)
+    ]
