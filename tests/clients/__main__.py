@@ -75,7 +75,7 @@ def _daemon(model: str) -> Iterator[str]:
         with running(AgentEngine(), Settings(port=0, served_model_name=(model,))) as url:
             yield url
     else:
-        config = EngineConfig(model="", kv_cache_bytes=KV_CACHE_BYTES)
+        config = EngineConfig(model="", kv_cache_bytes=KV_CACHE_BYTES, pooling="last")
         engine = launched(config, telemetry)
         with running(engine, Settings(port=0), telemetry) as url:
             yield url

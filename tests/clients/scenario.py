@@ -4,6 +4,7 @@ else of ours.
 """
 
 import json
+from collections.abc import Callable
 from typing import TypedDict
 
 GREETING, FAREWELL = "Who are you?", "Goodbye."
@@ -26,6 +27,27 @@ WEATHER_COMMAND = f'echo \'{{"sky": "{SKY}", "degrees": \'$(({DEGREES // 2} * 2)
 
 FORECAST, UNKNOWN_FORECAST = f"It will be {SKY}, with {DEGREES} degrees.", "Nobody knows."
 """A file to edit, before and after, for clients that have their edits as text."""
+
+LIBRARY = {
+    "Where does the cat sleep?": "The cat sleeps on the warm mat by the door.",
+    "What did the ship carry across the sea?": "The ship carried salt and grain across the sea.",
+    "When does the train to the city leave?": "The train to the city leaves at nine.",
+    "Who baked the bread?": "The baker bakes bread before the sun comes up.",
+    "How cold was the winter in the mountains?": "The winter in the mountains was full of snow.",
+    "Which tree grows in the garden?": "An old apple tree grows in the garden behind the house.",
+}
+"""Texts for a small index, each with the question that it answers."""
+
+
+def found_in(search: Callable[[str], str]) -> str:
+    """What an index over the library finds first. A text's own words must find it; a question is
+    for the model to understand, so that is counted and no more.
+    """
+    for text in LIBRARY.values():
+        assert (first := search(text)) == text, f"{text!r} finds {first!r}"
+    right = sum(search(question) == text for question, text in LIBRARY.items())
+    return f"{len(LIBRARY)} by their own words, {right} of {len(LIBRARY)} by a question"
+
 
 WEATHER_TOOL = {
     "name": "get_weather",

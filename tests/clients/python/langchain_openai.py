@@ -4,12 +4,21 @@ from typing import Any, Literal
 
 import openai
 from langchain_core.messages import HumanMessage
-from langchain_openai import ChatOpenAI
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field, SecretStr
 
 from tests.clients.checks import Daemon, main, raised
 from tests.clients.python import langchain_loops as loops
-from tests.clients.scenario import CITY, DAY, MAX_TOKENS, QUESTION, UNKNOWN
+from tests.clients.scenario import (
+    CITY,
+    DAY,
+    LIBRARY,
+    MAX_TOKENS,
+    QUESTION,
+    UNKNOWN,
+    found_in,
+)
 
 
 class Report(BaseModel):
@@ -96,6 +105,18 @@ def _model(daemon: Daemon, **options: Any) -> Any:
     )
 
 
+def small_index(daemon: Daemon) -> str:
+    embeddings = OpenAIEmbeddings(
+        model=daemon.model,
+        base_url=daemon.base_url,
+        api_key=SecretStr("none"),
+        check_embedding_ctx_length=False,  # else it sends tokens of OpenAI's models
+        max_retries=0,
+    )
+    index = InMemoryVectorStore.from_texts(list(LIBRARY.values()), embeddings)
+    return found_in(lambda query: index.similarity_search(query, k=1)[0].page_content)
+
+
 if __name__ == "__main__":
     main(
         conversation,
@@ -108,5 +129,6 @@ if __name__ == "__main__":
         structured_by_schema,
         structured_by_function,
         errors,
+        small_index,
         scripted=[structured_by_json_mode, cancellation],
     )

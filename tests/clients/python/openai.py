@@ -1,4 +1,6 @@
-"""openai, strict: chat completions and Responses."""
+"""openai, strict: chat completions and Responses. It is not strict for embeddings, which it would
+refuse as the base64 that it asks for.
+"""
 
 import json
 from typing import Any
@@ -11,6 +13,7 @@ from tests.clients.scenario import (
     ENDLESS,
     FAREWELL,
     GREETING,
+    LIBRARY,
     MAX_TOKENS,
     QUESTION,
     REASONING,
@@ -18,6 +21,7 @@ from tests.clients.scenario import (
     UNKNOWN,
     WEATHER_TOOL,
     WeatherStation,
+    found_in,
 )
 
 CHAT_TOOL = {"type": "function", "function": WEATHER_TOOL}
@@ -157,6 +161,26 @@ def _body(daemon: Daemon, items: Any) -> dict[str, Any]:
     }
 
 
+def embeddings(daemon: Daemon) -> str:
+    client: Any = OpenAI(base_url=daemon.base_url, api_key="none", max_retries=0)
+    texts = list(LIBRARY.values())
+
+    def vectors(asked: list[str], **how: str) -> list[list[float]]:
+        answer = client.embeddings.create(model=daemon.model, input=asked, **how)
+        return [one.embedding for one in answer.data]
+
+    by_default, as_floats = vectors(texts), vectors(texts, encoding_format="float")
+    for one, other in zip(by_default, as_floats, strict=True):
+        assert max(abs(a - b) for a, b in zip(one, other, strict=True)) < 1e-6
+
+    def search(query: str) -> str:
+        (asked,) = vectors([query])
+        scores = [sum(a * b for a, b in zip(asked, own, strict=True)) for own in by_default]
+        return texts[scores.index(max(scores))]
+
+    return found_in(search)
+
+
 def _client(daemon: Daemon) -> Any:
     return OpenAI(
         base_url=daemon.base_url,
@@ -176,5 +200,6 @@ if __name__ == "__main__":
         responses_stream,
         responses_tool_loop,
         responses_errors,
+        embeddings,
         scripted=[cancellation, responses_cancellation, responses_reasoning],
     )
