@@ -31,6 +31,9 @@ QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage")
 """What checkpoints of embedders call the prompts of each."""
 
+MAX_TOKENS = 1 << 20
+"""Of all pairs of a request: each repeats the query, so their number alone bounds no memory."""
+
 Scores: TypeAlias = Callable[[Sequence[PooledText]], list[float]]
 """Of all pairs, in their order, from what came of all requests."""
 
@@ -84,7 +87,16 @@ def _by_reranker(
 ) -> RankingTask:
     if body.instruction is not None and not reranker.is_templated:
         raise invalid("instruction: this model's pairs have no place for one", "instruction")
-    prompts = [_pair_tokens(body, pair, model, reranker) for pair in pairs]
+    prompts, n_tokens = list[Tokens](), 0
+    for pair in pairs:
+        prompts.append(_pair_tokens(body, pair, model, reranker))
+        n_tokens += len(prompts[-1])
+        if n_tokens > MAX_TOKENS:
+            raise invalid(
+                f"{pair.document_param}: the pairs up to here have {n_tokens} tokens, each with "
+                f"its query; at most {MAX_TOKENS} in one request",
+                pair.document_param,
+            )
     requests = pooled_requests(model, body, record, prompts, Pooling.LAST)
 
     def scores(found: Sequence[PooledText]) -> list[float]:

@@ -20,7 +20,7 @@ RENDERED_LOGPROB_BYTES = 1000  # what rendering a whole answer adds to the one .
 RENDERED_ALTERNATIVE_BYTES = 800  # ... and to the other
 RENDERED_PROMPT_LOGPROB_BYTES = 650  # the same for those of an echoed prompt, whose ...
 RENDERED_PROMPT_ALTERNATIVE_BYTES = 100  # ... shape is leaner
-RENDERED_PER_VECTOR_BYTE = 15  # a number of four bytes as Python's, and as text
+RENDERED_PER_VECTOR_BYTE = 19  # numbers as Python has them, and as JSON
 TOKEN_BYTES = 65  # a token's id in an answer that lists them ...
 TOKEN_TEXT_BYTES = 100  # ... and its text beside it
 

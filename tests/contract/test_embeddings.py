@@ -12,6 +12,7 @@ from openai import OpenAI
 
 from engine.types.model import Reranker
 from engine.types.request import Pooling, Request
+from server.generation import ranking_task
 from server.settings import Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, DIMENSIONS, FakeEngine, pooled
@@ -127,6 +128,17 @@ def test_documents_come_with_their_texts_the_best_first() -> None:
         refused = error(httpx.post(f"{url}/v1/embeddings", json={"input": "a"}))
     assert "/v1/rerank" in refused["message"]
     assert refused["code"] == "task_not_supported"
+
+
+def test_a_query_is_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking_task, "MAX_TOKENS", 1000)
+    card = replace(CARD, generates=False, embedder=None, reranker=Reranker(is_templated=False))
+    with running(NumberEngine(card=card), Settings(port=0)) as url:
+        body = {"query": "q" * 98, "documents": ["d"] * 10}
+        assert httpx.post(f"{url}/v1/rerank", json=body).status_code == 200
+        refused = error(httpx.post(f"{url}/v1/rerank", json=body | {"documents": ["d"] * 11}))
+    assert refused["param"] == "documents[10]"
+    assert "at most 1000" in refused["message"]
 
 
 class NumberEngine(FakeEngine):
