@@ -31,6 +31,8 @@ class Happening(StrEnum):
     ANSWER_LATE = "answers of grammars that came late"
     ANSWER_FAILED = "grammars that could not be answered"
     SAT_OUT = "rows that sat a step out"
+    POOLED = "prompts that were pooled"
+    POOLED_SHARED = "of which something was cached"
     RESTARTED = "restarts"
     KILLED = "kills"
     WAITS_FOR_SLOTS = "turns in which a sequence waited for a slot"

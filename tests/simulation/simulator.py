@@ -268,6 +268,9 @@ class Simulation:
                 self._admitted.append(sequence)
             if event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
                 self._check_cached_tokens(sequence)
+            if event.pooled and event.usage is not None:
+                self.census[Happening.POOLED] += 1
+                self.census[Happening.POOLED_SHARED] += event.usage.cached_tokens > 0
             if event.prompt_logprobs is not None:
                 assert len(event.prompt_logprobs) == len(receiver.request.prompt)
             if len(receiver.ends) == receiver.request.n:
