@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.quantized import quantize
 
 from engine.mlx_backend.measuring.random_checkpoint import random_model
 from engine.mlx_backend.model import output_head
@@ -34,6 +35,28 @@ def test_only_what_is_read_is_projected(tied: bool) -> None:
     assert found.shape == (2, 1, 64)
     assert mx.allclose(found[:, 0], mx.stack([before[1, 2], before[0, 1]]), atol=1e-5)
     assert mx.array_equal(model(tokens), before), "and afterwards all are"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("bits", [None, 4, 8])
+def test_hidden_states_and_rows_make_the_logits(tied: bool, bits: int | None) -> None:
+    """Of some tokens, or of all; quantized weights, too."""
+    model = random_model({**CONFIG, "tie_word_embeddings": tied}, 0, mx.float32)
+    if bits is not None:
+        quantize(model, 32, bits)
+    tokens = mx.array([[3, 1, 4, 1], [5, 9, 2, 6]])
+    expected = model.model(tokens)
+    head = output_head.install(model, 64)
+    assert head.dimensions == CONFIG["hidden_size"]
+    with head.reading(None) as whole:
+        logits = model(tokens)
+    with head.reading(mx.array([6, 1])) as some:
+        model(tokens)
+    assert whole.hidden is not None
+    assert some.hidden is not None
+    assert mx.allclose(whole.hidden, expected, atol=1e-5)
+    assert mx.allclose(some.hidden[:, 0], mx.stack([expected[1, 2], expected[0, 1]]), atol=1e-5)
+    assert mx.allclose(whole.hidden @ head.rows([7, 0, 63]).T, logits[..., [7, 0, 63]], atol=1e-3)
 
 
 def test_a_failing_forward_leaves_nothing_behind() -> None:

@@ -101,6 +101,11 @@ def test_how_a_reranker_scores(tmp_path: Path, config: dict[str, Any], ranking: 
     assert find_purpose(checkpoint(tmp_path, config)) == Purpose(generates=False, ranking=ranking)
 
 
+def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="leave the setting pooling out"):
+        find_purpose(checkpoint(tmp_path, CLASSIFIER), pooling="last")
+
+
 def test_a_setting_makes_a_reranker_of_a_generator(tmp_path: Path) -> None:
     found = find_purpose(checkpoint(tmp_path), reranker="yes-no")
     assert found == Purpose(generates=False, ranking=Ranking(YES_NO))

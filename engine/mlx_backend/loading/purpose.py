@@ -88,6 +88,8 @@ def find_purpose(checkpoint: Path, pooling: str = "auto", reranker: str = "auto"
         return Purpose(generates=False, ranking=Ranking(YES_NO))
     if _architecture(config).endswith(_CLASSIFICATION):
         _check_decoder(config)
+        if pooling != "auto":
+            raise ModelError(f"{_architecture(config)} reranks: leave the setting pooling out")
         return Purpose(generates=False, ranking=_ranking(config))
     found = _embedding(checkpoint)
     if found is not None:
