@@ -9,7 +9,6 @@ from engine.child_process import start_child
 from engine.memory_questions import Free, Needed, ask
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.loading.source import (
-    DEFAULT_NAME,
     Progress,
     fetch_checkpoint,
     find_checkpoint,
@@ -19,7 +18,6 @@ from engine.types.settings import EngineConfig
 from kvstore.tier.disk.folder import new_daemon
 
 __all__ = [
-    "DEFAULT_NAME",
     "ModelError",
     "Progress",
     "describe_machine",

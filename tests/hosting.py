@@ -4,6 +4,9 @@ import asyncio
 import socket
 import subprocess
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from engine.api import Engine, Telemetry
 from engine.launch import launch
@@ -15,6 +18,7 @@ from engine.types.model import Tokenizer
 from engine.types.settings import EngineConfig
 
 CONFIG = EngineConfig(model="")
+EngineT = TypeVar("EngineT", bound=Engine)
 
 
 class ThreadAsProcess:
@@ -42,7 +46,13 @@ class ThreadAsProcess:
 
 def launched(config: EngineConfig, telemetry: Telemetry) -> Engine:
     """An engine in a process, for any event loop."""
-    return asyncio.run(launch(config, telemetry, lambda line: None))
+    return _run(launch(config, telemetry, lambda line: None))
+
+
+def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
+    """On an event loop of its own, wherever this is called."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, start).result()
 
 
 def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
@@ -52,7 +62,7 @@ def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
         ours, theirs = socket.socketpair()
         return ours, ThreadAsProcess(theirs, build)
 
-    return asyncio.run(
+    return _run(
         RemoteEngine.start(
             start, CONFIG, SilentTelemetry(), lambda line: None, lambda card: tokenizer
         )

@@ -35,7 +35,7 @@ from engine.mlx_backend.loading.loader import (
 )
 from engine.mlx_backend.loading.pooled import Pooled, pooled_by
 from engine.mlx_backend.loading.purpose import Purpose, find_purpose
-from engine.mlx_backend.loading.source import DEFAULT_NAME, find_checkpoint
+from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.loading.tokenizer import template_kind
 from engine.mlx_backend.loading.working import working_bytes
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace

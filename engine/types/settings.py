@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+DEFAULT_NAME = "rootstock-demo"
+"""Of the embedded model."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 """Of the server and its engines, which write to the same standard error."""
 

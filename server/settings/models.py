@@ -7,8 +7,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.launch import DEFAULT_NAME
-from engine.types.settings import EngineConfig
+from engine.types.settings import DEFAULT_NAME, EngineConfig
 from server.settings.conversation import ConversationSettings
 from server.settings.disk_cache import DiskCacheSettings
 from server.settings.engine import EngineSettings

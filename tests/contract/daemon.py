@@ -15,7 +15,7 @@ from engine.types.settings import EngineConfig
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind, url
 from server.metrics.telemetry import EngineTelemetry
-from server.registry import ModelRegistry
+from server.registry import ModelRegistry, public_name
 from server.settings import Settings
 from server.terminal.launch.agents import AGENTS
 
@@ -52,7 +52,9 @@ def registry_of(
 ) -> ModelRegistry:
     """One model, called as its card says where the settings do not name it."""
     if not settings.served_model_name and not settings.model:
-        settings = settings.model_copy(update={"served_model_name": (engine.card.name,)})
+        settings = settings.model_copy(
+            update={"served_model_name": (public_name(engine.card.name),)}
+        )
     models = ModelRegistry(settings, Starts(engine))
     for known in models.known.values():
         known.telemetry = telemetry or known.telemetry

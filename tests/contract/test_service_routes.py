@@ -114,7 +114,7 @@ def test_health_says_that_the_store_contradicts_itself() -> None:
     assert answer.status_code == 200
     assert answer.json()["status"] == "degraded"
     assert "contradicts itself" in answer.json()["reason"]
-    assert "rootstock_kv_contradictions_total 2.0" in metrics
+    assert 'rootstock_kv_contradictions_total{model="test/bytes"} 2.0' in metrics
 
 
 def test_health_says_what_has_been_lost_for_good() -> None:

@@ -12,7 +12,7 @@ from engine.launch import ModelError, launch
 from server.app import create_app
 from server.lifecycle import DrainingServer, bind, spare_full_collections
 from server.log import configure_logging
-from server.pool.errors import PoolError
+from server.pool.errors import LoadFailed, PoolError
 from server.registry import ModelRegistry, StartEngine
 from server.settings import Settings
 from server.terminal.commands.on_demand import command_app
@@ -51,7 +51,8 @@ async def serve_models(
             await tasks.start(models.run)
             await models.preload()
         except (ModelError, PoolError) as error:
-            log.error("%s", error)
+            if not isinstance(error, LoadFailed):  # which the pool has said
+                log.error("%s", error)
             tasks.cancel_scope.cancel()
             return False
         server = DrainingServer(create_app(models, settings, tuple(AGENTS)), models, settings)

@@ -136,7 +136,8 @@ def test_an_answer_that_does_not_end_is_not_read_to_its_end() -> None:
     for status in (200, 400):
         with canned(models="x" * 2**25, status=status) as server:
             result = run("ps", "--url", server.url)
-        assert result.stderr == f"error: {server.url}/models answers with more than 16 MiB\n"
+        origin = server.url.removesuffix("/v1")
+        assert result.stderr == f"error: {origin}/admin/requests answers with more than 16 MiB\n"
 
 
 def test_nobody_there() -> None:

@@ -75,6 +75,7 @@ def test_a_request_is_live_until_it_is_over(tracker: RequestTracker, clock: Cloc
     assert over.model_dump() == {
         "id": "r",
         "route": "/v1/completions",
+        "model": "",
         "client": "alice",
         "key": "alice",
         "sequences": 1,
