@@ -31,6 +31,7 @@ from engine.launch import (
 )
 from engine.types.model import ModelCard
 from engine.types.settings import EngineConfig
+from engine.types.statistics import EngineStats
 from server.cache_feed import CacheFeed
 from server.errors import ApiError, busy
 from server.generation.models import Naming, ServedModel, namings, served_models
@@ -66,12 +67,14 @@ class LoadedModel:
     engine: Engine
     served: Mapping[str, ServedModel]  # by name
     feed: CacheFeed
+    known: "KnownModel"
 
     async def ended(self) -> str:
         return await self.engine.ended()
 
     async def drain(self, timeout_seconds: float) -> None:
         await self.engine.drain(timeout_seconds)
+        self.known.last_stats = await self.engine.stats()
 
 
 @dataclass(slots=True)
@@ -83,6 +86,7 @@ class KnownModel:
     replays: Mapping[str, Replays]  # by adapter
     telemetry: EngineTelemetry = field(default_factory=EngineTelemetry)
     card: ModelCard | None = None  # since it was first loaded
+    last_stats: EngineStats | None = None  # when it was last unloaded
     progress: str = ""  # the last line on how loading goes
 
     @property
@@ -319,7 +323,8 @@ class ModelRegistry:
         known.card = engine.card
         await self._correct(known.name, engine)
         served = served_models(known.namings, engine, known.settings, known.replays, self.workers)
-        return LoadedModel(engine, served, CacheFeed(engine, known.name, self._tasks))
+        feed = CacheFeed(engine, known.name, self._tasks)
+        return LoadedModel(engine, served, feed, known)
 
 
 def public_name(model: str) -> str:

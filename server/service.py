@@ -17,7 +17,7 @@ from server.dialects.responses.storage.store import ResponseStore
 from server.errors import ApiError, invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
-from server.metrics.models import LoadedFigures, ModelFigures
+from server.metrics.models import ModelFigures
 from server.record import RequestRecord, request_record
 from server.registry import LoadedModel, ModelRegistry
 from server.schemas.cache import Remembered
@@ -81,13 +81,17 @@ class Service:
         return found
 
     async def figures(self) -> list[ModelFigures]:
-        stats, loaded = await self.stats(), self.models.all_loaded()
+        """Of all models, loaded or not."""
+        loaded = self.models.all_loaded()
+        stats = await self.stats()
         return [
             ModelFigures(
                 name,
                 self.models.state(name),
                 known.telemetry,
-                LoadedFigures(loaded[name].engine, stats[name]) if name in stats else None,
+                is_up=name in loaded and loaded[name].engine.is_alive(),
+                card=known.card,
+                stats=stats.get(name, known.last_stats),
             )
             for name, known in self.models.known.items()
         ]

@@ -50,7 +50,7 @@ from engine.step.runner import Backend
 from engine.text.tokenizer import CheckpointTokenizer
 from engine.types.memory import MemoryPromise
 from engine.types.model import ModelCard, SamplingDefaults
-from engine.types.settings import EngineConfig
+from engine.types.settings import DEFAULT_NAME, EngineConfig
 from engine.types.statistics import MachineReport
 from kvstore.groups.sizes import StorageSizes
 

@@ -86,13 +86,12 @@ class Metrics:
 
 
 def _model_families(model: ModelFigures) -> Iterator[Metric]:
-    is_up = model.loaded is not None and model.loaded.engine.is_alive()
-    yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", float(is_up))
+    yield GaugeMetricFamily("rootstock_up", "1 while the engine's loop turns.", float(model.is_up))
     yield from model.telemetry.collect()
-    if model.loaded is None:
+    card, stats = model.card, model.stats
+    if card is None or stats is None:
         return
-    yield _model_info(model.loaded.engine.card, model.name)
-    stats = model.loaded.stats
+    yield _model_info(card, model.name)
     yield from sequence_families(stats.sequences)
     yield from loop_families(stats.loop)
     yield from cache_families(stats.loop.cache)
@@ -103,9 +102,9 @@ def _model_families(model: ModelFigures) -> Iterator[Metric]:
 
 
 def _aliased(alias: Alias, model: ModelFigures) -> Iterable[Metric]:
-    if model.loaded is None:
+    if model.stats is None:
         return ()
-    return alias(model.telemetry.collect(), model.loaded.stats, model.name)
+    return alias(model.telemetry.collect(), model.stats, model.name)
 
 
 class _Fixed(Collector):

@@ -5,18 +5,10 @@ from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from engine.api import Engine
+from engine.types.model import ModelCard
 from engine.types.statistics import EngineStats
 from server.metrics.telemetry import EngineTelemetry
 from server.pool.states import ModelState, State
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedFigures:
-    """Of a model that is in memory."""
-
-    engine: Engine
-    stats: EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +18,9 @@ class ModelFigures:
     name: str
     state: ModelState
     telemetry: EngineTelemetry
-    loaded: LoadedFigures | None
+    is_up: bool
+    card: ModelCard | None  # None before it was loaded for the first time
+    stats: EngineStats | None  # its last ones, where it is not loaded any more
 
 
 def labelled(families: Iterable[tuple[str, Metric]]) -> Iterator[Metric]:

@@ -74,7 +74,7 @@ def test_a_disk_cache_that_is_in_use_is_no_fault_of_the_model(
     assert CliRunner().invoke(app, arguments).exit_code == 1
     tier.close()
     owner = f"is in use by another daemon (pid {os.getpid()})"
-    assert caplog.messages[-1] == f"the disk cache {tmp_path} {owner}"
+    assert caplog.messages[-1] == f"cannot load rootstock-demo: the disk cache {tmp_path} {owner}"
 
 
 def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> None:
