@@ -1,6 +1,5 @@
 """The models that requests can name, each loaded when it is needed."""
 
-import logging
 import math
 import os
 import sys
@@ -8,13 +7,9 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Iterator,
-    Mapping,
-    Sequence,
 )
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -29,15 +24,13 @@ from engine.launch import (
     launch,
     needed_bytes,
 )
-from engine.types.model import ModelCard
 from engine.types.settings import EngineConfig
-from engine.types.statistics import EngineStats
 from server.cache_feed import CacheFeed
 from server.errors import ApiError, busy
 from server.generation.models import Naming, ServedModel, namings, served_models
 from server.generation.replays import Replays
-from server.metrics.telemetry import EngineTelemetry
 from server.model_cache import cached_models
+from server.models import KnownModel, LoadedModel
 from server.pool.errors import LoadFailed, NeverFits, PoolError, WaitedTooLong
 from server.pool.pool import ModelPool
 from server.pool.pooled_model import PooledModel
@@ -45,8 +38,6 @@ from server.pool.states import ModelState, State
 from server.settings import Settings
 from server.settings.models import ModelSettings
 from server.workers import Workers
-
-log = logging.getLogger("rootstock")
 
 BUDGET_SHARE = 0.8
 """Of the memory that is free at start, where several models share it: others' grows, too."""
@@ -58,57 +49,6 @@ STORAGE_SHARE = 0.25
 """Of the budget, for the KV cache of one model that is not told how much."""
 
 StartEngine = Callable[[EngineConfig, Telemetry, Callable[[str], None]], Awaitable[Engine]]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory. Implements `server.pool.pooled_model.Resident`."""
-
-    engine: Engine
-    served: Mapping[str, ServedModel]  # by name
-    feed: CacheFeed
-    known: "KnownModel"
-
-    async def ended(self) -> str:
-        return await self.engine.ended()
-
-    async def drain(self, timeout_seconds: float) -> None:
-        await self.engine.drain(timeout_seconds)
-        self.known.last_stats = await self.engine.stats()
-
-
-@dataclass(slots=True)
-class KnownModel:
-    """What is known of a model whether or not it is loaded, and outlives its unloading."""
-
-    settings: ModelSettings
-    namings: Sequence[Naming]  # its own first, then its aliases, then its adapters'
-    replays: Mapping[str, Replays]  # by adapter
-    telemetry: EngineTelemetry = field(default_factory=EngineTelemetry)
-    card: ModelCard | None = None  # since it was first loaded
-    last_stats: EngineStats | None = None  # when it was last unloaded
-    progress: str = ""  # the last line on how loading goes
-
-    @property
-    def name(self) -> str:
-        """Its own."""
-        return self.namings[0].name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(naming.name for naming in self.namings)
-
-    @property
-    def n_replays(self) -> int:
-        return sum(map(len, self.replays.values()))
-
-    def forget_replays(self) -> int:
-        """Returns how many answers there were."""
-        return sum(replays.clear() for replays in self.replays.values())
-
-    def report(self, line: str) -> None:
-        self.progress = line
-        log.info("%s: %s", self.name, line)
 
 
 class ModelRegistry:
@@ -198,12 +138,16 @@ class ModelRegistry:
         idle_seconds = current_time() - state.used_at if state.is_idle else 0.0
         return max(state.ttl_seconds - idle_seconds, 0.0)
 
-    def is_among(self, name: str, allowed: Collection[str] | None) -> bool:
-        """Whether a key that allows these models, by any of their names, allows this one. None: all
-        are allowed. Raises ApiError (404).
+    def is_among(self, name: str, allowed: frozenset[str] | None) -> bool:
+        """Whether a key that allows these models, by any of their names, allows this one. Who may
+        use a model may use its adapters. None: all are allowed. Raises ApiError (404).
         """
-        own = self.find(name)
-        return allowed is None or not {*self.known[own].names}.isdisjoint(allowed)
+        naming = self.naming(name)
+        return allowed is None or not allowed.isdisjoint(
+            each.name
+            for each in self.known[self.find(name)].namings
+            if each.root in {naming.root, naming.parent}
+        )
 
     def is_ready(self, name: str) -> bool:
         """Whether a request for it need not wait. Raises ApiError (404)."""

@@ -18,8 +18,9 @@ from server.errors import ApiError, invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
 from server.metrics.models import ModelFigures
+from server.models import LoadedModel
 from server.record import RequestRecord, request_record
-from server.registry import LoadedModel, ModelRegistry
+from server.registry import ModelRegistry
 from server.schemas.cache import Remembered
 from server.settings import Settings
 from server.transport.body import BodyReader, Model

@@ -7,10 +7,10 @@ from anyio import current_time
 from fastapi import APIRouter, Query
 
 from engine.types.statistics import EngineStats
+from server.models import KnownModel
 from server.openapi import errors
 from server.pool.pooled_model import Measuring
 from server.pool.states import State
-from server.registry import KnownModel
 from server.schemas.pool import PooledModelInfo, PooledModels
 from server.service import RecordDependency, Service, ServiceDependency
 

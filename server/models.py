@@ -1,0 +1,67 @@
+"""A model that requests can name, and one that is in memory."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.api import Engine
+from engine.types.model import ModelCard
+from engine.types.statistics import EngineStats
+from server.cache_feed import CacheFeed
+from server.generation.models import Naming, ServedModel
+from server.generation.replays import Replays
+from server.metrics.telemetry import EngineTelemetry
+from server.settings.models import ModelSettings
+
+log = logging.getLogger("rootstock")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory. Implements `server.pool.pooled_model.Resident`."""
+
+    engine: Engine
+    served: Mapping[str, ServedModel]  # by name
+    feed: CacheFeed
+    known: "KnownModel"
+
+    async def ended(self) -> str:
+        return await self.engine.ended()
+
+    async def drain(self, timeout_seconds: float) -> None:
+        await self.engine.drain(timeout_seconds)
+        self.known.last_stats = await self.engine.stats()
+
+
+@dataclass(slots=True)
+class KnownModel:
+    """What is known of a model whether or not it is loaded, and outlives its unloading."""
+
+    settings: ModelSettings
+    namings: Sequence[Naming]  # its own first, then its aliases, then its adapters'
+    replays: Mapping[str, Replays]  # by adapter
+    telemetry: EngineTelemetry = field(default_factory=EngineTelemetry)
+    card: ModelCard | None = None  # since it was first loaded
+    last_stats: EngineStats | None = None  # when it was last unloaded
+    progress: str = ""  # the last line on how loading goes
+
+    @property
+    def name(self) -> str:
+        """Its own."""
+        return self.namings[0].name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(naming.name for naming in self.namings)
+
+    @property
+    def n_replays(self) -> int:
+        return sum(map(len, self.replays.values()))
+
+    def forget_replays(self) -> int:
+        """Returns how many answers there were."""
+        return sum(replays.clear() for replays in self.replays.values())
+
+    def report(self, line: str) -> None:
+        self.progress = line
+        log.info("%s: %s", self.name, line)
