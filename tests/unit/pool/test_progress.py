@@ -17,7 +17,7 @@ BEGAN, TOOK = 100.0, 20.0
 
 @pytest.fixture
 def known() -> KnownModel:
-    return KnownModel(ModelSettings(), [Naming("demo")], {})
+    return KnownModel(ModelSettings(), [Naming("demo", "demo")], {})
 
 
 @pytest.fixture
