@@ -43,7 +43,8 @@ class KnownModel:
     telemetry: EngineTelemetry = field(default_factory=EngineTelemetry)
     card: ModelCard | None = None  # since it was first loaded
     last_stats: EngineStats | None = None  # when it was last unloaded
-    progress: str = ""  # the last line on how loading goes
+    progress: str = ""  # the last word on how fetching or loading goes
+    fetched_share: float | None = None  # of its repository, while that is fetched
 
     @property
     def name(self) -> str:
@@ -65,3 +66,8 @@ class KnownModel:
     def report(self, line: str) -> None:
         self.progress = line
         log.info("%s: %s", self.name, line)
+
+    def fetching(self, done_bytes: int, total_bytes: int) -> None:
+        """Called on any thread. A terminal has a bar of it."""
+        self.progress = f"{done_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB fetched"
+        self.fetched_share = min(done_bytes / total_bytes, 1.0) if total_bytes else None

@@ -248,8 +248,10 @@ class ModelRegistry:
         if self._is_alone:
             return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
         config = self.settings.config_of(known.settings)
-        fetch = partial(find_checkpoint, config.model, download=True)
+        known.progress, known.fetched_share = f"looking for {known.settings.source}", None
+        fetch = partial(find_checkpoint, config.model, download=True, progress=known.fetching)
         await to_thread.run_sync(fetch, abandon_on_cancel=True)
+        known.progress, known.fetched_share = "finding out what memory it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)
         return await to_thread.run_sync(self._needed_bytes, config, budget_bytes, storage_bytes)
@@ -262,6 +264,7 @@ class ModelRegistry:
             self.pool.correct(name, max(promised, memory.resident))
 
     async def _load(self, known: KnownModel, memory_bytes: int) -> LoadedModel:
+        known.progress = ""
         config = self.settings.config_of(known.settings, memory_bytes or None)
         engine = await self._start(config, known.telemetry, known.report)
         known.card = engine.card

@@ -97,8 +97,9 @@ class Service:
             for name, known in self.models.known.items()
         ]
 
-    def remembered(self) -> Remembered:
-        replays = sum(known.n_replays for known in self.models.known.values())
+    def remembered(self, model: str) -> Remembered:
+        """The replays of the model of that own name; responses are of all models."""
+        replays = self.models.known[model].n_replays
         return Remembered(replays=replays, responses=len(self.responses))
 
     def check_priority(self, priority: int) -> None:

@@ -16,8 +16,10 @@ FLAGS = (
     *("--max-running", "4"),
     *("--max-waiting", "16"),
     *("--kv-cache-bytes", "10MiB"),
+    *("--memory-budget", "2GiB"),
 )
-"""Of a daemon that is small enough to be filled: users wait, blocks are evicted."""
+"""Of a daemon that is small enough to be filled: users wait, blocks are evicted; and with a budget
+of memory, or nothing were counted of it."""
 
 SHARED = Load(
     description="two system prompts, eight users at a time",

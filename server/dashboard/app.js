@@ -3,6 +3,9 @@
 import { Playground } from "./chat/playground.js";
 import { Connect } from "./connect/connect.js";
 import { Daemon } from "./daemon/panel.js";
+import { Choice } from "./models/choice.js";
+import { Models } from "./models/panel.js";
+import { Unloaded } from "./models/unloaded.js";
 import { forgetKey, hasKey } from "./net/api.js";
 import { served } from "./net/served.js";
 import { Watch } from "./net/watch.js";
@@ -13,6 +16,7 @@ import { Component, html, render } from "./parts/html.js";
 import { KeyForm } from "./parts/key.js";
 import { Requests } from "./requests/requests.js";
 import { Activity } from "./state/activity.js";
+import { Acts, modelOf } from "./state/models.js";
 import { Picture } from "./tree/picture.js";
 
 const TICK_MS = 1000;
@@ -25,38 +29,42 @@ const STATUS = {
 
 class App extends Component {
   state = {
-    ...{ snapshot: null, received: 0, now: 0, status: "connecting", refusal: null },
-    ...{ model: null, agents: [] }, // what is served, for whoever may use it
+    ...{ status: "connecting", refusal: null, now: 0 }, // of the daemon
+    ...{ models: null, budget: null }, // for whoever may see them
+    ...{ snapshot: null, received: 0, isPast: false }, // of the model's cache
+    ...{ chosen: null, served: [], agents: [] }, // what is served, for whoever may use it
   };
   activity = new Activity();
+  acts = new Acts(() => this.forceUpdate());
+  tree = null; // the watch of the chosen model's cache, while there is one
 
   componentDidMount() {
-    this.tree = new Watch(
-      "admin/cache/tree/stream",
-      (snapshot) => this.show(snapshot),
-      (status, refusal = null) => this.note(status, refusal),
-    );
     this.requests = new Watch(
       "admin/activity/stream",
-      (event) => this.activity.note(event),
-      (status) => status === "live" && this.activity.begin(),
+      (event) => this.hear(event),
+      (status, refusal = null) => this.note(status, refusal),
     );
     this.start();
     this.timer = setInterval(() => this.tick(), TICK_MS);
     document.addEventListener("visibilitychange", () => this.onVisibility());
   }
 
-  render(_, { snapshot, status, refusal, model, agents }) {
+  render(_, { status, refusal, models, agents, served }) {
     if (refusal?.status === 401) return this.keyForm(refusal);
+    const names = this.names();
+    const chosen = this.chosen();
+    const model = served.find(({ id }) => id === chosen) ?? null;
     return html`
-      <${Header} snapshot=${snapshot} status=${status} model=${model}
-                  onForget=${() => this.forget()} />
+      <${Header} status=${status} canConnect=${model !== null} onForget=${() => this.forget()}>
+        <${Choice} names=${names} chosen=${chosen} onChoose=${(name) => this.choose(name)} />
+      <//>
       <main>
-        <div class="watching ${status}">${this.watching(snapshot, refusal)}</div>
+        <div class="watching ${this.isPast() ? "lost" : status}">${this.watching()}</div>
         <${Playground} model=${model} />
         <div class="about">
-          ${model && html`<${Connect} model=${model} agents=${agents} />`}
-          ${snapshot && html`<${Daemon} isLive=${status === "live"} />`}
+          ${model && html`<${Connect} model=${model} named=${this.named()} agents=${agents} />`}
+          ${models && html`
+            <${Daemon} key=${chosen} model=${this.model().id} isLive=${status === "live"} />`}
         </div>
       </main>`;
   }
@@ -66,48 +74,131 @@ class App extends Component {
     return html`<${KeyForm} problem=${problem} onKey=${() => this.start()} />`;
   }
 
-  watching(snapshot, refusal) {
+  watching() {
+    const { activity, acts } = this;
+    const { refusal, models, budget } = this.state;
     if (refusal) return html`<p class="notice" role="alert">${refusalText(refusal)}</p>`;
-    if (!snapshot) return html`<p class="notice">Waiting for the first picture …</p>`;
-    const { activity } = this;
-    const { now, received, status } = this.state;
-    const seconds = (now - received) / 1000;
+    if (!models) return html`<p class="notice">Waiting for the first picture …</p>`;
     return html`
-      ${status === "lost" && html`<p class="notice">${pastText(snapshot)}</p>`}
-      <section class="overview" aria-label="Right now">
-        <${Numbers} snapshot=${snapshot} series=${activity.series} />
-        <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
-      </section>
-      <${Picture} snapshot=${snapshot} seconds=${seconds}
-                  clear=${(namespace) => this.clearButton(namespace)} />
+      <${Models} models=${models} budget=${budget} acts=${acts} />
+      ${this.cache()}
       <${Requests} live=${activity.live} hidden=${activity.hidden}
-                   finished=${activity.finished} />
+                   finished=${activity.finished} ofSeveral=${this.names().length > 1} />
       <section aria-labelledby="series">
-        <h2 id="series">The last 15 minutes</h2>
+        <h2 id="series">The last 15 minutes${this.whose()}</h2>
         <${Charts} series=${activity.series} />
       </section>`;
   }
 
+  /** The picture of the chosen model's cache, or why there is none. */
+  cache() {
+    const { snapshot, status, now, received } = this.state;
+    const model = this.model();
+    if (model.state !== "ready") return html`<${Unloaded} model=${model} acts=${this.acts} />`;
+    if (snapshot?.model !== model.id) return html`<p class="notice">Waiting for the first picture …</p>`;
+    return html`
+      ${this.isPast() && html`<p class="notice">${pastText(snapshot, status)}</p>`}
+      <section class="overview" aria-label="Right now">
+        <${Numbers} snapshot=${snapshot} series=${this.activity.series} whose=${this.whose()} />
+        <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
+      </section>
+      <${Picture} key=${model.id} snapshot=${snapshot} seconds=${(now - received) / 1000}
+                  named=${this.named()} clear=${(namespace) => this.clearButton(namespace)} />`;
+  }
+
   /** Without a namespace, of everything. One that is alone is everything. */
   clearButton(namespace) {
-    const { disk, namespaces } = this.state.snapshot;
+    const { disk, model, namespaces } = this.state.snapshot;
     if (namespace && namespaces.length === 1) return null;
-    return html`<${Clear} namespace=${namespace} hasDisk=${disk !== null} />`;
+    return html`<${Clear} model=${model} namespace=${namespace} hasDisk=${disk !== null} />`;
+  }
+
+  /** What may be chosen: models and adapters, by the first of the names that mean the same. */
+  names() {
+    const { models, served } = this.state;
+    const first = served.filter(({ id, root }) => id === root);
+    return (first.length ? first : models ?? []).map(({ id }) => id);
+  }
+
+  /** The name that the page is about: the first, until somebody chooses. */
+  chosen() {
+    const [first, ...others] = this.names();
+    return others.includes(this.state.chosen) ? this.state.chosen : first;
+  }
+
+  /** The model of that name: an adapter's is the one that it changes. */
+  model() {
+    const chosen = this.chosen();
+    const parent = this.state.served.find(({ id }) => id === chosen)?.parent;
+    return modelOf(this.state.models, parent ?? chosen);
+  }
+
+  /** What a line must say to mean the chosen name, where there are several. */
+  named() {
+    return this.names().length > 1 ? this.chosen() : undefined;
+  }
+
+  whose() {
+    return this.state.models.length > 1 ? ", all models" : "";
+  }
+
+  isPast() {
+    return this.state.isPast || this.state.status === "lost";
   }
 
   note(status, refusal) {
     this.setState({ status, refusal });
+    if (status === "live") this.activity.begin();
     if (status === "live" || refusal?.status === 403) this.learn();
   }
 
-  /** Again whenever the daemon is there again: it may serve something else. */
+  /** Again whenever the daemon is there again, or a model is: what is served may have changed. */
   learn() {
     served().then((what) => this.setState(what), () => {}); // what was known before stays
   }
 
+  hear(event) {
+    const { models, budget_bytes: budget } = event.models;
+    if (this.state.models && states(models) !== states(this.state.models)) this.learn();
+    this.activity.note(event);
+    this.setState({ models, budget }, () => this.follow());
+  }
+
+  choose(chosen) {
+    this.setState({ chosen }, () => this.follow());
+  }
+
+  /** Watch the chosen model's cache while it is in memory. */
+  follow() {
+    if (!this.state.models) return;
+    const { id, state } = this.model();
+    if (this.followed === id && state === "ready") return;
+    this.leave();
+    if (state !== "ready") return;
+    this.followed = id;
+    this.tree = new Watch(
+      `admin/cache/tree/stream?${new URLSearchParams({ model: id })}`,
+      (snapshot) => this.show(snapshot),
+      (status) => this.noteTree(status),
+    );
+    this.tree.start();
+  }
+
+  leave() {
+    this.tree?.stop();
+    this.tree = this.followed = null;
+  }
+
+  /** What comes next says whether the model is still there, and watches again if it is. */
+  noteTree(status) {
+    if (status !== "lost" && status !== "refused") return;
+    this.leave();
+    this.setState({ isPast: true });
+  }
+
   show(snapshot) {
     const now = performance.now();
-    this.setState({ snapshot, received: now, now });
+    this.setState({ snapshot, received: now, now, isPast: false });
   }
 
   tick() {
@@ -115,40 +206,46 @@ class App extends Component {
   }
 
   start() {
-    this.tree.start();
     this.requests.start();
   }
 
   /** Nobody watches a hidden page, and a watcher costs the engine a little. */
   onVisibility() {
     if (!document.hidden) return this.start();
-    this.tree.stop();
     this.requests.stop();
+    this.leave();
     this.setState({ status: "connecting" });
   }
 
   forget() {
     forgetKey();
-    this.setState({ snapshot: null });
+    this.leave();
+    this.setState({ models: null, snapshot: null });
     this.start();
   }
 }
 
-function Header({ snapshot, status, model, onForget }) {
+function Header({ status, canConnect, onForget, children }) {
   return html`
     <header class="top">
       <h1><img src="dashboard/icon.svg" alt="" width="28" height="28" />Rootstock</h1>
-      <span class="model">${snapshot?.model}</span>
-      ${model && html`
+      ${children}
+      ${canConnect && html`
         <nav aria-label="Further down"><a href="#connect">Connect a client</a></nav>`}
       <span class="status ${status}" role="status">${STATUS[status]}</span>
       ${hasKey() && html`<button class="quiet" onClick=${onForget}>Forget the key</button>`}
     </header>`;
 }
 
-function pastText({ time }) {
+/** To be compared: other text, where a model has come, has gone, or is in another state. */
+function states(models) {
+  return models.map(({ id, state }) => `${id} ${state}`).join("\n");
+}
+
+function pastText({ time }, status) {
   const seen = new Date(time * 1000).toLocaleTimeString();
-  return `The daemon does not answer. Below is how things stood at ${seen}.`;
+  const who = status === "lost" ? "daemon" : "model";
+  return `The ${who} does not answer. Below is how things stood at ${seen}.`;
 }
 
 function refusalText(refusal) {

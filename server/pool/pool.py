@@ -61,10 +61,11 @@ class ModelPool(Generic[ResidentT]):
         """Decide, and begin what is decided."""
         if self._is_closed:
             return
-        for action in decide(self.states(), self.budget_bytes, self._clock()):
+        now = self._clock()
+        for action in decide(self.states(), self.budget_bytes, now):
             match action:
                 case Load(name):
-                    self.models[name].set(state=State.LOADING)
+                    self.models[name].set(state=State.LOADING, began_at=now)
                     self._tasks.start_soon(self._load, name)
                 case Unload(name):
                     self._begin_unload(name)

@@ -85,6 +85,11 @@ class PooledModel(Generic[ResidentT]):
         """The model, while it may be used."""
         return self.stay.model if self.stay is not None else None
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether it is on its way into memory: what it needs is found out, or it is loaded."""
+        return self.measuring is Measuring.RUNS or self.state.state is State.LOADING
+
     def set(self, **changes: object) -> None:
         """Replace fields of the state, and wake who waits for a change."""
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ class ModelState:
     state: State = State.UNLOADED
     n_users: int = 0  # requests that hold it
     waiting_since: float | None = None  # when the first request came that waits for it
+    began_at: float = 0.0  # when loading last began
     used_at: float = 0.0  # when it was loaded, or a request last let go of it
     load_seconds: float = UNKNOWN_LOAD_SECONDS  # the last time
     retry_at: float = 0.0  # a failed one is not loaded before

@@ -1,4 +1,4 @@
-"""`/admin/activity/stream`: requests, for the dashboard. Left out with `--no-dashboard`."""
+"""`/admin/activity/stream`, for the dashboard. Left out with `--no-dashboard`."""
 
 from contextlib import suppress
 
@@ -12,6 +12,7 @@ from server.activity.live import live_requests
 from server.errors import ClientLeft
 from server.generation.events import client_waiting
 from server.openapi import errors, stream_of_data
+from server.routes.admin_models import pooled_models
 from server.routes.cache_tree import EventStream
 from server.routes.delivery import STREAM_HEADERS
 from server.schemas.admin import Activity
@@ -30,7 +31,9 @@ SHOWN_REQUESTS = 100
     responses={**stream_of_data(Activity), **errors(503)},
 )
 async def activity_stream(service: ServiceDependency) -> Response:
-    """Live requests each second, and with them what is new in the log and in the series."""
+    """Live requests and the models each second, and with them what is new in the log and in the
+    series.
+    """
     return ActivityStream(service)
 
 
@@ -66,6 +69,7 @@ class ActivityStream(EventStream):
 
     async def _event(self) -> bytes:
         tracker, series = self._service.tracker, self._service.series
+        models = await pooled_models(self._service)
         live = tracker.live
         infos = await self._service.requests()
         finished = tracker.finished(self._n_finished)[::-1]
@@ -75,6 +79,7 @@ class ActivityStream(EventStream):
             hidden_requests=max(len(live) - SHOWN_REQUESTS, 0),
             finished=finished,
             points=points,
+            models=models,
         )
         self._n_finished = finished[-1].number if finished else self._n_finished
         self._n_points = series.n_points

@@ -7,9 +7,9 @@ from anyio import current_time
 from fastapi import APIRouter, Query
 
 from engine.types.statistics import EngineStats
-from server.models import KnownModel
+from server.models import KnownModel, LoadedModel
 from server.openapi import errors
-from server.pool.pooled_model import Measuring
+from server.pool.pooled_model import Measuring, PooledModel
 from server.pool.states import State
 from server.schemas.pool import PooledModelInfo, PooledModels
 from server.service import RecordDependency, Service, ServiceDependency
@@ -23,12 +23,7 @@ ModelName = Annotated[str, Query(min_length=1, max_length=256, description="One 
 @router.get("", responses=errors(503))
 async def models(service: ServiceDependency) -> PooledModels:
     """At once, whatever is being loaded."""
-    budget_bytes = service.models.pool.budget_bytes
-    stats = await service.stats()
-    return PooledModels(
-        budget_bytes=None if budget_bytes == sys.maxsize else budget_bytes,
-        models=[_info(service, known, stats) for known in service.models.known.values()],
-    )
+    return await pooled_models(service)
 
 
 @router.post("/load", responses=errors(400, 404, 503))
@@ -49,6 +44,16 @@ async def unload(model: ModelName, service: ServiceDependency) -> PooledModelInf
     return await _told(service, model)
 
 
+async def pooled_models(service: Service) -> PooledModels:
+    """All models, loaded or not."""
+    budget_bytes = service.models.pool.budget_bytes
+    stats = await service.stats()
+    return PooledModels(
+        budget_bytes=None if budget_bytes == sys.maxsize else budget_bytes,
+        models=[_info(service, known, stats) for known in service.models.known.values()],
+    )
+
+
 async def _told(service: Service, name: str) -> PooledModelInfo:
     known = service.models.known[service.models.find(name)]
     return _info(service, known, await service.stats())
@@ -59,7 +64,7 @@ def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) ->
     model = service.models.pool.models[name]
     state, now = model.state, current_time()
     is_known = model.measuring is Measuring.DONE and state.need_bytes > 0
-    is_loading, has_failed = state.state is State.LOADING, state.state is State.FAILED
+    has_failed = state.state is State.FAILED
     return PooledModelInfo(
         id=name,
         aliases=aliases,
@@ -67,7 +72,8 @@ def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) ->
         source=known.settings.source,
         state=state.state,
         failure=model.failure or None,
-        progress=known.progress if is_loading else None,
+        progress=known.progress if model.is_coming else None,
+        progress_share=progress_share(known, model, now) if model.is_coming else None,
         requests=state.n_users,
         waiting=len(model.waiters),
         memory_bytes=state.need_bytes if is_known else None,
@@ -78,3 +84,15 @@ def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) ->
         load_seconds=state.load_seconds if known.card is not None else None,
         retry_seconds=max(state.retry_at - now, 0.0) if has_failed else None,
     )
+
+
+def progress_share(known: KnownModel, model: PooledModel[LoadedModel], now: float) -> float | None:
+    """How far one has come that is being fetched or loaded; None where that is not known. Loading
+    that takes longer than the last time may take any time.
+    """
+    state = model.state
+    if state.state is not State.LOADING:
+        return known.fetched_share
+    seconds = now - state.began_at
+    is_known = known.card is not None and seconds < state.load_seconds
+    return seconds / state.load_seconds if is_known else None

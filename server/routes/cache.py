@@ -82,20 +82,20 @@ async def clear_cache(
     have neither namespaces nor tiers.
     """
     _check_scope(namespace, tiers, what)
-    known = service.models.known[service.models.find(model)]
+    own = service.models.find(model)
     cleared = Cleared(0, 0)
     if Clearable.KV in what:
-        engine = service.models.loaded(model).engine
+        engine = service.models.loaded(own).engine
         cleared = await engine.clear_cache(namespace, ALL_TIERS if tiers is None else tiers)
     forgotten = Remembered(
-        replays=known.forget_replays() if Clearable.REPLAYS in what else 0,
+        replays=service.models.known[own].forget_replays() if Clearable.REPLAYS in what else 0,
         responses=service.responses.clear() if Clearable.RESPONSES in what else 0,
     )
     return ClearResponse(
         blocks_freed=cleared.blocks,
         bytes_freed=cleared.bytes,
         forgotten=forgotten,
-        kept=service.remembered(),
+        kept=service.remembered(own),
     )
 
 

@@ -29,7 +29,7 @@ async def daemon(service: ServiceDependency, model: ModelName = "") -> Daemon:
         model=None if loaded is None else DaemonModel.model_validate(loaded.engine.card),
         settings=list(_in_force(service.settings)),
         memory=None if stats is None else MemoryUse.model_validate(stats.memory),
-        remembered=service.remembered(),
+        remembered=service.remembered(own),
     )
 
 

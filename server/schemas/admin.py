@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.types.request import WaitReason
+from server.schemas.pool import PooledModels
 
 LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]
 
@@ -101,3 +102,4 @@ class Activity(_Told):
     hidden_requests: int = Field(description="Live requests beyond those.")
     finished: list[FinishedRequest] = Field(description="The oldest first.")
     points: list[SeriesPoint] = Field(description="Of the series, the oldest first.")
+    models: PooledModels = Field(description="As `/admin/models` has them.")

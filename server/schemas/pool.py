@@ -12,7 +12,13 @@ class PooledModelInfo(BaseModel):
     source: str = Field(description="The directory or repository that it comes from.")
     state: State
     failure: str | None = Field(description="Why it is not there, where it should be.")
-    progress: str | None = Field(description="While it is loading: the last word on how that goes.")
+    progress: str | None = Field(
+        description="While it is fetched or loaded: the last word on how that goes."
+    )
+    progress_share: float | None = Field(
+        description="Of its repository what has been fetched, or of the time that loading took the "
+        "last time what has passed: 0 to 1. Null where that is not known."
+    )
     requests: int = Field(description="Those that use it.")
     waiting: int = Field(description="Those that wait for it to be loaded.")
     memory_bytes: int | None = Field(

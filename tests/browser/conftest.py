@@ -65,8 +65,10 @@ def scripted_url(engine: FakeEngine) -> Iterator[str]:
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Visit]:
+def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
     """Pages that ask nobody else for anything, break no policy, and put no error on the console."""
+    if "scripted_url" in request.fixturenames:  # pages are closed before their daemon ends
+        request.getfixturevalue("scripted_url")
     contexts, problems = [], []
 
     def opened(url: str, expected: str = "(?!)", **options: Any) -> Page:

@@ -176,6 +176,10 @@ class Gate:
     async def passed(self) -> None:
         await asyncio.shield(asyncio.wrap_future(self._opened))
 
+    def wait(self) -> None:
+        """Likewise, on another thread."""
+        self._opened.result()
+
 
 @dataclass
 class Script:

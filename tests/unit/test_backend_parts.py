@@ -1,5 +1,6 @@
 """The backend's pure parts: batching, budget, context length, where checkpoints are."""
 
+import io
 import math
 import re
 import resource
@@ -209,6 +210,30 @@ def test_what_the_hub_refuses_is_said_in_a_line(
     with pytest.raises(ModelError, match=said) as refused:
         find_checkpoint("some/model", download=True)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("disabled", [True, False])
+def test_who_asks_hears_how_much_has_been_fetched(
+    disabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there is no terminal, and so no bar."""
+
+    def fetch(model: str, *, tqdm_class: Any, **options: Any) -> str:
+        name = "huggingface_hub.snapshot_download"
+        shown = {"total": 0, "file": io.StringIO(), "disable": disabled}
+        written = tqdm_class(name=name, **shown)
+        written.total = 1000
+        tqdm_class(name=f"{name}.transfer", **shown).update(7)
+        tqdm_class(desc="Fetching 2 files", **shown).update(1)
+        written.update(400)
+        written.update(600)
+        raise OSError("the line is dead")
+
+    monkeypatch.setattr("engine.mlx_backend.loading.source.snapshot_download", fetch)
+    heard: list[tuple[int, int]] = []
+    with pytest.raises(ModelError, match="the line is dead"):
+        find_checkpoint("some/model", download=True, progress=lambda *said: heard.append(said))
+    assert heard == [(400, 1000), (1000, 1000)]
 
 
 def test_the_limit_of_open_files_stays_as_it_is() -> None:

@@ -26,23 +26,28 @@ _PATH_STARTS = ("/", ".", "~")  # of no repository's name
 _FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _SAMPLES = 4  # of a tensor
 _SAMPLE_BYTES = 4096
+_STORED_BYTES = "huggingface_hub.snapshot_download"  # the name of one of a download's bars
 
 
-def find_checkpoint(model: str, *, download: bool) -> Path:
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are there and with those that there will be, as far as is known."""
+
+
+def find_checkpoint(
+    model: str, *, download: bool, progress: Progress = lambda done, total: None
+) -> Path:
     """The directory of a checkpoint given as a directory or as a Hugging Face repository; of the
     embedded default where `model` is empty, or its name.
 
     What begins with `/`, `.` or `~` is a directory. Without `download` a repository must have been
-    fetched before. Code in repositories is neither fetched nor run. Raises ModelError, also when a
-    file is missing or not whole.
+    fetched before; `progress` is called from other threads. Code in repositories is neither fetched
+    nor run. Raises ModelError, also when a file is missing or not whole.
     """
     if model in {"", DEFAULT_NAME}:
         return DEFAULT_CHECKPOINT
-    return _checked(_directory(model) or (_fetched(model) if download else _cached(model)))
-
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes that are there and with those that there will be."""
+    return _checked(
+        _directory(model) or (_fetched(model, progress) if download else _cached(model))
+    )
 
 
 def fetch_checkpoint(repository: str, progress: Progress) -> Path:
@@ -50,22 +55,7 @@ def fetch_checkpoint(repository: str, progress: Progress) -> Path:
 
     `progress` is called from other threads. Raises ModelError as find_checkpoint does.
     """
-
-    class Bar(tqdm):
-        """Draws nothing. Of the bars that a download has, one counts the bytes that it stores."""
-
-        def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
-            self.total = kwargs.get("total")
-            self._stored = kwargs.get("initial", 0)
-            self._counts = kwargs.get("unit") == "B" and not (name or "").endswith(".transfer")
-
-        def update(self, n: float | None = 1) -> None:
-            self._stored += int(n or 0)
-            if self._counts:
-                progress(self._stored, int(self.total or 0))
-
-    return _checked(_fetched(repository, Bar))
+    return _checked(_fetched(repository, progress))
 
 
 def _directory(model: str) -> Path | None:
@@ -95,9 +85,10 @@ def _cached(model: str) -> Path:
         raise ModelError(f"{model} is not in the Hugging Face cache; {fetch}") from error
 
 
-def _fetched(model: str, bar: type[Any] | None = None) -> Path:
+def _fetched(model: str, progress: Progress) -> Path:
     """Raises ModelError when the repository is not in the cache, and cannot be fetched either."""
     try:
+        bar = _counting(progress)
         return Path(snapshot_download(model, allow_patterns=_FILES, tqdm_class=bar))
     except GatedRepoError as error:
         raise ModelError(
@@ -111,6 +102,25 @@ def _fetched(model: str, bar: type[Any] | None = None) -> Path:
         raise ModelError(f"{model} is not here and was not fetched: {problem}") from error
     except Exception as error:  # of what carries HTTP, too: a proxy's, an address that is none
         raise ModelError(f"{model} was not fetched: {one_line(error)}") from error
+
+
+def _counting(progress: Progress) -> type[tqdm]:
+    """The bars that a download shows in a terminal. One of them counts the bytes that it stores."""
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
+            self._counts = name == _STORED_BYTES
+            super().__init__(*args, name=name, **options)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            if self.disable:  # then it does not count
+                self.n += n or 0
+            if self._counts:
+                progress(int(self.n), int(self.total or 0))
+            return shown
+
+    return Bar
 
 
 def _no_repository(model: str, error: Exception) -> ModelError:

@@ -9,7 +9,7 @@ const MOST_ROUNDS = 5; // of calls, before the model must answer
 
 /**
  * One conversation and the request that is running for it, if any. `onChange` is called whenever
- * there is something new to show. `options` are `system`, `temperature` and `maxTokens` (null where
+ * there is something new to show. `options` are `model`, `system`, `temperature` and `maxTokens` (null where
  * the daemon decides) and `offersTool`.
  */
 export class Dialogue {
@@ -82,8 +82,9 @@ export class Dialogue {
 }
 
 /** What is undefined is not sent. */
-function fields({ temperature, maxTokens, offersTool }, rounds) {
+function fields({ model, temperature, maxTokens, offersTool }, rounds) {
   return {
+    model,
     temperature: temperature ?? undefined,
     max_tokens: maxTokens ?? undefined,
     tools: offersTool ? [TOOL] : undefined,

@@ -9,6 +9,7 @@ export const NO_OPTIONS = { system: "", temperature: null, maxTokens: null, offe
 /** `model` as /v1/models lists it, or null: its defaults hold where nothing is set. */
 export function Options({ options, model, onChange }) {
   const { system, offersTool } = options;
+  const { sampling_defaults: defaults, max_model_len: most } = model ?? {}; // null before it was loaded
   const set = (changed) => onChange({ ...options, ...changed });
   return html`
     <details class="options">
@@ -21,10 +22,10 @@ export function Options({ options, model, onChange }) {
       <summary>Sampling and a tool${told(options)}</summary>
       <div class="fields">
         <${Number_} label="Temperature" value=${options.temperature} min="0" max="2" step="0.1"
-                    placeholder=${model ? `${model.sampling_defaults.temperature} by default` : ""}
+                    placeholder=${defaults ? `${defaults.temperature} by default` : ""}
                     onValue=${(temperature) => set({ temperature })} />
         <${Number_} label="Max tokens" value=${options.maxTokens} min="1" step="1"
-                    placeholder=${model ? `up to ${whole(model.max_model_len)}` : ""}
+                    placeholder=${most ? `up to ${whole(most)}` : ""}
                     onValue=${(maxTokens) => set({ maxTokens })} />
       </div>
       <label class="check">

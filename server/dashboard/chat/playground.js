@@ -128,12 +128,16 @@ export class Playground extends Component {
 
   ask(parent, text, together) {
     this.isAtEnd = true;
-    this.dialogue.ask(parent, text, together, this.state.options);
+    this.dialogue.ask(parent, text, together, this.options());
   }
 
   retry(message) {
     this.isAtEnd = true;
-    this.dialogue.retry(message, this.state.options);
+    this.dialogue.retry(message, this.options());
+  }
+
+  options() {
+    return { ...this.state.options, model: this.props.model?.id };
   }
 }
 

@@ -4,13 +4,13 @@ import { Code } from "../parts/code.js";
 import { html } from "../parts/html.js";
 import { baseUrl, curl, environment, launch, python } from "./lines.js";
 
-/** `model` as /v1/models lists it; `agents` by the names that `rootstock launch` has for them. */
-export function Connect({ model, agents }) {
+/** `model` as /v1/models lists it, `named` its name where there are several; `agents` by the names that `rootstock launch` has for them. */
+export function Connect({ model, named, agents }) {
   const lines = [
     ["Base URL", baseUrl()],
     ["Variables", environment()],
-    ...agents.map((agent) => [agent, launch(agent)]),
-    ["curl", curl("Hello")],
+    ...agents.map((agent) => [agent, launch(agent, named)]),
+    ["curl", curl("Hello", named)],
     ["openai", python(model.id)],
   ];
   return html`

@@ -7,9 +7,9 @@ const PLACEHOLDER = "YOUR_KEY";
 
 export const baseUrl = () => address("v1");
 
-/** A chat, as it is asked for without a client. */
-export function curl(question) {
-  const body = JSON.stringify({ messages: [{ role: "user", content: question }] });
+/** A chat, as it is asked for without a client; of the first model where none is named. */
+export function curl(question, model) {
+  const body = JSON.stringify({ model, messages: [{ role: "user", content: question }] });
   return [
     `curl ${quoted(address("v1/chat/completions"))}`,
     ...(hasKey() ? [`-H 'Authorization: Bearer ${PLACEHOLDER}'`] : []),
@@ -36,7 +36,8 @@ export function environment() {
 }
 
 /** An agent that is told all it needs, for this one time. */
-export function launch(agent) {
+export function launch(agent, model) {
   const key = hasKey() ? `ROOTSTOCK_CLIENT_API_KEY=${PLACEHOLDER} ` : "";
-  return `${key}rootstock launch ${quoted(agent)} --url ${quoted(baseUrl())}`;
+  const named = model === undefined ? "" : ` --model ${quoted(model)}`;
+  return `${key}rootstock launch ${quoted(agent)} --url ${quoted(baseUrl())}${named}`;
 }

@@ -6,7 +6,7 @@ import { Component, html } from "../parts/html.js";
 
 const EVERY_MS = 5000;
 
-/** Asks for itself, and again while it is seen and the daemon answers (`isLive`). */
+/** Of `model`. Asks for itself, and again while it is seen and the daemon answers (`isLive`). */
 export class Daemon extends Component {
   state = { daemon: null };
 
@@ -34,17 +34,26 @@ export class Daemon extends Component {
 
   /** What cannot be read now is read the next time. */
   async read() {
-    const daemon = await ask("admin/daemon").then((answer) => answer.json()).catch(() => null);
+    const query = new URLSearchParams({ model: this.props.model });
+    const daemon = await ask(`admin/daemon?${query}`).then((answer) => answer.json()).catch(() => null);
     if (daemon) this.setState({ daemon });
   }
 }
 
 function facts({ names, model, memory, remembered }) {
-  const { weights, storage, workspace } = memory.promise;
   const aliases = names.slice(1);
   return [
     ["Model", names[0], aliases.length ? `also ${aliases.join(", ")}` : ""],
-    ...(model.name === names[0] ? [] : [["From", model.name, ""]]),
+    ...(model ? loaded(names[0], model, memory) : [["In memory", "no", ""]]),
+    ["Remembered", count(remembered.replays, "answer"),
+      `with tool calls; ${count(remembered.responses, "stored response")}`],
+  ];
+}
+
+function loaded(name, model, memory) {
+  const { weights, storage, workspace } = memory.promise;
+  return [
+    ...(model.name === name ? [] : [["From", model.name, ""]]),
     ["Context", count(model.max_sequence_tokens, "token"), context(model)],
     ["Weights", model.dtype, `${bytes(weights)} on ${model.device}`],
     ...(model.blas ? [["BLAS", model.blas, ""]] : []),
@@ -53,8 +62,6 @@ function facts({ names, model, memory, remembered }) {
       `${bytes(memory.peak)} at most, of ${bytes(weights + storage + workspace)} reckoned with`],
     ["Process", bytes(memory.resident), "resident"],
     ["Sampling", `temperature ${rate(model.sampling.temperature)}`, sampling(model.sampling)],
-    ["Remembered", count(remembered.replays, "answer"),
-      `with tool calls; ${count(remembered.responses, "stored response")}`],
   ];
 }
 

@@ -2,10 +2,10 @@
 
 import { ask } from "./api.js";
 
-/** The first model of /v1/models, and the agents that `rootstock launch` knows. Throws as ask() does. */
+/** The models of /v1/models, and the agents that `rootstock launch` knows. Throws as ask() does. */
 export async function served() {
   const [models, { agents }] = await Promise.all([read("v1/models"), read("dashboard/agents")]);
-  return { model: models.data[0], agents };
+  return { served: models.data, agents };
 }
 
 async function read(path) {

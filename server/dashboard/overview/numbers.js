@@ -2,15 +2,17 @@
 
 import { bytes, count, percent, rate, short, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
+import { Stack } from "../parts/stack.js";
 import { queue } from "../state/queue.js";
 
-export function Numbers({ snapshot, series }) {
+/** `series` is of all models, `whose` says so where there are several; the rest is of the snapshot's. */
+export function Numbers({ snapshot, series, whose }) {
   const { counters } = snapshot;
   const { running, waiting, loading } = queue(snapshot);
   const share = counters.prompt_tokens ? counters.cached_tokens / counters.prompt_tokens : null;
   return html`
     <dl class="numbers">
-      <${Number_} name="Tokens written a second"
+      <${Number_} name="Tokens written a second${whose}"
                   value=${rate(series.written.at(-1) ?? 0)}
                   note="${short(counters.generated_tokens)} since the start" />
       <${Number_} name="Running" value=${whole(running)}
@@ -87,12 +89,4 @@ function Group({ group }) {
 
 function spoken(name, parts) {
   return `${name}: ${parts.map(([kind, number]) => `${whole(number)} ${kind}`).join(", ")}`;
-}
-
-function Stack({ parts, total, label }) {
-  return html`
-    <div class="stack" role="img" aria-label=${label}>
-      ${parts.map(([kind, number]) => html`
-        <span key=${kind} class=${kind} style=${{ flexGrow: total ? number / total : 0 }}></span>`)}
-    </div>`;
 }

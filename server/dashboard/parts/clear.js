@@ -4,7 +4,7 @@ import { ask, reason } from "../net/api.js";
 import { count } from "./format.js";
 import { Component, html } from "./html.js";
 
-/** Without a namespace of everything. What has neither namespace nor tier is named for itself. */
+/** Without a namespace of everything that is `model`'s. What has neither namespace nor tier is named for itself. */
 export class Clear extends Component {
   state = { chosen: new Set(), remembered: null, problem: null };
 
@@ -46,7 +46,8 @@ export class Clear extends Component {
     this.setState({ chosen: new Set(tiers), remembered: null, problem: null });
     this.dialog.showModal();
     await this.attempt(async () => {
-      const { remembered } = await (await ask("admin/daemon")).json();
+      const query = new URLSearchParams({ model: this.props.model });
+      const { remembered } = await (await ask(`admin/daemon?${query}`)).json();
       this.setState({ remembered });
     });
   }
@@ -63,8 +64,9 @@ export class Clear extends Component {
     const named = (names) => names.filter((name) => this.state.chosen.has(name));
     const tiers = named(["memory", "disk"]);
     const what = [...(tiers.length ? ["kv"] : []), ...named(["replays", "responses"])];
-    const { namespace } = this.props;
+    const { model, namespace } = this.props;
     return new URLSearchParams({
+      model,
       what,
       ...(tiers.length && { tiers }),
       ...(namespace && { namespace: namespace.id }),

@@ -11,10 +11,11 @@ export class Confirm extends Component {
     clearTimeout(this.timer);
   }
 
-  render({ label, question }, { isAsking }) {
+  render({ label, question, isBusy = false }, { isAsking }) {
     return isAsking
       ? html`<button class="quiet danger" onClick=${() => this.answer()}>${question}</button>`
-      : html`<button class="quiet" onClick=${() => this.ask()}>${label}</button>`;
+      : html`
+        <button class="quiet" disabled=${isBusy} onClick=${() => this.ask()}>${label}</button>`;
   }
 
   ask() {

@@ -20,9 +20,10 @@ export function Cell({ kind = "", head = "", title, children }) {
   return html`<td role="cell" class=${kind} data-head=${head} title=${title}>${children}</td>`;
 }
 
-export function Who({ request }) {
-  const { route, client, key, sequences } = request;
-  const names = [client, key !== client && key && `key ${key}`];
+/** With `ofSeveral` models it says which. */
+export function Who({ request, ofSeveral }) {
+  const { route, model, client, key, sequences } = request;
+  const names = [ofSeveral && model, client, key !== client && key && `key ${key}`];
   return html`
     <${Cell} kind="who" title=${request.id}>
       <code>${route}</code>${sequences > 1 && html` <span class="times">×${sequences}</span>`}

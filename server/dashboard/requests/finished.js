@@ -11,29 +11,30 @@ const HEADS = [
 const NO_FAILURES = [200, 499]; // a client may leave
 
 export class Finished extends Component {
-  shouldComponentUpdate({ requests }) {
-    return requests !== this.props.requests;
+  shouldComponentUpdate({ requests, ofSeveral }) {
+    return requests !== this.props.requests || ofSeveral !== this.props.ofSeveral;
   }
 
-  render({ requests }) {
+  render({ requests, ofSeveral }) {
     return html`
       <h3>Finished <span class="muted">${requests.length ? "the latest first" : "none yet"}</span></h3>
       ${requests.length > 0 && html`
         <div class="scroll" tabindex="0" role="region" aria-label="Finished requests">
           <${Table} name="finished" caption="Requests that are over" heads=${HEADS}>
-            ${requests.map((request) => html`<${Row} key=${request.number} request=${request} />`)}
+            ${requests.map((request) => html`
+              <${Row} key=${request.number} request=${request} ofSeveral=${ofSeveral} />`)}
           <//>
         </div>`}`;
   }
 }
 
-function Row({ request }) {
+function Row({ request, ofSeveral }) {
   const first = request.first_token_seconds;
   const hasFailed = !NO_FAILURES.includes(request.status);
   return html`
     <tr role="row" data-status=${request.status}>
       <${Cell} kind="time">${dayTime(request.time)}<//>
-      <${Who} request=${request} />
+      <${Who} request=${request} ofSeveral=${ofSeveral} />
       <${Cell} kind=${hasFailed ? "outcome failed" : "outcome"}>${statusOf(request)}<//>
       <${Prompt} request=${request}><${Cached} request=${request} /><//>
       <${Written} request=${request} />

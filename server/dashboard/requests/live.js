@@ -18,28 +18,28 @@ const WAITS = {
 };
 
 export class Live extends Component {
-  shouldComponentUpdate({ requests }) {
-    return requests !== this.props.requests;
+  shouldComponentUpdate({ requests, ofSeveral }) {
+    return requests !== this.props.requests || ofSeveral !== this.props.ofSeveral;
   }
 
-  render({ requests, onEnd }) {
+  render({ requests, ofSeveral, onEnd }) {
     if (requests.length === 0) return null;
     return html`
       <div class="scroll" tabindex="0" role="region" aria-label="Live requests">
         <${Table} name="live" caption="Requests that are being answered" heads=${HEADS}>
           ${requests.map((request) => html`
-            <${Row} key=${request.id} request=${request} onEnd=${onEnd} />`)}
+            <${Row} key=${request.id} request=${request} ofSeveral=${ofSeveral} onEnd=${onEnd} />`)}
         <//>
       </div>`;
   }
 }
 
-function Row({ request, onEnd }) {
+function Row({ request, ofSeveral, onEnd }) {
   const [state, note] = stateOf(request);
   const hasBegun = request.computed_tokens > 0 || request.output_tokens > 0;
   return html`
     <tr role="row" data-status=${request.status} data-waits-for=${request.waits_for}>
-      <${Who} request=${request} />
+      <${Who} request=${request} ofSeveral=${ofSeveral} />
       <${Cell} kind="state"><span class="dot"></span>${state}
         ${note && html` <small>${note}</small>`}<//>
       <${Cell} kind="number" head="Age">${clock(request.age_seconds)}<//>

@@ -9,14 +9,14 @@ import { Live } from "./live.js";
 export class Requests extends Component {
   state = { problem: null };
 
-  render({ live, hidden, finished }, { problem }) {
+  render({ live, hidden, finished, ofSeveral }, { problem }) {
     return html`
       <section class="requests" aria-labelledby="requests">
         <h2 id="requests">Requests <span class="muted">${summary(live, hidden)}</span></h2>
         ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-        <${Live} requests=${live} onEnd=${(id) => this.end(id)} />
+        <${Live} requests=${live} ofSeveral=${ofSeveral} onEnd=${(id) => this.end(id)} />
         ${hidden > 0 && html`<p class="muted">and ${count(hidden, "younger request")}</p>`}
-        <${Finished} requests=${finished} />
+        <${Finished} requests=${finished} ofSeveral=${ofSeveral} />
       </section>`;
   }
 

@@ -33,10 +33,11 @@ export class Details extends Component {
   }
 
   async read() {
-    const { id } = this.props;
+    const { id, model } = this.props;
     this.setState({ text: null, problem: null });
     try {
-      const answer = await (await ask(`admin/cache/nodes/${id}`)).json();
+      const query = new URLSearchParams({ model });
+      const answer = await (await ask(`admin/cache/nodes/${id}?${query}`)).json();
       if (id === this.props.id) this.setState({ text: answer.text });
     } catch (error) {
       if (id === this.props.id) this.setState({ problem: reason(error) });

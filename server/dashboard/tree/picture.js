@@ -16,7 +16,7 @@ const MOST_ALONE = 5; // prompts that share nothing: more of them are folded
 export class Picture extends Component {
   state = { selected: null, mostAlone: MOST_ALONE };
 
-  render({ snapshot, seconds, clear }, { selected, mostAlone }) {
+  render({ snapshot, seconds, named, clear }, { selected, mostAlone }) {
     const nodes = new Map(snapshot.nodes.map((node) => [node.id, node]));
     const path = pathTo(nodes, selected);
     const picture = layout(snapshot, { top: path.at(-1) ?? null, mostAlone });
@@ -32,7 +32,7 @@ export class Picture extends Component {
         <p class="muted">A bar is a run of tokens, as wide as it is long${
           picture.axis.cuts.length > 0 && "; under a zigzag it is cut short"}. Prompts that begin alike share their first bars; where they part, they fan out to the right.</p>
         <${Patterns} />
-        ${isEmpty ? html`<${Empty} disk=${disk} />` : html`
+        ${isEmpty ? html`<${Empty} disk=${disk} named=${named} />` : html`
           <${Icicle} picture=${picture} path=${path} found=${foundIn(snapshot, seconds)}
                      ages=${ages} selected=${selected} clear=${clear}
                      onSelect=${(id) => this.select(id)}
@@ -57,7 +57,7 @@ export class Picture extends Component {
     const users = snapshot.requests.filter((request) =>
       pathTo(nodes, request.node).some(({ id }) => id === selected));
     return html`
-      <${Details} id=${selected} node=${node} namespace=${namespace} idle=${node && ages(node)}
+      <${Details} id=${selected} model=${snapshot.model} node=${node} namespace=${namespace} idle=${node && ages(node)}
                   users=${users} hasDisk=${snapshot.disk !== null} clear=${clear}
                   onClose=${() => this.select(null)} />`;
   }

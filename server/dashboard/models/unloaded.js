@@ -1,0 +1,20 @@
+// What is seen of a model that is not in memory: how it stands, and a button.
+
+import { html } from "../parts/html.js";
+import { canLoad } from "../state/models.js";
+import { Progress } from "./progress.js";
+
+export function Unloaded({ model, acts }) {
+  const { id } = model;
+  const problem = acts.problem(model);
+  return html`
+    <section class="card unloaded" aria-labelledby="unloaded">
+      <h2 id="unloaded">${id} is not in memory</h2>
+      <p class="muted">Its cache is seen here when it is loaded: by the button, or by the next request
+        that names it.</p>
+      ${problem && html`<p class="problem">${problem}</p>`}
+      <${Progress} model=${model} />
+      <button class="primary" disabled=${acts.pending.has(id) || !canLoad(model)}
+              onClick=${() => acts.act("load", id)}>Load ${id}</button>
+    </section>`;
+}

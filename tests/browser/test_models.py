@@ -1,0 +1,284 @@
+"""Several models: which are in memory, what loads and unloads them, and what the page is about."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from playwright.sync_api import Locator, Page, expect
+
+from engine.api import Engine, ModelError, Telemetry
+from engine.types.settings import EngineConfig
+from server.registry import ModelRegistry
+from server.settings import Settings
+from tests.browser.axe import grave
+from tests.browser.conftest import Visit
+from tests.browser.demo import DESKTOP, PHONE
+from tests.contract.access.helpers import key_file, secret_of
+from tests.contract.daemon import serving
+from tests.contract.fake_engine import CARD, FakeEngine, Gate
+
+DEMO = "rootstock-demo"
+BUDGET = "1600MiB"
+NEED_BYTES = 400 << 20
+LINE = "loading weights, 0.1 GB"
+REPOSITORY = "some/repository"
+
+
+class Engines:
+    """Starts a fake engine each time, when the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate: Gate | None = None
+        self.failure = ""
+        self.started: list[FakeEngine] = []
+
+    async def __call__(
+        self, config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
+    ) -> Engine:
+        report(LINE)
+        if self.gate is not None:
+            await self.gate.passed()
+        if self.failure:
+            raise ModelError(self.failure)
+        self.started.append(FakeEngine(card=replace(CARD, name=config.model)))
+        return self.started[-1]
+
+
+@pytest.fixture
+def engines() -> Engines:
+    return Engines()
+
+
+def settings_of(*others: dict[str, Any], **settings: Any) -> Settings:
+    """Of a daemon with a model that is there at start, and others that are not."""
+    first = {"model": DEMO, "served_model_name": ["first", "alias"]}
+    models = [first, *({"preload": False, **other} for other in others)]
+    return Settings.model_validate(
+        {"port": 0, "models": models, "memory_budget": BUDGET, **settings}
+    )
+
+
+SECOND = {"model": DEMO, "served_model_name": ["second"]}
+
+
+def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
+    return NEED_BYTES + (config.kv_cache_bytes or 0)
+
+
+Serve = Callable[[Settings], str]
+"""Starts a daemon, and says where."""
+
+
+@pytest.fixture
+def serve(engines: Engines) -> Iterator[Serve]:
+    """Named before `visit` by every test, so that pages are closed before their daemons end."""
+    with ExitStack() as daemons:
+        yield lambda settings: daemons.enter_context(
+            serving(ModelRegistry(settings, engines, needed), settings)
+        )
+        if engines.gate is not None and not engines.gate.is_open:
+            engines.gate.open()
+
+
+@pytest.fixture
+def two(serve: Serve) -> str:
+    return serve(settings_of(SECOND))
+
+
+def row(page: Page, name: str) -> Locator:
+    table = page.get_by_role("table", name="Models", exact=True)
+    return table.locator("tbody tr").filter(has=page.locator(".who", has_text=name))
+
+
+def choose(page: Page, name: str) -> None:
+    page.get_by_role("combobox", name="Model").select_option(name)
+
+
+def test_a_model_is_loaded_and_how_that_goes_is_seen(
+    two: str, visit: Visit, engines: Engines
+) -> None:
+    page = visit(two)
+    expect(row(page, "first").locator(".state")).to_contain_text("ready")
+    expect(row(page, "first").locator(".who")).to_contain_text("also alias")
+    expect(row(page, "second").locator(".state")).to_contain_text("not loaded")
+    engines.gate = Gate()
+    row(page, "second").get_by_role("button", name="Load").click()
+    expect(row(page, "second").locator(".state")).to_contain_text("is being loaded")
+    expect(row(page, "second")).to_contain_text(LINE)
+    expect(page.get_by_role("progressbar", name="Loading second")).to_be_visible()
+    expect(row(page, "second").get_by_role("button", name="Load")).to_be_disabled()
+    assert not grave(page)
+    engines.gate.open()
+    expect(row(page, "second").locator(".state")).to_contain_text("ready")
+    expect(page.get_by_role("progressbar")).to_have_count(0)
+    bar = page.get_by_role("img", name="Memory of the models")
+    for part in ("first ", "second ", "free"):
+        assert part in (bar.get_attribute("aria-label") or "")
+
+
+def test_the_page_is_about_the_model_that_is_chosen(
+    two: str, visit: Visit, engines: Engines
+) -> None:
+    page = visit(two)
+    expect(page.locator(".bar").first).to_be_visible()
+    expect(page.locator("#daemon .facts")).to_contain_text("first")
+    choose(page, "second")
+    expect(page.get_by_role("heading", name="second is not in memory")).to_be_visible()
+    expect(page.locator(".bar")).to_have_count(0)
+    expect(page.locator("#daemon .facts")).to_contain_text("In memory")
+    expect(page.locator("#connect")).to_contain_text('"model":"second"')
+    expect(page.locator("#connect")).to_contain_text("--model second")
+    page.get_by_role("button", name="Load second").click()
+    expect(page.locator(".bar").first).to_be_visible()
+    expect(page.locator("#daemon .facts")).to_contain_text(CARD.dtype)
+    page.get_by_role("button", name="Who are you?").click()
+    expect(page.locator(".message.assistant[data-state='done']")).to_have_count(1)
+    assert [engine.submitted.qsize() for engine in engines.started] == [0, 1]
+    log = page.get_by_role("table", name="Requests that are over").locator("tbody tr")
+    expect(log).to_contain_text("second, 127.0.0.1")
+
+
+def test_an_adapter_is_chosen_as_its_model_is(serve: Serve, visit: Visit) -> None:
+    page = visit(serve(settings_of({**SECOND, "adapters": {"poet": "/no/such/adapter"}})))
+    choose(page, "second:poet")
+    expect(page.get_by_role("heading", name="second is not in memory")).to_be_visible()
+    expect(page.locator("#daemon .facts")).to_contain_text("second")
+    expect(page.locator("#connect")).to_contain_text('"model":"second:poet"')
+    expect(page.get_by_role("combobox", name="Model").get_by_role("option")).to_have_text(
+        ["first", "second", "second:poet"]
+    )
+
+
+def test_a_clear_is_of_the_model_that_is_chosen(two: str, visit: Visit, engines: Engines) -> None:
+    page = visit(two)
+    row(page, "second").get_by_role("button", name="Load").click()
+    choose(page, "second")
+    page.get_by_role("button", name="Clear the cache").click()
+    page.get_by_role("dialog").get_by_role("button", name="Clear", exact=True).click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert [engine.cleared.qsize() for engine in engines.started] == [0, 1]
+
+
+def test_a_model_is_unloaded_and_comes_back(two: str, visit: Visit, engines: Engines) -> None:
+    page = visit(two)
+    expect(page.locator(".bar").first).to_be_visible()
+    row(page, "first").get_by_role("button", name="Unload").click()
+    row(page, "first").get_by_role("button", name="Really?").click()
+    expect(row(page, "first").locator(".state")).to_contain_text("not loaded")
+    assert engines.started[0].drained.qsize() == 1
+    expect(page.get_by_role("heading", name="first is not in memory")).to_be_visible()
+    page.get_by_role("button", name="Load first").click()
+    expect(row(page, "first").locator(".state")).to_contain_text("ready")
+    expect(page.locator(".bar").first).to_be_visible()
+    assert len(engines.started) == 2
+
+
+def test_a_load_that_fails_says_why(
+    serve: Serve, visit: Visit, tmp_path: Path, engines: Engines
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{")
+    settings = settings_of({"model": str(broken)})
+    page = visit(serve(settings), expected="503")
+    row(page, "broken").get_by_role("button", name="Load").click()
+    expect(row(page, "broken").locator(".state")).to_contain_text("has failed")
+    expect(row(page, "broken").get_by_role("alert")).to_contain_text(str(broken))
+    choose(page, "broken")
+    expect(page.locator(".unloaded .problem")).to_contain_text(str(broken))
+    assert not grave(page)
+
+
+def test_one_that_can_never_be_loaded_is_refused_in_words(
+    serve: Serve, visit: Visit, engines: Engines
+) -> None:
+    large = {**SECOND, "kv_cache_bytes": "8GiB"}
+    settings = settings_of(large)
+    page = visit(serve(settings), expected="400")
+    row(page, "second").get_by_role("button", name="Load").click()
+    expect(row(page, "second").get_by_role("alert")).to_contain_text("memory_budget")
+    expect(row(page, "second").locator(".state")).to_contain_text("not loaded")
+
+
+def test_a_pull_that_fails_offline_says_so(
+    serve: Serve, visit: Visit, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    settings = settings_of({"model": REPOSITORY})
+    page = visit(serve(settings), expected="503")
+    row(page, REPOSITORY).get_by_role("button", name="Load").click()
+    expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
+    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("was not fetched")
+
+
+def test_how_much_is_fetched_is_seen(
+    serve: Serve, visit: Visit, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines.gate = gate = Gate()
+
+    def fetch(model: str, *, tqdm_class: Any, **options: Any) -> str:
+        bar = tqdm_class(name="huggingface_hub.snapshot_download", total=0, disable=True)
+        bar.total = 4_000_000_000
+        bar.update(1_000_000_000)
+        gate.wait()
+        raise OSError("the line is dead")
+
+    monkeypatch.setattr("engine.mlx_backend.loading.source.snapshot_download", fetch)
+    settings = settings_of({"model": REPOSITORY}, preload=False)
+    page = visit(serve(settings), expected="503")
+    row(page, REPOSITORY).get_by_role("button", name="Load").click()
+    expect(row(page, REPOSITORY).locator(".state")).to_contain_text("is being fetched")
+    expect(row(page, REPOSITORY)).to_contain_text("1.00 of 4.00 GB fetched")
+    bar = page.get_by_role("progressbar", name=f"Loading {REPOSITORY}")
+    expect(bar).to_have_attribute("value", "0.25")
+    gate.open()
+    expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("the line is dead")
+
+
+def test_a_users_key_chooses_and_asks_and_sees_nothing_of_the_memory(
+    serve: Serve, visit: Visit, engines: Engines, tmp_path: Path
+) -> None:
+    keys = key_file(tmp_path, ann={"role": "admin"}, bob={})
+    settings = settings_of(SECOND, api_keys_file=keys)
+    page = visit(serve(settings), expected="401|403")
+    page.get_by_label("API key").fill(secret_of("bob"))
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("alert")).to_contain_text("not for this key")
+    choose(page, "second")
+    expect(page.locator("#connect")).to_contain_text('"model":"second"')
+    expect(page.get_by_role("table", name="Models")).to_have_count(0)
+    expect(page.get_by_role("button", name="Load")).to_have_count(0)
+    page.get_by_role("button", name="Who are you?").click()
+    expect(page.locator(".message.assistant[data-state='done']")).to_have_count(1)
+    assert engines.started[1].submitted.qsize() == 1
+
+
+def test_one_model_without_a_budget_is_a_line(scripted_url: str, visit: Visit) -> None:
+    page = visit(scripted_url)
+    expect(row(page, CARD.name)).to_contain_text("ready")
+    expect(page.get_by_role("heading", name="Model", exact=True)).to_be_visible()
+    expect(page.get_by_role("img", name="Memory of the models")).to_have_count(0)
+    expect(page.get_by_role("combobox", name="Model")).to_have_count(0)
+
+
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_grave(
+    serve: Serve, visit: Visit, engines: Engines, viewport: Any, scheme: str
+) -> None:
+    settings = settings_of(SECOND, {**SECOND, "served_model_name": ["third"]}, ttl_seconds=600)
+    page = visit(serve(settings), expected="503", viewport=viewport, color_scheme=scheme)
+    expect(row(page, "first").locator(".state")).to_contain_text("unloaded after 10:00")
+    engines.failure = "the file is torn"
+    row(page, "second").get_by_role("button", name="Load").click()
+    expect(row(page, "second").get_by_role("alert")).to_contain_text("the file is torn")
+    choose(page, "third")
+    expect(page.get_by_role("button", name="Load third")).to_be_visible()
+    assert not grave(page)
+    if viewport == PHONE:
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
