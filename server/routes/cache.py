@@ -69,7 +69,7 @@ What = Annotated[
 ]
 
 
-@router.post("/clear", responses=errors(400, 503))
+@router.post("/clear", responses=errors(400, 404, 409, 503))
 async def clear_cache(
     service: ServiceDependency,
     model: ModelName = "",
@@ -111,7 +111,7 @@ def _check_scope(
 
 
 @router.head("/stats", include_in_schema=False)
-@router.get("/stats", responses=errors(503))
+@router.get("/stats", responses=errors(400, 404, 409, 503))
 async def cache_stats(loaded: LoadedDependency) -> CacheStatsResponse:
     """As of the running step; of an engine that has stopped, as it was then."""
     return CacheStatsResponse.of(await loaded.engine.stats())

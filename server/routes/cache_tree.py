@@ -32,7 +32,7 @@ NodeId = Annotated[int, Path(ge=0, le=2**63 - 1)]
 
 
 @router.head("/tree", include_in_schema=False)
-@router.get("/tree", response_model=CacheTree, responses=errors(503))
+@router.get("/tree", response_model=CacheTree, responses=errors(400, 404, 409, 503))
 async def cache_tree(loaded: LoadedDependency) -> Response:
     """The cache as it is now. Bounded, however large that is; made four times a second at most."""
     async with loaded.feed.watching():
@@ -42,7 +42,7 @@ async def cache_tree(loaded: LoadedDependency) -> Response:
 @router.get(
     "/tree/stream",
     response_class=EventStream,
-    responses={**stream_of_data(CacheTree), **errors(503)},
+    responses={**stream_of_data(CacheTree), **errors(400, 404, 409, 503)},
 )
 async def cache_tree_stream(loaded: LoadedDependency, service: ServiceDependency) -> Response:
     """The same, again and again: at most four times a second, and only when something has moved.
@@ -53,7 +53,7 @@ async def cache_tree_stream(loaded: LoadedDependency, service: ServiceDependency
 
 
 @router.head("/nodes/{id}", include_in_schema=False)
-@router.get("/nodes/{id}", responses=errors(400, 404, 503))
+@router.get("/nodes/{id}", responses=errors(400, 404, 409, 503))
 async def cache_node(id: NodeId, loaded: LoadedDependency, service: ServiceDependency) -> NodeText:
     """A node of the tree. Its text is shown only with `--dashboard-text`."""
     shows_text = service.settings.dashboard_text

@@ -159,6 +159,7 @@ def test_the_key_is_named(visit: Visit) -> None:
         page.get_by_label("API key").fill("open-sesame")
         page.get_by_role("button", name="Open").click()
         expect(finished(page).locator(".who")).to_contain_text("key ")
+        page.close()  # before its daemon ends
 
 
 def test_the_series_do_not_begin_with_the_page(

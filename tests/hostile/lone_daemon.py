@@ -1,20 +1,21 @@
-"""The daemon that can start no other process: `python -m tests.hostile.lone_daemon` and the flags
-of `serve`.
+"""The daemon whose engine can start no other process: `python -m tests.hostile.lone_daemon` and the
+flags of `serve`.
 """
 
 import sys
-from typing import NoReturn
 from unittest import mock
 
+from engine.child_process import start_child
 from server.cli import app
 
 
-def refuse(*_: object, **__: object) -> NoReturn:
-    raise OSError("Resource temporarily unavailable")
+def start_lone_engine(module: str) -> object:
+    """In place of the engine's own module."""
+    return start_child("tests.hostile.lone_engine")
 
 
 def main() -> None:
-    with mock.patch("engine.constraints.remote.process.subprocess.Popen", refuse):
+    with mock.patch("engine.launch.start_child", start_lone_engine):
         app(["serve", *sys.argv[1:]])
 
 
