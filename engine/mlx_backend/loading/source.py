@@ -109,7 +109,7 @@ def _counting(progress: Progress) -> type[tqdm]:
 
     class Bar(tqdm):
         def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
-            self._counts = name == _STORED_BYTES and options.get("unit") == "B"  # not files
+            self._counts = name == _STORED_BYTES
             super().__init__(*args, name=name, **options)  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:

@@ -122,7 +122,7 @@ def test_a_pull_tells_how_far_it_is(
     def fetch(name: str, *, tqdm_class: Any, **_: object) -> str:
         assert name == "org/small"
         bar = tqdm_class(total=0, unit="B", name="huggingface_hub.snapshot_download")
-        files = tqdm_class(total=2, name="huggingface_hub.snapshot_download")
+        files = tqdm_class(total=2, desc="Fetching 2 files")
         received = tqdm_class(total=0, unit="B", name="huggingface_hub.snapshot_download.transfer")
         bar.total = 30
         bar.update(10)
