@@ -23,6 +23,7 @@ from load_tests.models.daemon import Daemon, chat, served
 
 SAMPLE_SECONDS = 0.1
 MIB = 1 << 20
+EMBEDDER = "embedder"
 
 
 @dataclass
@@ -33,8 +34,12 @@ class Found:
 
 
 async def ask(http: httpx.AsyncClient, model: str, number: int, found: Found) -> None:
-    body = chat(model, f"request {number}", 16)
-    answer = await http.post("/v1/chat/completions", json=body)
+    if model == EMBEDDER:
+        body: dict[str, Any] = {"model": model, "input": f"request {number}"}
+        answer = await http.post("/v1/embeddings", json=body)
+    else:
+        body = chat(model, f"request {number}", 16)
+        answer = await http.post("/v1/chat/completions", json=body)
     if answer.status_code != 200:
         found.failures.append(f"{model}: {answer.status_code} {answer.text[:200]}")
 
@@ -76,7 +81,12 @@ def entries() -> list[dict[str, Any]]:
     return [
         {"model": "rootstock-demo", "served_model_name": ["demo"]},
         {"model": str(checkpoint()), "served_model_name": ["first"], "preload": False},
-        {"model": str(checkpoint(seed=1)), "served_model_name": ["second"], "preload": False},
+        {
+            "model": str(checkpoint(seed=1)),
+            "served_model_name": [EMBEDDER],
+            "preload": False,
+            "pooling": "last",
+        },
     ]
 
 
