@@ -39,7 +39,7 @@ def no_logprobs(entries: Sequence[TokenLogprob]) -> None:
 
 
 class ChatBuilder:
-    """A ResponseBuilder of chat completions."""
+    """A StreamingBuilder of chat completions."""
 
     def __init__(self, body: ChatRequest, task: ChatTask) -> None:
         self.engine = task.model.engine

@@ -31,7 +31,7 @@ PromptLogprobs = tuple[TokenLogprob | None, ...]
 
 
 class CompletionBuilder:
-    """A ResponseBuilder of text completions."""
+    """A StreamingBuilder of text completions."""
 
     def __init__(self, task: CompletionTask) -> None:
         self.engine = task.model.engine

@@ -1,4 +1,5 @@
-"""What a dialect implements: a ResponseBuilder per request and a StreamWriter per stream.
+"""What a dialect implements: a ResponseBuilder per request, which is a StreamingBuilder where the
+answer may be streamed, and a StreamWriter per stream.
 
 Its error object is in errors.py.
 """
@@ -73,11 +74,6 @@ class ResponseBuilder(Protocol[ChoiceT]):
     @property
     def meter(self) -> UsageMeter: ...
 
-    @property
-    def is_streamed(self) -> bool: ...
-
-    def writer(self) -> StreamWriter: ...
-
     def new_choice(self) -> ChoiceT:
         """Collects the events of one sequence, for a response that is not streamed."""
         ...
@@ -87,13 +83,13 @@ class ResponseBuilder(Protocol[ChoiceT]):
         ...
 
 
-class NotStreamed:
-    """The part of a ResponseBuilder of answers that are never streamed."""
+class StreamingBuilder(ResponseBuilder[ChoiceT], Protocol[ChoiceT]):
+    """One whose response is a stream where the client asks for that."""
 
-    is_streamed = False
+    @property
+    def is_streamed(self) -> bool: ...
 
-    def writer(self) -> StreamWriter:
-        raise NotImplementedError("answers of this kind are whole")
+    def writer(self) -> StreamWriter: ...
 
 
 async def generate_all(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from server.dialects.dialect import NotStreamed, wire_json
+from server.dialects.dialect import wire_json
 from server.generation.embedding_task import EmbeddingTask
 from server.generation.events import UsageMeter
 from server.generation.pooled import PooledText
@@ -11,7 +11,7 @@ from server.schemas.common import PromptTokensDetails
 from server.schemas.embeddings import Embedding, EmbeddingList, PooledUsage
 
 
-class EmbeddingBuilder(NotStreamed):
+class EmbeddingBuilder:
     """A ResponseBuilder of embeddings, in the order of the inputs."""
 
     def __init__(self, task: EmbeddingTask) -> None:

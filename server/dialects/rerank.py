@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from server.dialects.dialect import NotStreamed, wire_json
+from server.dialects.dialect import wire_json
 from server.dialects.embeddings import pooled_usage
 from server.generation.pooled import PooledText
 from server.generation.ranking_task import RankingTask
@@ -20,7 +20,7 @@ from server.schemas.rerank import (
 )
 
 
-class RankingBuilder(NotStreamed, ABC):
+class RankingBuilder(ABC):
     """A ResponseBuilder of scores."""
 
     def __init__(self, id: str, task: RankingTask) -> None:

@@ -17,7 +17,13 @@ from starlette.types import Receive, Scope, Send
 from engine.api import EngineError
 from engine.types.output import OutputEvent
 from server.activity.tracker import RequestTracker
-from server.dialects.dialect import ResponseBuilder, StreamWriter, generate_all, wire_json
+from server.dialects.dialect import (
+    ResponseBuilder,
+    StreamingBuilder,
+    StreamWriter,
+    generate_all,
+    wire_json,
+)
 from server.errors import ApiError, ClientLeft, timed_out, to_api_error
 from server.generation.events import (
     ChoiceEvent,
@@ -40,6 +46,19 @@ log = logging.getLogger("rootstock.stream")
 
 
 async def respond(
+    builder: StreamingBuilder[ChoiceT], http: HttpRequest, service: Service
+) -> Response:
+    """A stream, or the whole response where the client asks for that. Raises what `respond_whole`
+    does.
+    """
+    if not builder.is_streamed:
+        return await respond_whole(builder, http, service)
+    request_record(http.scope).slot.release()
+    keepalive_seconds = service.settings.keepalive_seconds
+    return EventStreamResponse(builder, service.tracker, keepalive_seconds)
+
+
+async def respond_whole(
     builder: ResponseBuilder[ChoiceT], http: HttpRequest, service: Service
 ) -> Response:
     """Raises what the engine raises, ClientLeft when the client disconnects, and ApiError when the
@@ -47,9 +66,6 @@ async def respond(
     """
     record, unsent = request_record(http.scope), unsent_of(http.scope)
     record.slot.release()
-    if builder.is_streamed:
-        keepalive_seconds = service.settings.keepalive_seconds
-        return EventStreamResponse(builder, service.tracker, keepalive_seconds)
     async with client_waiting(http.receive):
         choices = await generate_all(builder, unsent, record, service.tracker)
     record.usage = builder.meter.total
@@ -94,7 +110,7 @@ class EventStreamResponse(Response):
 
     def __init__(
         self,
-        builder: ResponseBuilder[ChoiceT],
+        builder: StreamingBuilder[ChoiceT],
         tracker: RequestTracker,
         keepalive_seconds: float,
     ) -> None:

@@ -9,7 +9,7 @@ from server.dialects.embeddings import EmbeddingBuilder
 from server.generation.embedding_task import embedding_task
 from server.generation.models import ServedModel
 from server.openapi import errors, json_body
-from server.routes.delivery import respond
+from server.routes.delivery import respond_whole
 from server.routes.loading import when_loaded
 from server.schemas.embeddings import EmbeddingList, EmbeddingRequest
 from server.service import JsonBody, RecordDependency, ServiceDependency
@@ -32,6 +32,6 @@ async def create_embeddings(
 
     async def begin(model: ServedModel) -> Response:
         task = await embedding_task(body, model, record)
-        return await respond(EmbeddingBuilder(task), http, service)
+        return await respond_whole(EmbeddingBuilder(task), http, service)
 
     return await when_loaded(body.model, begin, http, service)

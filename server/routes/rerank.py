@@ -11,7 +11,7 @@ from server.errors import invalid
 from server.generation.models import ServedModel
 from server.generation.ranking_task import Pair, ranking_task
 from server.openapi import errors, json_body
-from server.routes.delivery import respond
+from server.routes.delivery import respond_whole
 from server.routes.loading import when_loaded
 from server.schemas.rerank import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from server.service import JsonBody, RecordDependency, ServiceDependency
@@ -48,7 +48,7 @@ async def rerank(
 
     async def begin(model: ServedModel) -> Response:
         task = await ranking_task(body, pairs, model, record)
-        return await respond(RerankBuilder(record.id, task, body), http, service)
+        return await respond_whole(RerankBuilder(record.id, task, body), http, service)
 
     return await when_loaded(body.model, begin, http, service)
 
@@ -62,7 +62,7 @@ async def score(
 
     async def begin(model: ServedModel) -> Response:
         task = await ranking_task(body, _pairs(body), model, record)
-        return await respond(ScoreBuilder(record.id, task), http, service)
+        return await respond_whole(ScoreBuilder(record.id, task), http, service)
 
     return await when_loaded(body.model, begin, http, service)
 

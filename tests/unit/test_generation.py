@@ -12,7 +12,7 @@ from starlette.types import Message
 from engine.types.output import OutputEvent
 from engine.types.request import Request
 from server.activity.tracker import RequestTracker
-from server.dialects.dialect import ResponseBuilder
+from server.dialects.dialect import StreamingBuilder
 from server.errors import ApiError, ClientLeft
 from server.generation.events import MergedEvents, UsageMeter, client_waiting, generating
 from server.record import RequestRecord
@@ -66,7 +66,7 @@ class Untold:
 
 @dataclass
 class Streamed:
-    """A ResponseBuilder whose events never end."""
+    """A StreamingBuilder whose events never end."""
 
     requests: Sequence[Request]
     engine: Endless = field(default_factory=Endless)
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_in_the_midst_of_events_is_just_gone() -> Non
 
 async def test_at_the_deadline_an_error_takes_the_place_of_events_that_never_end() -> None:
     builder = Streamed([Request(f"r{i}", (1,), 1) for i in range(3)])
-    endless = cast(ResponseBuilder[Any], builder)
+    endless = cast(StreamingBuilder[Any], builder)
     stream = EventStreamResponse(endless, RequestTracker(), keepalive_seconds=3600)
     record = RequestRecord("r", "client", deadline=current_time())
     with UnsentBudget(10**9, 10**9).answer(ignore) as unsent:

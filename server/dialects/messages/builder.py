@@ -28,7 +28,7 @@ PING = Ping(type="ping")
 
 
 class MessagesBuilder:
-    """A ResponseBuilder of Messages, for a request with this `max_tokens`. The tokens of a prompt
+    """A StreamingBuilder of Messages, for a request with this `max_tokens`. The tokens of a prompt
     that were computed are reported as written to the cache if the prompt `is_marked` (has
     `cache_control`).
     """

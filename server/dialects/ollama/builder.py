@@ -24,7 +24,7 @@ NDJSON = "application/x-ndjson"
 
 
 class OllamaBuilder:
-    """A ResponseBuilder of one answer, of which `shape` makes a body."""
+    """A StreamingBuilder of one answer, of which `shape` makes a body."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from server.transport.unsent import kept_bytes
 
 
 class ResponsesBuilder:
-    """A ResponseBuilder of one response, which has one sequence."""
+    """A StreamingBuilder of one response, which has one sequence."""
 
     def __init__(self, task: ResponsesTask) -> None:
         self.task = task
