@@ -39,6 +39,7 @@ from server.routes import (
     metrics,
     models,
     ollama,
+    ollama_embed,
     ollama_models,
     page,
     render,
@@ -54,7 +55,7 @@ from server.transport.unsent import UnsentBudget
 SECTIONS = {
     "Answers, as OpenAI has them": (chat, completions, responses),
     "Answers, as Anthropic has them": (messages,),
-    "Answers, as Ollama has them": (ollama,),
+    "Answers, as Ollama has them": (ollama, ollama_embed),
     "Embeddings and ranking": (embeddings, rerank),
     "Models": (models,),
     "Models, as Ollama has them": (ollama_models,),

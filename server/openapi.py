@@ -24,6 +24,7 @@ from server.schemas.examples import EXAMPLES
 from server.schemas.messages.answer import MESSAGE_EVENTS
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
 from server.schemas.ollama.answer import OllamaError
+from server.schemas.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from server.schemas.ollama.models import OllamaProgress
 from server.schemas.ollama.request import (
     OllamaChatRequest,
@@ -169,7 +170,7 @@ def _schemas(settings: Settings) -> Document:
         *(ChatRequest, CompletionRequest, ResponsesRequest, InputTokensRequest),
         *(MessagesRequest, CountTokensRequest),
         *(OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest),
-        *(OllamaModelRequest, OllamaPullRequest),
+        *(OllamaModelRequest, OllamaPullRequest, OllamaEmbedRequest, OllamaEmbeddingsRequest),
         *(PromptOrChat, TokenizeRequest, DetokenizeRequest),
         *(EmbeddingRequest, RerankRequest, ScoreRequest),
     ]

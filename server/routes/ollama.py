@@ -60,7 +60,7 @@ async def create_chat(
         return _unloaded(body, service, record, chat_answer)
 
     async def begin(model: ServedModel) -> Response:
-        _keep(body, model, service)
+        keep(body.keep_alive, model, service)
         if not body.messages:
             return _answer_of(model.name, chat_answer, "load")
         chat = await model.workers.prepare(record, partial(as_chat, body, model))
@@ -84,7 +84,7 @@ async def generate(
         return _unloaded(body, service, record, generate_answer)
 
     async def begin(model: ServedModel) -> Response:
-        _keep(body, model, service)
+        keep(body.keep_alive, model, service)
         if not body.prompt:
             return _answer_of(model.name, generate_answer, "load")
         builder = await _generate_builder(body, model, record, watch)
@@ -108,10 +108,9 @@ async def _generate_builder(
     return chat_builder(await chat_task(chat, model, record), generate_answer, watch)
 
 
-def _keep(body: OllamaAsking, model: ServedModel, service: Service) -> None:
+def keep(seconds: float | None, model: ServedModel, service: Service) -> None:
     """The model stays loaded for so long behind its last request; unset, for as long as is set."""
     own = service.models.find(model.name)
-    seconds = body.keep_alive
     if seconds is None:
         seconds = service.models.known[own].settings.ttl_seconds
     service.models.pool.set_ttl(own, None if seconds is None or isinf(seconds) else seconds)

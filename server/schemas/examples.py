@@ -8,6 +8,7 @@ from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from server.schemas.embeddings import EmbeddingRequest
 from server.schemas.messages.request import CountTokensRequest, MessagesRequest
+from server.schemas.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from server.schemas.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -34,6 +35,8 @@ EXAMPLES: Mapping[type[BaseModel], Mapping[str, object]] = {
     CountTokensRequest: {"messages": _MESSAGES},
     OllamaChatRequest: {"messages": _MESSAGES, "stream": False, "options": {"num_predict": 100}},
     OllamaGenerateRequest: {"prompt": "What is a radix tree?", "options": {"num_predict": 100}},
+    OllamaEmbedRequest: {"input": ["What is a radix tree?", "What is a block?"]},
+    OllamaEmbeddingsRequest: {"prompt": "What is a radix tree?"},
     OllamaShowRequest: {"model": ""},
     OllamaModelRequest: {"model": "mlx-community/Qwen3-4B-4bit"},
     OllamaPullRequest: {"model": "mlx-community/Qwen3-4B-4bit"},

@@ -99,6 +99,7 @@ def test_statuses_are_those_that_are_sent(base_url: str, keyed_url: str, users_u
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
         assert sent[path] == generation
     assert sent["/api/chat"] == sent["/api/generate"] == generation
+    assert sent["/api/embed"] == sent["/api/embeddings"] == generation
     for path in ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"):
         assert sent[path] == generation
     unqueued = generation - {"410", "429"}
@@ -211,7 +212,7 @@ def test_every_body_has_an_example_that_is_answered(base_url: str, http: httpx.C
         for path, methods in document(base_url)["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    assert len(examples) == 21
+    assert len(examples) == 23
     del examples["/api/pull"]  # it would ask the network
     for path, example in examples.items():
         assert http.post(path, json=example).status_code == 200, path

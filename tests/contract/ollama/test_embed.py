@@ -1,0 +1,83 @@
+"""`/api/embed` and `/api/embeddings`, with Ollama's client and without."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from ollama import ResponseError
+
+from engine.types.model import ModelCard
+from engine.types.request import Pooling
+from tests.contract.fake_engine import CARD, DIMENSIONS, FakeEngine, pooled
+from tests.contract.ollama.scripted import Daemon, daemon
+
+
+def vector_of(text: str) -> Any:
+    """What the engine pools of it, of a length of 1."""
+    found = np.frombuffer(pooled(tuple(text.encode())), "<f4")
+    return pytest.approx((found / np.linalg.norm(found)).tolist(), abs=1e-6)
+
+
+def test_vectors_come_in_the_order_of_the_texts(hermes: Daemon) -> None:
+    answer = hermes.client.embed("bytes:latest", ["abcd", "b"])
+    assert answer.model == "bytes"
+    assert answer.prompt_eval_count == 5
+    assert answer.total_duration >= answer.load_duration >= 0
+    assert list(answer.embeddings) == [vector_of("abcd"), vector_of("b")]
+    assert list(hermes.client.embed("bytes", "abcd").embeddings) == [vector_of("abcd")]
+
+
+def test_they_are_the_vectors_of_openais_route(hermes: Daemon) -> None:
+    body = {"input": "abcd", "encoding_format": "float"}
+    openai = hermes.http.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]
+    assert hermes.client.embed("bytes", "abcd").embeddings == [pytest.approx(openai)]
+    assert hermes.client.embeddings("bytes", "abcd").embedding == pytest.approx(openai)
+    assert hermes.asked.pooling is Pooling.LAST
+
+
+def test_dimensions_cut_a_vector(hermes: Daemon) -> None:
+    (cut,) = hermes.client.embed("bytes", "abcd", dimensions=2).embeddings
+    assert len(cut) == 2
+    with pytest.raises(ResponseError, match="dimensions: must be between 1 and") as caught:
+        hermes.client.embed("bytes", "abcd", dimensions=DIMENSIONS + 1)
+    assert caught.value.status_code == 400
+
+
+def test_without_a_text_the_model_is_loaded_and_no_more(hermes: Daemon) -> None:
+    nothing: tuple[Any, ...] = ("", [])
+    for empty in nothing:
+        assert hermes.client.embed("bytes", empty).embeddings == []
+    assert hermes.client.embeddings("bytes", "").embedding == []
+    assert hermes.engine.submitted.empty()
+
+
+def test_a_text_that_is_too_long_is_cut_unless_it_is_to_be_refused(hermes: Daemon) -> None:
+    long = "a" * 600
+    assert hermes.client.embed("bytes", long).prompt_eval_count == 512
+    assert len(hermes.client.embeddings("bytes", long).embedding) == DIMENSIONS
+    with pytest.raises(ResponseError) as caught:
+        hermes.client.embed("bytes", long, truncate=False)
+    assert caught.value.status_code == 400
+
+
+def test_what_is_wrong_is_refused_in_ollamas_form(hermes: Daemon) -> None:
+    answer = hermes.http.post("/api/embed", json={"model": "bytes", "input": ["a", ""]})
+    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+    assert answer.json()["error"].startswith("input[1]: must not be empty")
+    assert hermes.http.post("/api/embed", json={"input": [1]}).status_code == 400
+    assert hermes.http.post("/api/embed", json={"model": "no", "input": "a"}).status_code == 404
+
+
+@dataclass
+class Plain(FakeEngine):
+    """A model that embeds nothing."""
+
+    card: ModelCard = field(default_factory=lambda: replace(CARD, embedder=None))
+
+
+def test_a_model_without_embeddings_says_so() -> None:
+    with daemon(engine=Plain) as made, pytest.raises(ResponseError) as caught:
+        made.client.embed("bytes", "abcd")
+    assert caught.value.status_code == 400
+    assert "has no embeddings" in caught.value.error
