@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
+from engine.api import Engine
 from server.settings import Settings
 from tests.browser.chromium import MISSING, chromium, executable
 from tests.browser.demo import DESKTOP, demo_daemon
@@ -18,6 +20,9 @@ PATIENCE_MS = 60_000  # on a busy machine; what is fast is fast
 
 Visit = Callable[..., Page]
 """Opens the page at a URL. `expected` is a pattern of what the browser may complain of."""
+
+Serve = Callable[[Engine, Settings], str]
+"""Starts a daemon, and says where."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,17 +63,26 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def scripted_url(engine: FakeEngine) -> Iterator[str]:
-    """A daemon that says what the test wants."""
-    with running(engine, Settings(port=0)) as url:
-        yield url
+def daemons() -> Iterator[ExitStack]:
+    """What a test serves ends after the pages that visit it are closed."""
+    with ExitStack() as daemons:
+        yield daemons
 
 
 @pytest.fixture
-def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
+def serve(daemons: ExitStack) -> Serve:
+    return lambda engine, settings: daemons.enter_context(running(engine, settings))
+
+
+@pytest.fixture
+def scripted_url(serve: Serve, engine: FakeEngine) -> str:
+    """A daemon that says what the test wants."""
+    return serve(engine, Settings(port=0))
+
+
+@pytest.fixture
+def visit(browser: Browser, daemons: ExitStack) -> Iterator[Visit]:
     """Pages that ask nobody else for anything, break no policy, and put no error on the console."""
-    if "scripted_url" in request.fixturenames:  # pages are closed before their daemon ends
-        request.getfixturevalue("scripted_url")
     contexts, problems = [], []
 
     def opened(url: str, expected: str = "(?!)", **options: Any) -> Page:

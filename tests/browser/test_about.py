@@ -14,10 +14,9 @@ from server.settings import Settings
 from server.terminal.launch.agents import AGENTS
 from tests.browser.axe import grave
 from tests.browser.clearing import clear
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import say
 from tests.contract.access.helpers import key_file, secret_of
-from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
 
 KEY = "open-sesame"
@@ -58,43 +57,43 @@ def test_the_header_leads_there(visit: Visit, demo_url: str) -> None:
     expect(page.get_by_role("heading", name="Connect a client")).to_be_in_viewport()
 
 
-def test_lines_work_for_awkward_names(visit: Visit) -> None:
+def test_lines_work_for_awkward_names(visit: Visit, serve: Serve) -> None:
     settings = Settings(port=0, served_model_name=(AWKWARD,))
-    with running(FakeEngine(), settings) as url:
-        page = visit(url)
-        expect(page.locator("#connect")).to_be_visible()
-        namespace: dict[str, str] = {}
-        model = lines(page)["openai"].partition("model=")[2].partition(",\n")[0]
-        exec(f"model = {model}", namespace)
-        assert namespace["model"] == AWKWARD
+    url = serve(FakeEngine(), settings)
+    page = visit(url)
+    expect(page.locator("#connect")).to_be_visible()
+    namespace: dict[str, str] = {}
+    model = lines(page)["openai"].partition("model=")[2].partition(",\n")[0]
+    exec(f"model = {model}", namespace)
+    assert namespace["model"] == AWKWARD
 
 
-def test_with_keys_a_line_has_a_place_for_one_and_never_the_key(visit: Visit) -> None:
-    with running(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY))) as url:
-        page = visit(url, expected="401")
-        page.get_by_label("API key").fill(KEY)
-        page.get_by_role("button", name="Open").click()
-        expect(page.locator("#connect")).to_be_visible()
-        told = lines(page)
-        for name in ("curl", "openai", "Variables", *AGENTS):
-            assert "YOUR_KEY" in told[name]
-        expect(page.locator("#daemon")).to_be_visible()
-        page.get_by_text("as they are by default").click()
-        assert KEY not in page.content()
-        expect(page.get_by_role("row").filter(has_text="api_key").first).to_contain_text("***")
+def test_with_keys_a_line_has_a_place_for_one_and_never_the_key(visit: Visit, serve: Serve) -> None:
+    url = serve(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY)))
+    page = visit(url, expected="401")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Open").click()
+    expect(page.locator("#connect")).to_be_visible()
+    told = lines(page)
+    for name in ("curl", "openai", "Variables", *AGENTS):
+        assert "YOUR_KEY" in told[name]
+    expect(page.locator("#daemon")).to_be_visible()
+    page.get_by_text("as they are by default").click()
+    assert KEY not in page.content()
+    expect(page.get_by_role("row").filter(has_text="api_key").first).to_contain_text("***")
 
 
-def test_lines_work_as_they_stand(visit: Visit) -> None:
-    with running(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY))) as url:
-        page = visit(url, expected="401")
-        page.get_by_label("API key").fill(KEY)
-        page.get_by_role("button", name="Open").click()
-        expect(page.locator("#connect")).to_be_visible()
-        told = {name: text.replace("YOUR_KEY", KEY) for name, text in lines(page).items()}
-        assert output(sys.executable, "-c", told["openai"]) == "Hello, wörld!"
-        for name in AGENTS:
-            command = told[name].replace("rootstock launch", f"{sys.executable} -m server launch")
-            assert AGENTS[name].command in output("sh", "-c", f"{command} --force --print")
+def test_lines_work_as_they_stand(visit: Visit, serve: Serve) -> None:
+    url = serve(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY)))
+    page = visit(url, expected="401")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Open").click()
+    expect(page.locator("#connect")).to_be_visible()
+    told = {name: text.replace("YOUR_KEY", KEY) for name, text in lines(page).items()}
+    assert output(sys.executable, "-c", told["openai"]) == "Hello, wörld!"
+    for name in AGENTS:
+        command = told[name].replace("rootstock launch", f"{sys.executable} -m server launch")
+        assert AGENTS[name].command in output("sh", "-c", f"{command} --force --print")
 
 
 def output(*command: str) -> str:
@@ -104,37 +103,37 @@ def output(*command: str) -> str:
 
 
 def test_a_users_key_shows_how_to_connect_and_nothing_of_the_daemon(
-    visit: Visit, tmp_path: Path
+    visit: Visit, serve: Serve, tmp_path: Path
 ) -> None:
     keys = key_file(tmp_path, ann={"role": "admin"}, bob={})
-    with running(FakeEngine(), Settings(port=0, api_keys_file=keys)) as url:
-        page = visit(url, expected="401|403")
-        page.get_by_label("API key").fill(secret_of("bob"))
-        page.get_by_role("button", name="Open").click()
-        expect(page.locator("#connect")).to_be_visible()
-        expect(page.locator("#daemon")).to_have_count(0)
+    url = serve(FakeEngine(), Settings(port=0, api_keys_file=keys))
+    page = visit(url, expected="401|403")
+    page.get_by_label("API key").fill(secret_of("bob"))
+    page.get_by_role("button", name="Open").click()
+    expect(page.locator("#connect")).to_be_visible()
+    expect(page.locator("#daemon")).to_have_count(0)
 
 
-def test_the_panel_tells_model_context_dtype_memory_and_settings(visit: Visit) -> None:
-    with running(FakeEngine(), Settings(port=0, step_tokens=64, max_body_bytes=1 << 20)) as url:
-        page = visit(url)
-        panel = page.get_by_role("region", name="This daemon")
-        for said in (CARD.name, "512 tokens", CARD.dtype, "60 MiB in use", "300 MiB"):
-            expect(panel.locator(".facts")).to_contain_text(said)
-        changed = panel.locator("h3 + .settings")
-        expect(changed.get_by_role("row")).to_have_count(3)
-        expect(changed.get_by_role("row").filter(has_text="step_tokens")).to_contain_text("64")
-        expect(changed.get_by_role("row").filter(has_text="max_body_bytes")).to_contain_text(
-            "1 MiB"
-        )
-        panel.get_by_text("as they are by default").click()
-        rows = panel.get_by_role("row")
-        expect(rows).to_have_count(len(Settings.model_fields))
+def test_the_panel_tells_model_context_dtype_memory_and_settings(
+    visit: Visit, serve: Serve
+) -> None:
+    url = serve(FakeEngine(), Settings(port=0, step_tokens=64, max_body_bytes=1 << 20))
+    page = visit(url)
+    panel = page.get_by_role("region", name="This daemon")
+    for said in (CARD.name, "512 tokens", CARD.dtype, "60 MiB in use", "300 MiB"):
+        expect(panel.locator(".facts")).to_contain_text(said)
+    changed = panel.locator("h3 + .settings")
+    expect(changed.get_by_role("row")).to_have_count(3)
+    expect(changed.get_by_role("row").filter(has_text="step_tokens")).to_contain_text("64")
+    expect(changed.get_by_role("row").filter(has_text="max_body_bytes")).to_contain_text("1 MiB")
+    panel.get_by_text("as they are by default").click()
+    rows = panel.get_by_role("row")
+    expect(rows).to_have_count(len(Settings.model_fields))
 
 
 @pytest.fixture
-def remembering(engine: FakeEngine) -> Iterator[httpx.Client]:
-    with running(engine, Settings(port=0)) as url, httpx.Client(base_url=url) as client:
+def remembering(scripted_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=scripted_url) as client:
         client.post("/v1/responses", json={"input": "Hi"}).raise_for_status()
         yield client
 

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from server.settings import Settings
 from tests.browser.axe import grave
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import DESKTOP, PHONE, say
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine
@@ -18,23 +18,23 @@ from tests.contract.fake_engine import FakeEngine
 KEY = "open-sesame"
 
 
-def test_it_asks_for_the_key_and_sends_it_in_a_header_alone(visit: Visit) -> None:
-    with running(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY))) as url:
-        page = visit(url, expected="401")
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.get_by_label("API key").fill("wrong")
-        page.get_by_role("button", name="Open").click()
-        expect(page.get_by_role("alert")).to_contain_text("A valid API key is needed")
-        page.get_by_label("API key").fill(KEY)
-        page.get_by_role("button", name="Open").click()
-        expect(page.get_by_role("status")).to_have_text("live")
-        page.reload()
-        expect(page.get_by_role("status")).to_have_text("live")
-        assert asked
-        assert not [address for address in asked if KEY in address]
-        assert not page.context.cookies()
-        assert page.evaluate("localStorage.length") == 0
+def test_it_asks_for_the_key_and_sends_it_in_a_header_alone(visit: Visit, serve: Serve) -> None:
+    url = serve(FakeEngine(), Settings(port=0, api_key=SecretStr(KEY)))
+    page = visit(url, expected="401")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_label("API key").fill("wrong")
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("alert")).to_contain_text("A valid API key is needed")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("status")).to_have_text("live")
+    page.reload()
+    expect(page.get_by_role("status")).to_have_text("live")
+    assert asked
+    assert not [address for address in asked if KEY in address]
+    assert not page.context.cookies()
+    assert page.evaluate("localStorage.length") == 0
 
 
 def test_it_comes_back_when_the_daemon_does(visit: Visit) -> None:

@@ -69,24 +69,22 @@ def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
     return NEED_BYTES + (config.kv_cache_bytes or 0)
 
 
-Serve = Callable[[Settings], str]
+Start = Callable[[Settings], str]
 """Starts a daemon, and says where."""
 
 
 @pytest.fixture
-def serve(engines: Engines) -> Iterator[Serve]:
-    """Named before `visit` by every test, so that pages are closed before their daemons end."""
-    with ExitStack() as daemons:
-        yield lambda settings: daemons.enter_context(
-            serving(ModelRegistry(settings, engines, needed), settings)
-        )
-        if engines.gate is not None and not engines.gate.is_open:
-            engines.gate.open()
+def start(engines: Engines, daemons: ExitStack) -> Iterator[Start]:
+    yield lambda settings: daemons.enter_context(
+        serving(ModelRegistry(settings, engines, needed), settings)
+    )
+    if engines.gate is not None and not engines.gate.is_open:
+        engines.gate.open()
 
 
 @pytest.fixture
-def two(serve: Serve) -> str:
-    return serve(settings_of(SECOND))
+def two(start: Start) -> str:
+    return start(settings_of(SECOND))
 
 
 def row(page: Page, name: str) -> Locator:
@@ -142,8 +140,8 @@ def test_the_page_is_about_the_model_that_is_chosen(
     expect(log).to_contain_text("second, 127.0.0.1")
 
 
-def test_an_adapter_is_chosen_as_its_model_is(serve: Serve, visit: Visit) -> None:
-    page = visit(serve(settings_of({**SECOND, "adapters": {"poet": "/no/such/adapter"}})))
+def test_an_adapter_is_chosen_as_its_model_is(start: Start, visit: Visit) -> None:
+    page = visit(start(settings_of({**SECOND, "adapters": {"poet": "/no/such/adapter"}})))
     choose(page, "second:poet")
     expect(page.get_by_role("heading", name="second is not in memory")).to_be_visible()
     expect(page.locator("#daemon .facts")).to_contain_text("second")
@@ -178,13 +176,13 @@ def test_a_model_is_unloaded_and_comes_back(two: str, visit: Visit, engines: Eng
 
 
 def test_a_load_that_fails_says_why(
-    serve: Serve, visit: Visit, tmp_path: Path, engines: Engines
+    start: Start, visit: Visit, tmp_path: Path, engines: Engines
 ) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{")
     settings = settings_of({"model": str(broken)})
-    page = visit(serve(settings), expected="503")
+    page = visit(start(settings), expected="503")
     row(page, "broken").get_by_role("button", name="Load").click()
     expect(row(page, "broken").locator(".state")).to_contain_text("has failed")
     expect(row(page, "broken").get_by_role("alert")).to_contain_text(str(broken))
@@ -194,30 +192,30 @@ def test_a_load_that_fails_says_why(
 
 
 def test_one_that_can_never_be_loaded_is_refused_in_words(
-    serve: Serve, visit: Visit, engines: Engines
+    start: Start, visit: Visit, engines: Engines
 ) -> None:
     large = {**SECOND, "kv_cache_bytes": "8GiB"}
     settings = settings_of(large)
-    page = visit(serve(settings), expected="400")
+    page = visit(start(settings), expected="400")
     row(page, "second").get_by_role("button", name="Load").click()
     expect(row(page, "second").get_by_role("alert")).to_contain_text("memory_budget")
     expect(row(page, "second").locator(".state")).to_contain_text("not loaded")
 
 
 def test_a_pull_that_fails_offline_says_so(
-    serve: Serve, visit: Visit, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, visit: Visit, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     settings = settings_of({"model": REPOSITORY})
-    page = visit(serve(settings), expected="503")
+    page = visit(start(settings), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
     expect(row(page, REPOSITORY).locator(".state")).to_contain_text("has failed")
     expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("was not fetched")
 
 
 def test_how_much_is_fetched_is_seen(
-    serve: Serve, visit: Visit, engines: Engines, monkeypatch: pytest.MonkeyPatch
+    start: Start, visit: Visit, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines.gate = gate = Gate()
 
@@ -230,7 +228,7 @@ def test_how_much_is_fetched_is_seen(
 
     monkeypatch.setattr("engine.mlx_backend.loading.source.snapshot_download", fetch)
     settings = settings_of({"model": REPOSITORY}, preload=False)
-    page = visit(serve(settings), expected="503")
+    page = visit(start(settings), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
     expect(row(page, REPOSITORY).locator(".state")).to_contain_text("is being fetched")
     expect(row(page, REPOSITORY)).to_contain_text("1.00 of 4.00 GB fetched")
@@ -241,11 +239,11 @@ def test_how_much_is_fetched_is_seen(
 
 
 def test_a_users_key_chooses_and_asks_and_sees_nothing_of_the_memory(
-    serve: Serve, visit: Visit, engines: Engines, tmp_path: Path
+    start: Start, visit: Visit, engines: Engines, tmp_path: Path
 ) -> None:
     keys = key_file(tmp_path, ann={"role": "admin"}, bob={})
     settings = settings_of(SECOND, api_keys_file=keys)
-    page = visit(serve(settings), expected="401|403")
+    page = visit(start(settings), expected="401|403")
     page.get_by_label("API key").fill(secret_of("bob"))
     page.get_by_role("button", name="Open").click()
     expect(page.get_by_role("alert")).to_contain_text("not for this key")
@@ -269,10 +267,10 @@ def test_one_model_without_a_budget_is_a_line(scripted_url: str, visit: Visit) -
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_grave(
-    serve: Serve, visit: Visit, engines: Engines, viewport: Any, scheme: str
+    start: Start, visit: Visit, engines: Engines, viewport: Any, scheme: str
 ) -> None:
     settings = settings_of(SECOND, {**SECOND, "served_model_name": ["third"]}, ttl_seconds=600)
-    page = visit(serve(settings), expected="503", viewport=viewport, color_scheme=scheme)
+    page = visit(start(settings), expected="503", viewport=viewport, color_scheme=scheme)
     expect(row(page, "first").locator(".state")).to_contain_text("unloaded after 10:00")
     engines.failure = "the file is torn"
     row(page, "second").get_by_role("button", name="Load").click()

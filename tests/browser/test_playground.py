@@ -13,9 +13,8 @@ from engine.api import QueueFull
 from engine.types.request import Request
 from server.settings import Settings
 from tests.browser.axe import grave
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Serve, Visit
 from tests.browser.picture import bars
-from tests.contract.daemon import running
 from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script
 
 MARKDOWN = """# Title
@@ -206,16 +205,18 @@ def test_what_the_daemon_does_not_take_is_told_and_can_be_mended(
     expect(page.locator(".message.assistant")).to_have_attribute("data-state", "done")
 
 
-def test_an_answer_is_markdown_and_its_code_can_be_copied(visit: Visit, engine: FakeEngine) -> None:
+def test_an_answer_is_markdown_and_its_code_can_be_copied(
+    visit: Visit, serve: Serve, engine: FakeEngine
+) -> None:
     engine.script = Script(answers=("Try *this*:\n\n```python\nprint(1)\n```\n",))
-    with running(engine, Settings(port=0)) as url:
-        page = visit(url, permissions=["clipboard-read", "clipboard-write"])
-        send(page, "Hi")
-        answer = page.locator(".message.assistant")
-        expect(answer.locator("em")).to_have_text("this")
-        answer.get_by_role("button", name="Copy: python").click()
-        expect(answer.get_by_role("button", name="Copied: python")).to_be_visible()
-        assert page.evaluate("navigator.clipboard.readText()") == "print(1)"
+    url = serve(engine, Settings(port=0))
+    page = visit(url, permissions=["clipboard-read", "clipboard-write"])
+    send(page, "Hi")
+    answer = page.locator(".message.assistant")
+    expect(answer.locator("em")).to_have_text("this")
+    answer.get_by_role("button", name="Copy: python").click()
+    expect(answer.get_by_role("button", name="Copied: python")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == "print(1)"
 
 
 def test_code_can_be_copied_where_browsers_have_no_clipboard(
@@ -254,24 +255,24 @@ def offer_tool(page: Page) -> None:
     page.get_by_label("Offer a tool").check()
 
 
-def test_a_tool_is_called_answered_by_the_page_and_the_model_goes_on(visit: Visit) -> None:
+def test_a_tool_is_called_answered_by_the_page_and_the_model_goes_on(
+    visit: Visit, serve: Serve
+) -> None:
     engine = CallingEngine(said=iter((call("get_time", timezone="Asia/Tokyo"), "It is late.")))
-    with running(engine, Settings(port=0, tool_parser="hermes")) as url:
-        page = visit(url)
-        offer_tool(page)
-        send(page, "What time is it in Tokyo?")
-        answer = page.locator(".message.assistant")
-        expect(answer).to_have_count(2)
-        expect(answer.first.locator(".call")).to_have_text(
-            'calls get_time({"timezone": "Asia/Tokyo"})'
-        )
-        expect(page.locator(".message.tool")).to_contain_text("get_time says")
-        expect(page.locator(".message.tool")).to_contain_text(re.compile(r"20\d\d .*GMT\+9"))
-        expect(answer.last.locator(".text")).to_have_text("It is late.")
-        expect(answer.last.locator(".figures")).to_contain_text("tokens written")
-        told = page.locator(".message.tool code").inner_text()
-        engine.submitted.get(timeout=10)
-        assert told.encode() in bytes(engine.submitted.get(timeout=10).prompt)
+    url = serve(engine, Settings(port=0, tool_parser="hermes"))
+    page = visit(url)
+    offer_tool(page)
+    send(page, "What time is it in Tokyo?")
+    answer = page.locator(".message.assistant")
+    expect(answer).to_have_count(2)
+    expect(answer.first.locator(".call")).to_have_text('calls get_time({"timezone": "Asia/Tokyo"})')
+    expect(page.locator(".message.tool")).to_contain_text("get_time says")
+    expect(page.locator(".message.tool")).to_contain_text(re.compile(r"20\d\d .*GMT\+9"))
+    expect(answer.last.locator(".text")).to_have_text("It is late.")
+    expect(answer.last.locator(".figures")).to_contain_text("tokens written")
+    told = page.locator(".message.tool code").inner_text()
+    engine.submitted.get(timeout=10)
+    assert told.encode() in bytes(engine.submitted.get(timeout=10).prompt)
 
 
 def test_the_embedded_model_can_try_the_tool(
@@ -288,42 +289,46 @@ def test_the_embedded_model_can_try_the_tool(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_grave_in_what_was_said(visit: Visit, scheme: str) -> None:
+def test_axe_finds_nothing_grave_in_what_was_said(visit: Visit, serve: Serve, scheme: str) -> None:
     engine = CallingEngine(said=iter((call("get_time"), MARKDOWN)))
-    with running(engine, Settings(port=0, tool_parser="hermes")) as url:
-        page = visit(url, color_scheme=scheme)
-        offer_tool(page)
-        send(page, "Hi")
-        expect(page.locator(".message.assistant table")).to_be_visible()
-        expect(page.locator(".message.assistant").last).to_have_attribute("data-state", "done")
-        assert not grave(page)
+    url = serve(engine, Settings(port=0, tool_parser="hermes"))
+    page = visit(url, color_scheme=scheme)
+    offer_tool(page)
+    send(page, "Hi")
+    expect(page.locator(".message.assistant table")).to_be_visible()
+    expect(page.locator(".message.assistant").last).to_have_attribute("data-state", "done")
+    assert not grave(page)
 
 
-def test_a_tool_that_is_called_wrongly_says_so_and_no_model_calls_for_ever(visit: Visit) -> None:
+def test_a_tool_that_is_called_wrongly_says_so_and_no_model_calls_for_ever(
+    visit: Visit, serve: Serve
+) -> None:
     wrong = (call("get_time", timezone="Mars/North"), call("rm", path="/"))
     said = (*wrong, *[call("get_time")] * 3, "I give up.")
     engine = CallingEngine(said=iter(said))
-    with running(engine, Settings(port=0, tool_parser="hermes")) as url:
-        page = visit(url)
-        offer_tool(page)
-        send(page, "Hi")
-        results = page.locator(".message.tool")
-        expect(page.locator(".message.assistant .text").last).to_have_text("I give up.")
-        expect(results).to_have_count(5)
-        expect(results.nth(0)).to_contain_text("Error: Invalid time zone specified: Mars/North")
-        expect(results.nth(1)).to_contain_text("Error: there is no tool rm")
+    url = serve(engine, Settings(port=0, tool_parser="hermes"))
+    page = visit(url)
+    offer_tool(page)
+    send(page, "Hi")
+    results = page.locator(".message.tool")
+    expect(page.locator(".message.assistant .text").last).to_have_text("I give up.")
+    expect(results).to_have_count(5)
+    expect(results.nth(0)).to_contain_text("Error: Invalid time zone specified: Mars/North")
+    expect(results.nth(1)).to_contain_text("Error: there is no tool rm")
     asked = [engine.submitted.get(timeout=10) for _ in said]
     assert engine.submitted.empty()
     assert len(asked) == 6
 
 
-def test_hostile_text_in_the_cache_is_shown_as_text(visit: Visit, engine: FakeEngine) -> None:
+def test_hostile_text_in_the_cache_is_shown_as_text(
+    visit: Visit, serve: Serve, engine: FakeEngine
+) -> None:
     engine.node_tokens = {1: tuple(HOSTILE.encode())}
-    with running(engine, Settings(port=0, dashboard_text=True)) as url:
-        page = visit(url)
-        page.locator(".bar[data-node='1']").click(position={"x": 5, "y": 5})
-        expect(page.locator(".node-text")).to_have_text(HOSTILE)
-        assert page.title() == "Rootstock"
+    url = serve(engine, Settings(port=0, dashboard_text=True))
+    page = visit(url)
+    page.locator(".bar[data-node='1']").click(position={"x": 5, "y": 5})
+    expect(page.locator(".node-text")).to_have_text(HOSTILE)
+    assert page.title() == "Rootstock"
 
 
 def test_hostile_text_is_shown_as_text(page: Page, engine: FakeEngine) -> None:

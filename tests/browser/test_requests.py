@@ -12,9 +12,8 @@ from engine.types.request import WaitReason
 from server.activity.series import INTERVAL_SECONDS
 from server.settings import Settings
 from tests.browser.axe import grave
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Serve, Visit
 from tests.browser.demo import CLIENT_SECONDS, DESKTOP, PHONE, QUESTIONS, SYSTEM, say
-from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 
 WAIT_SECONDS = 20
@@ -150,16 +149,16 @@ def test_the_log_has_what_was_before_the_page(
     expect(finished(page)).to_have_count(number + 1)
 
 
-def test_the_key_is_named(visit: Visit) -> None:
+def test_the_key_is_named(visit: Visit, serve: Serve) -> None:
     engine = FakeEngine()
-    with running(engine, Settings(port=0, api_key=SecretStr("open-sesame"))) as url:
-        headers = {"Authorization": "Bearer open-sesame"}
-        httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers=headers)
-        page = visit(url, expected="401")
-        page.get_by_label("API key").fill("open-sesame")
-        page.get_by_role("button", name="Open").click()
-        expect(finished(page).locator(".who")).to_contain_text("key ")
-        page.close()  # before its daemon ends
+    url = serve(engine, Settings(port=0, api_key=SecretStr("open-sesame")))
+    headers = {"Authorization": "Bearer open-sesame"}
+    httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, headers=headers)
+    page = visit(url, expected="401")
+    page.get_by_label("API key").fill("open-sesame")
+    page.get_by_role("button", name="Open").click()
+    expect(finished(page).locator(".who")).to_contain_text("key ")
+    page.close()  # before its daemon ends
 
 
 def test_the_series_do_not_begin_with_the_page(
