@@ -254,7 +254,7 @@ def _together(logits: list[mx.array]) -> mx.array:
 
 
 def _result(step: _SubmittedStep) -> StepResult:
-    sampled: dict[SequenceId, SampledToken] = {}
+    sampled: dict[SequenceId, tuple[SampledToken, ...]] = {}
     scored: dict[SequenceId, tuple[TokenLogprob, ...]] = {}
     failed: dict[SequenceId, str] = {}
     for sequence_id, parts in step.scored.items():
@@ -271,5 +271,5 @@ def _result(step: _SubmittedStep) -> StepResult:
             failed[row.sequence_id] = UNUSABLE
         else:
             row.sampling.accept(token.token_id)
-            sampled[row.sequence_id] = token
+            sampled[row.sequence_id] = (token,)
     return StepResult(sampled, scored, failed, step.reads.parts(), pooled)

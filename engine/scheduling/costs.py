@@ -3,11 +3,11 @@
     budget.decode(), budget.allow(), budget.chunk()     while the step is planned (step_budget.py)
     costs.observe(budget.work, seconds)                 when it has been computed
 
-It has no clock: its caller measures. A step's seconds are modelled as a sum over six kinds of work,
+It has no clock: its caller measures. A step's seconds are a sum over eight kinds of work,
 and the cost of each kind is tracked by a Kalman filter (R. E. Kalman, 1960). A step changes the
 estimate of a cost the more, the larger that cost's part of the step and the less is known of it.
 
-Six numbers are plain floats here: a product of small numpy arrays took 0.5 ms of a step of 13.
+Eight numbers are plain floats here: a product of small numpy arrays took 0.5 ms of a step of 13.
 """
 
 import math
@@ -18,7 +18,7 @@ from engine.step.plan import StepWork, chunk_beginning, chunk_work
 Vector = Sequence[float]
 
 
-_PRIOR = (20e-3, 1e-3, 2e-6, 0.7e-3, 3e-7, 6e-6)
+_PRIOR = (20e-3, 1e-3, 2e-6, 0.7e-3, 3e-7, 6e-6, 2e-3, 0.7e-3)
 """Seconds of one of each kind, in StepWork's order, before any was measured: about what 27 M
 parameters take on two cores. The first step scales them all to what it took; their ratios are left.
 So what is learned of a model a thousand times as slow is the same in slow motion. On two

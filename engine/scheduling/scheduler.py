@@ -182,7 +182,7 @@ class Scheduler:
             if sequence.is_aborted:
                 news.append(self._end(sequence, FinishReason.ABORT))
             elif sampled is not None:
-                news += self._append(sequence, sampled)
+                news += self._append(sequence, sampled[0])
             elif sequence.is_computed:
                 news.append(self._end(sequence, FinishReason.LENGTH))
         return news

@@ -55,12 +55,18 @@ class BatchEntry:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of one sequence to compute: positions [start, start + len(tokens))."""
+    """Tokens of one sequence to compute: positions [start, start + len(tokens)).
+
+    The last `n_drafts` are no tokens of it yet, but drafts of what it will sample. With drafts it
+    samples, and does so behind the token before the first of them and behind each. What it samples
+    counts as long as it equals the drafts; the first token that does not is the last that counts.
+    """
 
     sequence_id: SequenceId
     start: int
     tokens: tuple[int, ...]  # at least one
     samples: bool  # a token is sampled after the last one
+    n_drafts: int = 0
     prompt_logprobs: int | None = None  # score each of `next_tokens`, with so many alternatives
     next_tokens: tuple[int, ...] = ()  # with prompt_logprobs: the token that follows tokens[i]
     pooling: Pooling | None = None  # which of these tokens' hidden states are pooled
@@ -76,6 +82,8 @@ class StepWork:
     prompt_tokens: int = 0
     prompt_keys: int = 0  # positions that the prompts' tokens attend to, over all tokens
     gathered_keys: int = 0  # positions up to the end of each chunk, however few its tokens are
+    verifications: int = 0  # one for all drafts of the step, which is collected before the next
+    draft_tokens: int = 0
 
     def __add__(self, more: "StepWork") -> "StepWork":
         return StepWork(*(own + its for own, its in zip(self.counts, more.counts, strict=True)))
@@ -90,6 +98,8 @@ class StepWork:
             self.prompt_tokens,
             self.prompt_keys,
             self.gathered_keys,
+            self.verifications,
+            self.draft_tokens,
         )
 
 
@@ -135,6 +145,11 @@ class StepPlan:
         return bool(self.chunks or self.decodes or self.kept or ops or self.reads)
 
     @property
+    def is_drafted(self) -> bool:
+        """Whether there are drafts in it: how far sequences go on is known when it is collected."""
+        return self.work.draft_tokens > 0
+
+    @property
     def is_scoring(self) -> bool:
         """Whether prompt logprobs are computed."""
         return any(chunk.prompt_logprobs is not None for chunk in self.chunks)
@@ -176,7 +191,10 @@ NO_MASKS: Masks = np.zeros((0, 0), dtype=np.int32)
 class StepMasks:
     """The masks of some of a step's sampling rows; the others may choose any token.
 
-    Those that are `late` have none yet: they sit the step out, and their logits are kept.
+    A sequence with drafts comes once for each of its draws, in order. Those without a mask
+    do not take place, but for a sequence that has no masks at all.
+    Those that are `late` have none yet: they sit the step out, and the logits behind their last own
+    token are kept.
     """
 
     sequence_ids: Sequence[SequenceId] = ()
@@ -200,7 +218,8 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 class StepResult:
     """What the runner computed, by sequence, and what it was to read."""
 
-    sampled: Mapping[SequenceId, SampledToken]  # for each row that samples and is not late
+    sampled: Mapping[SequenceId, tuple[SampledToken, ...]]
+    """For each row that samples and is not late: one token, or with drafts all that count."""
     scored: Mapping[SequenceId, tuple[TokenLogprob, ...]]  # for rows with prompt_logprobs
     failed: Mapping[SequenceId, str] = field(default_factory=dict)  # rows that failed alone
     read: tuple[Parts, ...] = ()  # one for each of the plan's reads

@@ -19,6 +19,8 @@ class ModelRunner(Protocol):
 
         submit(1) sample(1) submit(2) collect(1) sample(2) submit(3) collect(2) ...
 
+    A step with drafts is collected before the next one is submitted.
+
     Each method may raise whatever the device raises. The step for which `submit` or `sample` has
     raised is forgotten, and all are when `collect` has; the blocks of their rows are undefined
     then, all others untouched. Raises RunnerLost when that cannot be said.

@@ -29,6 +29,8 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    accepted_draft_tokens: int = 0  # of the completion's, those that a draft had right
+    rejected_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

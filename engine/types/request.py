@@ -138,6 +138,8 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's own
     ignore_eos: bool = False
+    speculate: bool = True  # tokens may be drafted, which changes no text
+    prediction: tuple[int, ...] = ()  # tokens that the output is expected to have, in part
     n: int = 1
     client: str = ""  # who asks: clients take turns in the queue
     priority: int = 0  # lower is admitted first of the client's own, and preempted last of all

@@ -142,7 +142,9 @@ class Workload:
         return self._random.choices(range(VOCABULARY), k=n_tokens)
 
     def _result(self, plan: StepPlan) -> StepResult:
-        tokens = {key: SampledToken(self._random.randrange(VOCABULARY)) for key in plan.sampling()}
+        tokens = {
+            key: (SampledToken(self._random.randrange(VOCABULARY)),) for key in plan.sampling()
+        }
         return StepResult(tokens, {})
 
 

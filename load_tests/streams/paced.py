@@ -37,7 +37,7 @@ class PacedRunner:
     """Implements `ModelRunner`: each step ends at the next beat, with the same token for all."""
 
     def __init__(self, token_id: int, tokens_per_second: float) -> None:
-        self._token = SampledToken(token_id)
+        self._tokens = (SampledToken(token_id),)
         self._period_seconds = 1 / tokens_per_second
         self._beat = time.monotonic()
         self._submitted: deque[StepPlan] = deque()
@@ -51,7 +51,7 @@ class PacedRunner:
 
     def collect(self) -> StepResult:
         """See `ModelRunner.collect`."""
-        sampled = dict.fromkeys(self._submitted.popleft().sampling(), self._token)
+        sampled = dict.fromkeys(self._submitted.popleft().sampling(), self._tokens)
         if sampled:
             self._wait()
         return StepResult(sampled, {})

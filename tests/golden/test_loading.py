@@ -314,11 +314,11 @@ def test_the_embedded_default_from_nothing_to_a_token() -> None:
         patches=((name, TablePatch(None, 0, (0, 1, 2, 3))),),
         chunks=(Chunk(name, 0, tuple(prompt), samples=True),),
     )
-    sampled = compute(backend.runner, plan).sampled[name]
+    (sampled,) = compute(backend.runner, plan).sampled[name]
     assert 0 <= sampled.token_id < backend.card.vocab_size
     again = load_backend(config, lines.append)
     assert again.card == backend.card
-    assert compute(again.runner, plan).sampled[name] == sampled
+    assert compute(again.runner, plan).sampled[name] == (sampled,)
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:

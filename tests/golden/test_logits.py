@@ -153,7 +153,9 @@ def test_prompt_logprobs(served: Served, peer: Module, attention: Attention) -> 
     driver = Driver(served, attention)
     tokens = random_tokens(150, seed=17)
     subject = driver.subject(tokens)
-    chunk = Chunk(subject.id, 0, tuple(tokens), False, 0, tuple(tokens[1:]))
+    chunk = Chunk(
+        subject.id, 0, tuple(tokens), False, prompt_logprobs=0, next_tokens=tuple(tokens[1:])
+    )
     scored = driver.step([chunk], [(subject, len(tokens))]).scored[subject.id]
     logits = mx.array(reference(peer, tokens)[:-1])
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))

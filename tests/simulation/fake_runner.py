@@ -75,7 +75,7 @@ class Flight:
 
     plan: StepPlan
     kv: dict[SequenceId, int] = field(default_factory=dict)
-    sampled: dict[SequenceId, SampledToken] = field(default_factory=dict)
+    sampled: dict[SequenceId, tuple[SampledToken, ...]] = field(default_factory=dict)
     scored: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failed: dict[SequenceId, str] = field(default_factory=dict)
     read: tuple[Parts, ...] = ()
@@ -194,7 +194,7 @@ class FakeRunner:
             row.output_index += 1
             is_asked = row.sampling.params.top_logprobs is not None
             logprob = TokenLogprob(token_id, -1.0) if is_asked else None
-            flight.sampled[sequence_id] = SampledToken(token_id, logprob)
+            flight.sampled[sequence_id] = (SampledToken(token_id, logprob),)
 
     def collect(self) -> StepResult:
         flight = self._flights.popleft()

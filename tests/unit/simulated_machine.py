@@ -9,9 +9,9 @@ from engine.scheduling.costs import StepCosts
 from engine.scheduling.step_budget import StepBudget
 from engine.step.plan import StepWork
 
-CPU = (12e-3, 1.3e-3, 3e-6, 0.6e-3, 0.5e-6, 5e-6)
-GPU = (20e-3, 0.05e-3, 0.02e-6, 0.02e-3, 0.001e-6, 0.01e-6)
-SLOW_CPU = (100e-3, 5e-3, 1e-6, 6e-3, 0.5e-6, 5e-6)
+CPU = (12e-3, 1.3e-3, 3e-6, 0.6e-3, 0.5e-6, 5e-6, 1e-3, 1e-3)
+GPU = (20e-3, 0.05e-3, 0.02e-6, 0.02e-3, 0.001e-6, 0.01e-6, 1e-3, 0.05e-3)
+SLOW_CPU = (100e-3, 5e-3, 1e-6, 6e-3, 0.5e-6, 5e-6, 2e-3, 5e-3)
 """Seconds of each kind of work, in StepWork's order."""
 
 

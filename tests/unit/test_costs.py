@@ -168,7 +168,8 @@ def test_without_decodes_bytes_may_take_any_time() -> None:
 def test_a_prompt_does_not_spend_its_time_on_gathering_what_lies_before_it() -> None:
     """Each chunk gathers it again, so a chunk's tokens may take as long as that does."""
     costs = StepCosts()
-    truth = Machine((12e-3, 1.3e-3, 3e-6, 3e-3, 0.5e-6, 60e-6), math.inf, noise=0.0, learned=costs)
+    profile = (12e-3, 1.3e-3, 3e-6, 3e-3, 0.5e-6, 60e-6, 1e-3, 1e-3)
+    truth = Machine(profile, math.inf, noise=0.0, learned=costs)
     truth.decode(50)
     n_steps, start = 0, 6000
     while start < 6032:
