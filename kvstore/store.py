@@ -5,6 +5,7 @@ restore  room for KV that is filled in from disk   a Lease that no step computes
 admit    adopt what is cached, allocate the rest   a Lease, or a Refusal and no change
 extend   plan the next tokens, and room for them   StepOps, or a Refusal
 publish  these tokens' KV has been written         whole blocks are indexed, visible to all
+rewind   other tokens follow than were planned     these are to be planned again
 donate   the sequence has ended                    its blocks go to the index
 release  the same                                  its references are dropped
 
@@ -222,6 +223,17 @@ class KVStore:
             self._published.insert(lease, whole * self._block_size)
         if lease.advance(n_tokens):
             self._published.attach_at_end(lease)
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether leases can be rewound."""
+        return all(group.rewinds for group in self.groups)
+
+    def rewind(self, lease: Lease) -> None:
+        """What has been planned behind the tokens that it has written is to be planned again: other
+        tokens than were thought stand there. To be called where `rewinds`.
+        """
+        lease.planned_tokens = lease.written_tokens
 
     def donate(self, lease: Lease) -> None:
         """Release the lease, leaving what it has written to the index, the tail too; of tokens that

@@ -16,7 +16,11 @@ class DraftSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """At least one token, and what they were taken from."""
+    """At least one token, and what they were taken from.
+
+    `matched`: how many tokens before them are the same there, as far as that was looked at.
+    """
 
     tokens: tuple[int, ...]
     source: DraftSource
+    matched: int = 0

@@ -92,6 +92,7 @@ class EngineLoop:
         cleared = Cleared(blocks=0, bytes=0)
         if CacheTier.MEMORY in tiers:
             self._disk.forget(namespace)
+            self.scheduler.speculator.clear(namespace)
             cleared = clear(self.scheduler.store, self._sizes, namespace)
             self._recount.changed()
         self._publish()
@@ -169,12 +170,13 @@ class EngineLoop:
     def _step(self) -> None:
         self.step_started_seconds = self.latency.now()
         self._recount.changed()
+        news = self._pipeline.collect_early()
         plan = self.scheduler.plan()
         self.latency.scheduled(self.scheduler.running)
         self._emit(self.scheduler.take_admissions())
-        self._emit(self._pipeline.advance(plan))
-        if (news := self._pipeline.sample()) is not None:
-            self._emit(news)
+        self._emit(news + self._pipeline.advance(plan))
+        if (settled := self._pipeline.sample()) is not None:
+            self._emit(settled)
         is_resting = self._pipeline.is_empty and not plan.is_due
         awaits_answers = bool(self.scheduler.unanswered)
         self._is_waiting = is_resting and self._disk.is_loading and not awaits_answers

@@ -67,6 +67,19 @@ class Pipeline:
     def is_empty(self) -> bool:
         return not self._in_flight.is_due
 
+    def collect_early(self) -> list[OutputEvent]:
+        """Before a step is planned: collect the one in flight, if it has drafts or the next one is
+        to have some. Returns its events. Raises RunnerLost.
+        """
+        plan = self._in_flight
+        if not plan.is_due or not (plan.is_drafted or self._scheduler.awaits_tokens):
+            return []
+        began, self._in_flight = self._began, NO_STEP
+        result = self._collect(plan)
+        if isinstance(result, Failure):
+            return self._fail(plan, result)
+        return self._commit(plan, result, began)
+
     def advance(self, plan: StepPlan) -> list[OutputEvent]:
         """Submit a step and collect the one before. Returns the events of the latter.
 

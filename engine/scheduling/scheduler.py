@@ -9,18 +9,20 @@ The rest of a step goes by the clients' turns (docs/adr/0018).
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import Final
 
 from engine.api import InvalidRequest
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, Prompt
+from engine.drafts.speculator import NO_SPECULATOR, Speculator
 from engine.output.output import OutputFactory
 from engine.scheduling import events, policy
 from engine.scheduling.admission import Admission
 from engine.scheduling.costs import StepCosts
 from engine.scheduling.counters import AdmissionCounters, SchedulerCounters
+from engine.scheduling.drafting import Drafting
 from engine.scheduling.namespaces import NO_ADAPTERS, Namespaces
 from engine.scheduling.sequence import LiveSequence, LiveSequences, Status, lease_of
 from engine.scheduling.step_budget import StepBudget
@@ -49,15 +51,18 @@ class Scheduler:
         draw_seed: Callable[[], int],
         namespaces: Namespaces = NO_ADAPTERS,
         disk: DiskCache = NO_DISK_CACHE,
+        speculator: Speculator = NO_SPECULATOR,
     ) -> None:
         self.store: Final = store
         self.disk: Final = disk
         self.namespaces: Final = namespaces
+        self.speculator: Final = speculator
         self._turns = Turns()
         self._admission = Admission(store, limits, self._turns, self._start_load)
-        self._sequences = SequenceFactory(outputs, draw_seed, namespaces)
+        self._sequences = SequenceFactory(outputs, draw_seed, namespaces, speculator)
         self._limits = limits
         self._costs = StepCosts()
+        self._drafting = Drafting(store, self._costs, limits.step_stretch)
         self._numbers = count(1)  # of steps
         self._running: list[LiveSequence] = []
         self._live = LiveSequences()
@@ -138,6 +143,13 @@ class Scheduler:
             sequence.is_aborted = True
         return [self._end(s, FinishReason.ABORT) for s in sequences if not s.is_in_flight]
 
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether the step in flight had better be collected before the next one is planned: then
+        drafts can go on from its tokens.
+        """
+        return self._drafting.is_due(self._running, self._limits.step_tokens)
+
     def plan(self) -> StepPlan:
         """Plan the next step. Allocates its blocks; preempts sequences where there are too few."""
         batch_rows = min(self.n_running + self.n_waiting, self._limits.max_running)
@@ -169,6 +181,7 @@ class Scheduler:
         self.counters.steps += 1
         self.disk.commit(plan.number, result.read)
         news = []
+        drafted = dict(plan.drafts())
         for sequence, n_tokens in self._live.running(plan):
             if message := result.failed.get(sequence.id):
                 news.append(self._fail(sequence, message))
@@ -178,13 +191,15 @@ class Scheduler:
                 sequence.prompt_scores += scores
             if (vector := result.pooled.get(sequence.id)) is not None:
                 sequence.pool(vector)
-            sampled = result.sampled.get(sequence.id)
+            sampled = result.sampled.get(sequence.id, ())
             if sequence.is_aborted:
                 news.append(self._end(sequence, FinishReason.ABORT))
-            elif sampled is not None:
-                news += self._append(sequence, sampled[0])
+            elif sampled:
+                news += self._take(sequence, sampled)
             elif sequence.is_computed:
                 news.append(self._end(sequence, FinishReason.LENGTH))
+            if sequence.id in drafted:
+                self._verified(sequence, drafted[sequence.id], sampled)
         return news
 
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
@@ -214,6 +229,7 @@ class Scheduler:
                 self.counters.rows_sat_out += 1
         self._fill_in(builder)
         self._schedule_prompts(prompts, builder)
+        self._drafting.widen(builder, self._running)
         for sequence in builder.preempted:  # only now: what is in flight belongs to its old lease
             self._admission.add(sequence)
 
@@ -300,6 +316,29 @@ class Scheduler:
             computed = min(start + n_tokens, sequence.prompt_tokens) - start
             self.counters.computed_prompt_tokens += computed
 
+    def _take(self, sequence: LiveSequence, sampled: Sequence[SampledToken]) -> list[OutputEvent]:
+        """Append what it has sampled, until it ends. All but the last were drafted, and have KV."""
+        sequence.have_sampled()
+        *drafted, last = sampled
+        news = list[OutputEvent]()
+        for token in drafted:
+            news += self._append(sequence, token)
+            if not sequence.is_live:
+                return news
+            self._progress(sequence, 1)
+        return news + self._append(sequence, last)
+
+    def _verified(
+        self, sequence: LiveSequence, n_drafts: int, sampled: Sequence[SampledToken]
+    ) -> None:
+        """The step has verified a draft of so many tokens, unless it could not sample."""
+        if sampled:
+            n_right = len(sampled) - 1
+            sequence.accepted_drafts += n_right
+            sequence.rejected_drafts += n_drafts - n_right
+        if sequence.is_live:
+            self.store.rewind(lease_of(sequence))
+
     def _append(self, sequence: LiveSequence, sampled: SampledToken) -> list[OutputEvent]:
         sequence.take(sampled)
         self.counters.generated_tokens += 1
@@ -332,6 +371,7 @@ class Scheduler:
 
     def _retire(self, sequence: LiveSequence) -> None:
         lease = self._leave(sequence)
+        self.speculator.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
         if lease is not None:
             self.store.donate(lease)
 

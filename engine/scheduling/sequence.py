@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.constraints.guide import FreeGuide, Guide, matcher_of
 from engine.constraints.matcher import Matcher, Refused, Unanswerable
+from engine.drafts.speculation import NO_SPECULATION, Speculation
 from engine.output.output import Output, TextDelta
 from engine.step.plan import SampledToken, SequenceId, StepPlan, Vector
 from engine.types.output import FinishReason, TokenLogprob, Usage
@@ -71,6 +72,9 @@ class LiveSequence:
     is_sampling: bool = False  # has sampled since it entered the batch
     keeps_logits: bool = False  # they are sampled as soon as the guide allows
     unread: SampledToken | None = None
+    speculation: Speculation = NO_SPECULATION
+    accepted_drafts: int = 0  # tokens
+    rejected_drafts: int = 0
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     pooled: Vector | None = None  # the sum of what has been pooled
 
@@ -142,8 +146,13 @@ class LiveSequence:
 
     @property
     def usage(self) -> Usage:
-        n_read = self.output_tokens - (self.unread is not None)
-        return Usage(self.prompt_tokens, self.cached_tokens, n_read)
+        return Usage(
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.output_tokens - (self.unread is not None),
+            self.accepted_drafts,
+            self.rejected_drafts,
+        )
 
     @property
     def unanswered(self) -> Matcher | None:
@@ -170,6 +179,10 @@ class LiveSequence:
         self.in_flight_outputs += 1
         self.is_sampling = True
 
+    def have_sampled(self) -> None:
+        """The step has been computed that was to sample its next token."""
+        self.in_flight_outputs -= 1
+
     def sit_out(self) -> None:
         """The step that was to sample its next token has only computed the logits."""
         self.in_flight_outputs -= 1
@@ -183,9 +196,9 @@ class LiveSequence:
         """Append the token that was sampled. It is read when the guide's matcher, where it has
         one, has been answered.
         """
-        self.in_flight_outputs -= 1
         self.tokens.append(sampled.token_id)
         self.guide.accept(sampled.token_id)
+        self.speculation.accept(sampled.token_id)
         self.unread = sampled
 
     def read(self, sampled: SampledToken) -> TextDelta:

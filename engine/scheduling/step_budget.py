@@ -3,7 +3,13 @@
 import math
 
 from engine.scheduling.costs import StepCosts
-from engine.step.plan import StepWork, chunk_beginning, chunk_work
+from engine.step.plan import (
+    VERIFICATION,
+    StepWork,
+    chunk_beginning,
+    chunk_work,
+    draft_work,
+)
 
 _MARGIN_DEVIATIONS = 2.0
 """Standard deviations by which a step is planned to end before its limit."""
@@ -41,6 +47,7 @@ class StepBudget:
         self._decode_rows = 0
         self._decode_keys = 0
         self._prompts = StepWork()
+        self._drafts = StepWork()
         self._moved_seconds = 0.0
 
     @property
@@ -59,9 +66,17 @@ class StepBudget:
     @property
     def work(self) -> StepWork:
         """What has been planned."""
-        return self._prompts + StepWork(
-            min(self._decode_rows, 1), self._decode_rows, self._decode_keys
-        )
+        return self._prompts + self._drafts + self.decodes
+
+    @property
+    def decodes(self) -> StepWork:
+        """What of it is decodes."""
+        return StepWork(min(self._decode_rows, 1), self._decode_rows, self._decode_keys)
+
+    @property
+    def left_seconds(self) -> float:
+        """What may still be planned beside the decodes."""
+        return max(self._aim_seconds - self._spent_seconds, 0.0)
 
     def decode(self, start: int) -> None:
         """One token of a sequence, at position `start`, is in the step."""
@@ -72,6 +87,13 @@ class StepBudget:
         """Positions [start, start + n_tokens) of a prompt are in the step."""
         self._n_chunks += 1
         self._prompts += chunk_work(start, n_tokens)
+
+    def draft(self, start: int, n_tokens: int) -> None:
+        """The sequence that decodes the token at position `start` has a draft of so many tokens."""
+        self._decode_keys -= start + 1
+        self._drafts += draft_work(start, n_tokens)
+        if self._drafts.verifications == 0:
+            self._drafts += VERIFICATION
 
     def move(self, seconds: float) -> None:
         """Bytes are filled in that are predicted to take so long."""

@@ -1,5 +1,6 @@
 """The step that is being planned: what is in it so far, and what may still join."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.scheduling.sequence import LiveSequence, lease_of
@@ -57,13 +58,7 @@ class StepBuilder:
         if not sequence.is_in_batch:
             self.enter.append(_entry(sequence))
             sequence.is_in_batch = True
-        lease = lease_of(sequence)
-        if lease.is_patched:
-            self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
-        if step_ops is not NO_OPS:
-            self.before += step_ops.before
-            self.after_chunks += step_ops.after_chunks
-            self.after += step_ops.after
+        self._change(sequence, step_ops)
         if n_tokens == 1:
             self.time.decode(start)
         else:
@@ -77,11 +72,33 @@ class StepBuilder:
         if chunk.samples:
             sequence.plan_sample()
 
+    def draft(self, sequence: LiveSequence, draft: Sequence[int], step_ops: StepOps) -> None:
+        """Verify a draft behind the token that the sequence decodes in this step."""
+        n_drafts = len(draft)
+        lease = lease_of(sequence)
+        start = lease.planned_tokens - n_drafts - 1
+        self.decodes.remove(sequence.id)
+        tokens = (sequence.tokens[start], *draft)
+        self.chunks.append(Chunk(sequence.id, start, tokens, samples=True, n_drafts=n_drafts))
+        self.budget_tokens -= n_drafts
+        self.time.draft(start, n_drafts)
+        self._change(sequence, step_ops)
+
     def keep(self, sequence: LiveSequence) -> None:
         """Sample the sequence from the logits that it has kept."""
         self.sequence_ids.add(sequence.id)
         self.kept.append(sequence.id)
         sequence.plan_sample()
+
+    def _change(self, sequence: LiveSequence, step_ops: StepOps) -> None:
+        """Bring the sequence's tables up to date, and have the ops carried out."""
+        lease = lease_of(sequence)
+        if lease.is_patched:
+            self.patches += [(sequence.id, patch) for patch in lease.take_patches()]
+        if step_ops is not NO_OPS:
+            self.before += step_ops.before
+            self.after_chunks += step_ops.after_chunks
+            self.after += step_ops.after
 
     def plan(self, leave: list[SequenceId]) -> StepPlan:
         return StepPlan(

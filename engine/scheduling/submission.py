@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from engine.constraints.guide import FreeGuide, Guide, GuideFactory
+from engine.drafts.speculator import Speculator
 from engine.output.output import OutputFactory
 from engine.scheduling.namespaces import Namespaces
 from engine.scheduling.sequence import LiveSequence
@@ -51,11 +52,16 @@ class SequenceFactory:
     """Makes the sequences of requests, and numbers them."""
 
     def __init__(
-        self, outputs: OutputFactory, draw_seed: Callable[[], int], namespaces: Namespaces
+        self,
+        outputs: OutputFactory,
+        draw_seed: Callable[[], int],
+        namespaces: Namespaces,
+        speculator: Speculator,
     ) -> None:
         self._outputs = outputs
         self._draw_seed = draw_seed
         self._namespaces = namespaces
+        self._speculator = speculator
         self._ids = count()
 
     def sequences(self, submission: Submission) -> Iterator[LiveSequence]:
@@ -64,19 +70,22 @@ class SequenceFactory:
         seed = request.sampling.seed
         base_seed = self._draw_seed() if seed is None else seed
         first: LiveSequence | None = None
+        namespace = self._namespaces.of(request.cache_salt, request.adapter)
         for index in range(request.n):
+            tokens = submission.prompts[index]
             sequence = LiveSequence(
                 id=SequenceId(next(self._ids)),
                 index=index,
                 request=request,
-                namespace=self._namespaces.of(request.cache_salt, request.adapter),
-                tokens=submission.prompts[index],
+                namespace=namespace,
+                tokens=tokens,
                 output=self._outputs.new(request),
                 seed=base_seed + index,
                 stop_token_ids=self._outputs.stop_token_ids(request),
                 guide=submission.guides[index],
                 block_hashes=submission.block_hashes,
                 first=first,
+                speculation=self._speculator.begin(request, namespace, tokens),
             )
             first = first or sequence
             yield sequence

@@ -114,6 +114,17 @@ def chunk_beginning(start: int) -> StepWork:
     return StepWork(forwards=1, gathered_keys=start)
 
 
+def draft_work(start: int, n_tokens: int) -> StepWork:
+    """What a draft of so many tokens adds to a row, behind the decode of the token at position
+    `start`: the keys of all are gathered, in place of the decode's.
+    """
+    attended = chunk_work(start, 1 + n_tokens).prompt_keys
+    return StepWork(prompt_keys=attended, gathered_keys=start + 1 + n_tokens, draft_tokens=n_tokens)
+
+
+VERIFICATION = StepWork(verifications=1)
+"""What it takes beside that to verify the drafts of a step."""
+
 NO_WORK = StepWork()
 
 
@@ -161,13 +172,21 @@ class StepPlan:
         return any(isinstance(op, fills) for op in self.before)
 
     def rows(self) -> Iterator[tuple[SequenceId, int]]:
-        """The sequences that the step is for, each with how many tokens it computes."""
+        """The sequences that the step is for, each with how many of its tokens it computes, without
+        drafts.
+        """
         for chunk in self.chunks:
-            yield chunk.sequence_id, len(chunk.tokens)
+            yield chunk.sequence_id, len(chunk.tokens) - chunk.n_drafts
         for sequence_id in self.decodes:
             yield sequence_id, 1
         for sequence_id in self.kept:
             yield sequence_id, 0
+
+    def drafts(self) -> Iterator[tuple[SequenceId, int]]:
+        """The sequences with drafts, each with how many tokens are drafted."""
+        for chunk in self.chunks:
+            if chunk.n_drafts:
+                yield chunk.sequence_id, chunk.n_drafts
 
     def sampling(self) -> Iterator[SequenceId]:
         """The sequences that sample a token."""

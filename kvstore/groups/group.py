@@ -97,6 +97,7 @@ class Group(Protocol):
     """Layers that keep one kind of cache, and its storage."""
 
     name: str
+    rewinds: bool  # whether a lease can write other tokens where it has written some
 
     def resume_point(self, blocks: Sequence[BlockId], n_tokens: int) -> int:
         """The last position up to `n_tokens` at which a lease of these blocks could resume."""

@@ -101,6 +101,7 @@ class RecurrentGroup:
     """
 
     name = "recurrent"
+    rewinds = False  # a state knows nothing of the tokens before the last
 
     def __init__(self, n_running: int, n_saved: int, block_size: int, interval_tokens: int) -> None:
         self.slots = GroupSlotPool(n_running + n_saved)

@@ -102,6 +102,8 @@ class WindowGroup:
     A lease computes at most `step_tokens` tokens in a step.
     """
 
+    rewinds = True
+
     def __init__(
         self, index: int, window: int, n_slots: int, block_size: int, step_tokens: int
     ) -> None:

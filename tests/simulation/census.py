@@ -41,6 +41,8 @@ class Happening(StrEnum):
     WAITS_FOR_DISK = "turns in which one waited for the disk"
     WAITS_FOR_TURN = "turns in which one waited for its turn"
     MIXED = "turns in which sequences of several adapters ran"
+    DRAFT_ACCEPTED = "draft tokens accepted"
+    DRAFT_REJECTED = "draft tokens rejected"
     CLIENT_SLOT = "sequences preempted for another client's slot"
     CLIENT_BLOCKS = "sequences preempted for another client's blocks"
 

@@ -1,7 +1,7 @@
 """A ModelRunner without a model: carries out plans on a dictionary of slots."""
 
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,10 +71,13 @@ class BatchRow:
 
 @dataclass(slots=True)
 class Flight:
-    """A step that has been submitted. `kv`: of its sampling rows, after their last token."""
+    """A step that has been submitted. `kv`: of its sampling rows, behind their last token and each
+    of their drafts.
+    """
 
     plan: StepPlan
-    kv: dict[SequenceId, int] = field(default_factory=dict)
+    kv: dict[SequenceId, list[int]] = field(default_factory=dict)
+    drafts: dict[SequenceId, tuple[int, ...]] = field(default_factory=dict)
     sampled: dict[SequenceId, tuple[SampledToken, ...]] = field(default_factory=dict)
     scored: dict[SequenceId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     failed: dict[SequenceId, str] = field(default_factory=dict)
@@ -129,6 +132,7 @@ class FakeRunner:
 
     def submit(self, plan: StepPlan) -> None:
         assert plan.is_due, "a step that does nothing"
+        assert not any(flight.drafts for flight in self._flights), "nobody knows where it goes on"
         self._change_batch(plan)
         self._fault()
         for op in plan.before:
@@ -146,14 +150,15 @@ class FakeRunner:
         for sequence_id in plan.kept:
             row = self._rows[sequence_id]
             assert row.kept_kv is not None, "a step was sat out by who was not in it"
-            flight.kv[sequence_id], row.kept_kv = row.kept_kv, None
+            flight.kv[sequence_id], row.kept_kv = [row.kept_kv], None
         for sequence_id in plan.sampling():
             if sequence_id in plan.kept:
                 continue
             row = self._rows[sequence_id]
             assert row.kept_kv is None, "a decode of who has yet to sample"
             assert row.last_token is not None, "a decode of what has not been sampled"
-            flight.kv[sequence_id] = self._forward(sequence_id, (row.last_token,))[-1]
+            drafts = flight.drafts.get(sequence_id, ())
+            flight.kv[sequence_id] = self._forward(sequence_id, (row.last_token, *drafts))
         for op in plan.after:
             self._execute(op)
         flight.read = tuple(map(self._read, plan.reads))
@@ -182,19 +187,32 @@ class FakeRunner:
                     self._states[state] = self._states_before.pop(state)
 
     def _sample(self, flight: Flight, masks: StepMasks) -> None:
-        by_row: Mapping[SequenceId, Masks] = dict(zip(masks.sequence_ids, masks.masks, strict=True))
+        by_row = defaultdict[SequenceId, list[Masks]](list)
+        for sequence_id, mask in zip(masks.sequence_ids, masks.masks, strict=True):
+            by_row[sequence_id].append(mask)
         for sequence_id, kv in flight.kv.items():
             row = self._rows[sequence_id]
+            drafts = flight.drafts.get(sequence_id, ())
+            row.position -= len(drafts)
             if sequence_id in masks.late:
-                row.kept_kv = kv
+                row.kept_kv = kv[0]
                 continue
-            ruled_out = self._ruled_out(row, by_row.get(sequence_id))
-            token_id = sample(kv, row.sampling.seed, row.output_index, self._vocab_size, ruled_out)
-            row.last_token = token_id
-            row.output_index += 1
-            is_asked = row.sampling.params.top_logprobs is not None
-            logprob = TokenLogprob(token_id, -1.0) if is_asked else None
-            flight.sampled[sequence_id] = (SampledToken(token_id, logprob),)
+            of_row: Sequence[Masks | None] = by_row.get(sequence_id) or [None] * len(kv)
+            tokens = list[SampledToken]()
+            for behind, mask, draft in zip(kv, of_row, [*drafts, None], strict=False):
+                row.position += len(tokens) > 0  # the draft before it is right
+                tokens.append(self._draw(row, behind, mask))
+                if tokens[-1].token_id != draft:
+                    break
+            flight.sampled[sequence_id] = tuple(tokens)
+
+    def _draw(self, row: BatchRow, kv: int, mask: Masks | None) -> SampledToken:
+        ruled_out = self._ruled_out(row, mask)
+        token_id = sample(kv, row.sampling.seed, row.output_index, self._vocab_size, ruled_out)
+        row.last_token = token_id
+        row.output_index += 1
+        is_asked = row.sampling.params.top_logprobs is not None
+        return SampledToken(token_id, TokenLogprob(token_id, -1.0) if is_asked else None)
 
     def collect(self) -> StepResult:
         flight = self._flights.popleft()
@@ -206,7 +224,8 @@ class FakeRunner:
         for sequence_id, n_tokens in flight.plan.rows():
             if n_tokens == 0:
                 continue
-            self.computed_tokens[sequence_id] += n_tokens
+            n_drafted = max(len(flight.sampled.get(sequence_id, ())) - 1, 0)
+            self.computed_tokens[sequence_id] += n_tokens + n_drafted
             self.n_computed += n_tokens
             if self._row_fault(sequence_id):
                 flight.failed[sequence_id] = "injected"
@@ -227,11 +246,14 @@ class FakeRunner:
     def _compute_chunk(self, flight: Flight, chunk: Chunk) -> None:
         row = self._rows[chunk.sequence_id]
         row.position = chunk.start
+        own = chunk.tokens[: len(chunk.tokens) - chunk.n_drafts]
+        if chunk.n_drafts:
+            flight.drafts[chunk.sequence_id] = chunk.tokens[len(own) :]
         last_apart = chunk.samples or chunk.pooling is Pooling.LAST
-        run = chunk.tokens[:-1] if last_apart else chunk.tokens
+        run = own[:-1] if last_apart else own
         values = self._forward(chunk.sequence_id, run) if run else []
         if chunk.samples:
-            row.last_token = chunk.tokens[-1]
+            row.last_token = own[-1]
         if chunk.prompt_logprobs is not None:
             flight.scored[chunk.sequence_id] = tuple(
                 TokenLogprob(token_id, -float(values[i] % 97))

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.drafts.acceptance import AcceptanceRates, SequenceRates
+from engine.drafts.speculation import DraftMaker, LiveSpeculation
 from engine.output.output import OutputFactory
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import LiveSequence
@@ -143,6 +145,11 @@ class Harness:
         request_id = self.add(prompt, max_tokens, **options)  # type: ignore[arg-type]
         self.finish()
         return request_id
+
+    def speculate(self, request_id: str, drafter: DraftMaker) -> None:
+        """Have the request's sequence drafted by that drafter, which is trusted."""
+        rates = AcceptanceRates()
+        self.sequence(request_id).speculation = LiveSpeculation(drafter, SequenceRates(rates))
 
     def usage(self, request_id: str, index: int = 0) -> Usage:
         usage = self.end(request_id, index).usage

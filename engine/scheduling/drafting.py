@@ -1,0 +1,100 @@
+"""Adds drafts to a step's decodes, as far as that pays.
+
+    before a step is planned     is_due()       whether to wait for the tokens that are in flight
+    while it is planned          widen()        behind decodes and prompts
+    when it has been computed    verified()     of each sequence that had one
+
+A draft goes on from a sequence's last token, so that must be known: a step with drafts is planned
+when the one before has been collected, and is collected before the next is planned.
+"""
+
+from collections.abc import Iterable
+
+from engine.drafts.acceptance import MOST_DRAFT_TOKENS
+from engine.drafts.allotment import DraftableRow, StepPrice, allot
+from engine.scheduling.costs import StepCosts
+from engine.scheduling.sequence import LiveSequence, lease_of
+from engine.scheduling.step_budget import StepBudget
+from engine.scheduling.step_builder import StepBuilder
+from engine.step.plan import VERIFICATION, StepWork, draft_work
+from kvstore.lease import Refusal
+from kvstore.store import KVStore
+
+_LEAST_SECONDS = 1e-9
+"""Keeps divisions sound where costs were learned to be nothing."""
+
+
+class Drafting:
+    """Plans the drafts of a scheduler's steps. `costs` are what these steps have taught."""
+
+    def __init__(self, store: KVStore, costs: StepCosts, stretch: float) -> None:
+        self._store = store
+        self._costs = costs
+        self._stretch = stretch
+
+    def is_due(self, running: Iterable[LiveSequence], step_tokens: int) -> bool:
+        """Whether drafts of the next step would pay for waiting until all tokens are known."""
+        decodes = [sequence for sequence in running if sequence.remaining_tokens == 1]
+        if not any(sequence.in_flight_outputs for sequence in decodes):
+            return False
+        time = StepBudget(self._costs, self._stretch, len(decodes))
+        for sequence in decodes:
+            time.decode(sequence.planned_tokens)
+        rows = [
+            self._row(sequence, sequence.planned_tokens, sequence.in_flight_outputs)
+            for sequence in decodes
+        ]
+        return any(allot(rows, self._price(time, step_tokens - len(decodes))))
+
+    def widen(self, builder: StepBuilder, sequences: Iterable[LiveSequence]) -> None:
+        """Let those of the step's decodes whose tokens are known verify drafts behind these.
+
+        They take what time and tokens are left, and blocks that nobody else uses.
+        """
+        if not builder.decodes or builder.is_short_of_blocks:
+            return
+        decodes = set(builder.decodes)
+        known = [
+            one
+            for one in sequences
+            if one.id in decodes and one.planned_tokens == len(one.tokens)  # none is in flight
+        ]
+        rows = [self._row(sequence, sequence.planned_tokens - 1) for sequence in known]
+        counts = allot(rows, self._price(builder.time, builder.budget_tokens))
+        for sequence, most in zip(known, counts, strict=True):
+            if most:
+                self._draft(builder, sequence, most)
+
+    def _draft(self, builder: StepBuilder, sequence: LiveSequence, most: int) -> None:
+        draft = sequence.speculation.draft(most)
+        if draft is None:
+            return
+        lease = lease_of(sequence)
+        n_tokens = self._store.max_step_tokens(lease, len(draft.tokens))
+        step_ops = self._store.extend(lease, n_tokens)
+        if not isinstance(step_ops, Refusal):
+            builder.draft(sequence, draft.tokens[:n_tokens], step_ops)
+
+    def _price(self, time: StepBudget, most_tokens: int) -> StepPrice:
+        """Of drafts beside what has been planned."""
+        decodes = time.decodes
+        return StepPrice(
+            n_tokens=decodes.decode_rows,
+            seconds=max(self._costs.seconds(decodes), _LEAST_SECONDS),
+            verify_seconds=self._costs.seconds(VERIFICATION),
+            most_seconds=time.left_seconds,
+            most_tokens=most_tokens,
+        )
+
+    def _row(self, sequence: LiveSequence, start: int, ahead: int = 0) -> DraftableRow:
+        """The sequence decodes the token at position `start`, the last of `ahead` that are not
+        known yet.
+        """
+        most = min(sequence.lacks_tokens - ahead - 1, MOST_DRAFT_TOKENS)
+        one, two = (self._costs.seconds(draft_work(start, n_tokens)) for n_tokens in (1, 2))
+        decode_seconds = self._costs.seconds(StepWork(decode_keys=start + 1))
+        return DraftableRow(
+            chances=sequence.speculation.chances(ahead, most) if most > 0 else (),
+            seconds=max(2 * one - two - decode_seconds, 0.0),
+            token_seconds=max(two - one, _LEAST_SECONDS),
+        )

@@ -1,0 +1,188 @@
+"""Steps that verify drafts: what is said is the same, with fewer steps, at nobody's expense."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.step.plan import StepMasks
+from engine.types.output import FinishReason
+from engine.types.request import SamplingParams
+from kvstore.groups.recurrent import RecurrentGroup
+from kvstore.groups.window import WindowGroup
+from kvstore.types import Namespace
+from tests.simulation.fake_runner import InjectedError
+from tests.simulation.model import text_of
+from tests.unit.engine_harness import Harness, prompt
+from tests.unit.scripted_drafter import ScriptedDrafter
+
+N_TOKENS = 40
+PROMPT = prompt(1, 10)
+
+
+def truth(n_tokens: int = N_TOKENS, stop: Sequence[str] = ()) -> list[int]:
+    """What is generated behind the prompt without drafts."""
+    harness = Harness()
+    return harness.output(harness.serve(PROMPT, n_tokens, stop=tuple(stop)))
+
+
+def wrong(tokens: Sequence[int], *places: int) -> list[int]:
+    return [(token + 1) % 49 if at in places else token for at, token in enumerate(tokens)]
+
+
+def drafted(script: Sequence[int], n_tokens: int = N_TOKENS, **options: object) -> Harness:
+    """A request whose drafter expects the script has been served, as `request-0`."""
+    harness = Harness()
+    request_id = harness.add(PROMPT, n_tokens, **options)  # type: ignore[arg-type]
+    harness.speculate(request_id, ScriptedDrafter(script))
+    harness.finish()
+    return harness
+
+
+def test_right_drafts_save_steps() -> None:
+    harness = drafted(truth())
+    assert harness.output("request-0") == truth()
+    assert harness.scheduler.counters.steps < N_TOKENS // 3
+    usage = harness.usage("request-0")
+    assert usage.accepted_draft_tokens > 2 * N_TOKENS // 3
+    assert usage.rejected_draft_tokens == 0
+
+
+@pytest.mark.parametrize("places", [(0,), (5,), (2, 3, 17), tuple(range(N_TOKENS))])
+def test_wrong_drafts_change_nothing_that_is_said(places: tuple[int, ...]) -> None:
+    harness = drafted(wrong(truth(), *places))
+    assert harness.output("request-0") == truth()
+    usage = harness.usage("request-0")
+    assert usage.completion_tokens == N_TOKENS
+    assert usage.rejected_draft_tokens > 0 or places == (0,)  # the first token is no draft's
+
+
+def test_drafts_that_are_always_wrong_are_given_up() -> None:
+    harness = drafted(wrong(truth(), *range(N_TOKENS)))
+    plans = [plan for plan in harness.plans if plan.is_drafted]
+    assert plans
+    assert not any(plan.is_drafted for plan in harness.plans[-N_TOKENS // 2 :])
+
+
+def test_what_was_rejected_is_in_no_cache() -> None:
+    harness = drafted(wrong(truth(), 3, 9, 16, 30))
+    said = PROMPT + truth()
+    paths = [node.token_ids(len(said) + 1) for _, _, node in harness.store.index.walk()]
+    assert [token for path in paths for token in path] == said[:-1]
+    again = harness.serve([*said, 1, 2, 3])
+    assert harness.usage(again).cached_tokens == len(said) - 1
+
+
+def test_a_stop_string_within_a_draft_ends_the_sequence() -> None:
+    text = text_of(truth())
+    stop = text[20:23]
+    harness = drafted(truth(), stop=(stop,))
+    assert harness.text("request-0") == text[: text.index(stop)]
+    assert harness.reason("request-0") is FinishReason.STOP
+    assert harness.output("request-0") == truth(stop=(stop,))
+
+
+def test_a_draft_goes_no_further_than_max_tokens() -> None:
+    harness = drafted(truth(), n_tokens=7)
+    assert harness.output("request-0") == truth(7)
+    assert harness.reason("request-0") is FinishReason.LENGTH
+
+
+def test_drafts_take_what_a_step_has_left() -> None:
+    harness = Harness(step_tokens=8, max_running=4)
+    names = [harness.add(prompt(nth, 6), N_TOKENS) for nth in range(4)]
+    for name in names:
+        harness.speculate(name, ScriptedDrafter([1] * N_TOKENS))
+    harness.finish()
+    for plan in harness.plans:
+        assert sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes) <= 8
+
+
+def test_nobody_is_preempted_for_a_draft() -> None:
+    """Two sequences fill the arena to its last block."""
+    harness = Harness(n_blocks=10, block_size=4)
+    names = [harness.add(prompt(nth, 8), 12) for nth in range(2)]
+    expected = [served(prompt(nth, 8), 12) for nth in range(2)]
+    for name, tokens in zip(names, expected, strict=True):
+        harness.speculate(name, ScriptedDrafter(tokens))
+    harness.finish()
+    assert [harness.output(name) for name in names] == expected
+    assert harness.scheduler.counters.preemptions == 0
+
+
+def served(tokens: list[int], n_tokens: int) -> list[int]:
+    harness = Harness()
+    return harness.output(harness.serve(tokens, n_tokens))
+
+
+def test_an_aborted_sequence_keeps_what_it_has_computed() -> None:
+    harness = Harness()
+    name = harness.add(PROMPT, N_TOKENS)
+    harness.speculate(name, ScriptedDrafter(truth()))
+    while harness.sequence(name).output_tokens < 5:
+        harness.step()
+    plan = harness.scheduler.plan()
+    assert plan.is_drafted
+    assert harness.scheduler.abort(name) == []
+    harness.runner.submit(plan)
+    harness.runner.sample(StepMasks)
+    harness.take(harness.scheduler.commit(plan, harness.runner.collect()))
+    assert harness.reason(name) is FinishReason.ABORT
+    assert not harness.scheduler.has_work
+
+
+def test_a_step_with_drafts_that_fails_fails_its_sequences_alone() -> None:
+    harness = Harness()
+    name = harness.add(PROMPT, N_TOKENS)
+    harness.speculate(name, ScriptedDrafter(truth()))
+    while harness.sequence(name).output_tokens < 5:
+        harness.step()
+
+    def fault() -> None:
+        raise InjectedError("injected")
+
+    harness.fault = fault
+    harness.step()
+    harness.fault = lambda: None
+    assert harness.reason(name) is FinishReason.ERROR
+    assert harness.output(harness.serve(PROMPT, N_TOKENS)) == truth()
+
+
+def test_windows_hold_what_was_accepted() -> None:
+    window = WindowGroup(0, window=6, n_slots=40, block_size=4, step_tokens=32)
+    harness = Harness(groups=[window])
+    name = harness.add(PROMPT, N_TOKENS)
+    harness.speculate(name, ScriptedDrafter(wrong(truth(), 4, 11, 23)))
+    harness.finish()
+    assert harness.output(name) == truth()
+
+
+def test_states_cannot_be_rewound() -> None:
+    assert Harness().store.rewinds
+    states = RecurrentGroup(n_running=4, n_saved=4, block_size=4, interval_tokens=8)
+    assert not Harness(groups=[states]).store.rewinds
+
+
+def test_with_a_seed_and_bans_the_text_is_the_same() -> None:
+    sampling = SamplingParams(seed=11, min_tokens=20)
+    plain = Harness(eos_token_ids=frozenset({3, 4, 5}))
+    expected = plain.output(plain.serve(PROMPT, N_TOKENS, sampling=sampling))
+    harness = Harness(eos_token_ids=frozenset({3, 4, 5}))
+    name = harness.add(PROMPT, N_TOKENS, sampling=sampling)
+    harness.speculate(name, ScriptedDrafter([*expected, 1, 2, 3]))
+    harness.finish()
+    assert harness.output(name) == expected
+    assert harness.usage(name).accepted_draft_tokens > 0
+
+
+def test_a_rewound_lease_plans_again_what_it_has_not_written() -> None:
+    harness = Harness()
+    store = harness.store
+    name = harness.add(PROMPT, N_TOKENS)
+    harness.step()
+    lease = harness.sequence(name).lease
+    assert lease is not None
+    store.extend(lease, 5)
+    assert lease.planned_tokens == lease.written_tokens + 5
+    store.rewind(lease)
+    assert lease.planned_tokens == lease.written_tokens
+    assert lease.namespace == Namespace()
