@@ -81,6 +81,12 @@ class KVStore:
         """How many tokens of a prompt `admit` would adopt now. Changes nothing, not recency."""
         return self._resumable(self._match(namespace, tokens)).n_tokens
 
+    def continuation(self, namespace: Namespace, tokens: Tokens, most: int) -> tuple[int, ...]:
+        """Up to `most` tokens that are cached behind all of `tokens`; of several runs the one used
+        last. Changes nothing, not recency.
+        """
+        return self._index.continuation(namespace, tokens.packed(0, len(tokens)), most)
+
     def admit(
         self,
         namespace: Namespace,

@@ -31,6 +31,10 @@ class PrefixIndex:
         """The longest prefix of `packed` that is indexed. Changes nothing, not even recency."""
         return Match(0, (), ())
 
+    def continuation(self, namespace: Namespace, packed: bytes, most: int) -> tuple[int, ...]:
+        """The indexed tokens that follow all of `packed`, at most `most`. Changes nothing."""
+        return ()
+
     def has_whole(self, block: BlockId) -> bool:
         """Whether the block is indexed, and not as a tail."""
         return False

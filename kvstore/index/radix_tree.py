@@ -17,6 +17,7 @@ from itertools import count
 
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import blocks_for
+from kvstore.index.continuation import continuation
 from kvstore.index.eviction_queue import EvictionQueue
 from kvstore.index.in_flight import Checkpoint, InFlight, InFlightPrefixes, Probe
 from kvstore.index.prefix_index import PrefixIndex
@@ -64,6 +65,10 @@ class RadixTree(PrefixIndex):
             if common * TOKEN_BYTES < len(node.packed):
                 break
         return Match(n_tokens, tuple(blocks), tuple(path))
+
+    def continuation(self, namespace: Namespace, packed: bytes, most: int) -> tuple[int, ...]:
+        root = self._roots.get(namespace)
+        return continuation(root, packed, most, self._block_bytes) if root else ()
 
     def has_whole(self, block: BlockId) -> bool:
         node = self._node_of.get(block)

@@ -1,0 +1,116 @@
+"""What a sequence may generate next, from whichever source knows something first."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from engine.drafts.draft import Draft, DraftSource
+from engine.drafts.suffix_index import Proposal, SuffixIndex
+
+TokenIds: TypeAlias = tuple[int, ...]
+
+TREE_TOKENS = 512
+"""How far the tree is looked up at a time."""
+LOOKUP_TOKENS = 16
+"""Tokens from one look into the tree to the next, where there is nothing to follow."""
+FARTHER_TOKENS = 4
+"""How much longer than what matched a draft from a text may be."""
+
+
+class Drafter:
+    """Drafts one sequence's next tokens. Nothing is built before the first draft.
+
+    Sources are asked in order, and the first that has anything is taken: the request's prediction,
+    what is cached behind the same tokens, the sequence's own text, other answers. A draft from a
+    place that was found by its last tokens is little longer than these.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        prediction: TokenIds,
+        known: Callable[[int], TokenIds],
+        answers: Callable[[Sequence[int], int], Proposal],
+    ) -> None:
+        """`known`: up to so many tokens that are cached behind all tokens of the sequence.
+        `answers`: what followed these tokens in other answers, up to so many.
+        """
+        self._prompt = prompt
+        self._output = list[int]()
+        self._known = known
+        self._answers = answers
+        self._own: SuffixIndex | None = None
+        self._prediction = prediction
+        self._predicted: SuffixIndex | None = None
+        self._in_prediction = _Trail(prediction)
+        self._in_tree = _Trail()
+        self._next_lookup = 0  # at so many tokens of output
+        self._sources = (
+            (DraftSource.PREDICTION, self._from_prediction),
+            (DraftSource.TREE, self._from_tree),
+            (DraftSource.OWN, self._from_own),
+            (DraftSource.ANSWERS, self._from_answers),
+        )
+
+    def accept(self, token_id: int) -> None:
+        """The sequence has generated this token."""
+        self._output.append(token_id)
+        self._in_prediction.accept(token_id)
+        self._in_tree.accept(token_id)
+
+    def draft(self, most: int) -> Draft | None:
+        """Up to `most` tokens that may come next. Asked twice, it gives the same."""
+        if most < 1:
+            return None
+        for source, tokens_from in self._sources:
+            if tokens := tokens_from(most):
+                return Draft(tokens, source)
+        return None
+
+    def _from_prediction(self, most: int) -> TokenIds:
+        """Along the prediction from its start; after a divergence, from where it matches again."""
+        if not self._prediction:
+            return ()
+        if ahead := self._in_prediction.ahead(most):
+            return ahead
+        if self._predicted is None:
+            self._predicted = SuffixIndex(self._prediction)
+        return _shortened(self._predicted.propose(self._output, most))
+
+    def _from_tree(self, most: int) -> TokenIds:
+        ahead = self._in_tree.ahead(most)
+        if ahead or len(self._output) < self._next_lookup:
+            return ahead
+        self._next_lookup = len(self._output) + LOOKUP_TOKENS
+        self._in_tree = _Trail(self._known(TREE_TOKENS))
+        return self._in_tree.ahead(most)
+
+    def _from_own(self, most: int) -> TokenIds:
+        if self._own is None:
+            self._own = SuffixIndex(self._prompt)
+        self._own.extend(self._output[len(self._own) - len(self._prompt) :])
+        return _shortened(self._own.continue_itself(most))
+
+    def _from_answers(self, most: int) -> TokenIds:
+        return _shortened(self._answers(self._output, most))
+
+
+class _Trail:
+    """Tokens that are followed as long as those that come are the same."""
+
+    def __init__(self, tokens: TokenIds = ()) -> None:
+        self._tokens = tokens
+        self._at = 0
+
+    def accept(self, token_id: int) -> None:
+        if self._tokens[self._at : self._at + 1] == (token_id,):
+            self._at += 1
+        else:
+            self._at = len(self._tokens)
+
+    def ahead(self, most: int) -> TokenIds:
+        return self._tokens[self._at : self._at + most]
+
+
+def _shortened(proposal: Proposal) -> TokenIds:
+    """As much of it as its match makes likely."""
+    return proposal.tokens[: proposal.matched + FARTHER_TOKENS]

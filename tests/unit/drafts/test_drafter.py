@@ -1,0 +1,189 @@
+"""Which source a draft is taken from, and how each goes on as tokens come."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drafts.draft import Draft, DraftSource
+from engine.drafts.drafter import FARTHER_TOKENS, LOOKUP_TOKENS, Drafter
+from engine.drafts.suffix_index import Proposal, SuffixIndex
+
+PROMPT = tuple(range(100, 140))
+
+
+@dataclass
+class Cached:
+    """A tree that has one run of tokens, and counts how often it was asked."""
+
+    runs: list[tuple[int, ...]] = field(default_factory=list)
+    n_lookups: int = 0
+
+    def __call__(self, most: int) -> tuple[int, ...]:
+        self.n_lookups += 1
+        return self.runs.pop(0)[:most] if self.runs else ()
+
+
+@dataclass
+class Remembered:
+    """Other answers: one text."""
+
+    text: SuffixIndex = field(default_factory=SuffixIndex)
+
+    def __call__(self, last: Sequence[int], most: int) -> Proposal:
+        return self.text.propose(last, most)
+
+
+def drafter(
+    prompt: Sequence[int] = PROMPT,
+    prediction: tuple[int, ...] = (),
+    known: Cached | None = None,
+    answers: Iterable[int] = (),
+) -> Drafter:
+    return Drafter(prompt, prediction, known or Cached(), Remembered(SuffixIndex(answers)))
+
+
+def accept(subject: Drafter, tokens: Iterable[int]) -> None:
+    for token_id in tokens:
+        subject.accept(token_id)
+
+
+def test_nothing_is_known() -> None:
+    subject = drafter()
+    assert subject.draft(4) is None
+    accept(subject, (1, 2, 3))
+    assert subject.draft(4) is None
+
+
+def test_no_tokens_are_asked_for() -> None:
+    assert drafter(prediction=(1, 2, 3)).draft(0) is None
+
+
+class TestPrediction:
+    def test_it_is_followed_from_its_start(self) -> None:
+        subject = drafter(prediction=(1, 2, 3, 4, 5))
+        assert subject.draft(2) == Draft((1, 2), DraftSource.PREDICTION)
+        accept(subject, (1, 2))
+        assert subject.draft(9) == Draft((3, 4, 5), DraftSource.PREDICTION)
+
+    def test_nothing_is_drafted_behind_its_end(self) -> None:
+        subject = drafter(prediction=(1, 2, 3))
+        accept(subject, (1, 2, 3))
+        assert subject.draft(9) is None
+
+    def test_a_divergence_ends_it(self) -> None:
+        subject = drafter(prediction=(1, 2, 3, 4, 5))
+        accept(subject, (1, 9))
+        assert subject.draft(9) is None
+
+    def test_it_goes_on_where_three_tokens_are_the_same_again(self) -> None:
+        subject = drafter(prediction=tuple(range(1, 40)))
+        accept(subject, (1, 9, 5, 6))
+        assert subject.draft(9) is None
+        accept(subject, (7,))
+        assert subject.draft(9) == Draft((8, 9, 10, 11, 12, 13, 14), DraftSource.PREDICTION)
+
+    def test_it_comes_before_what_is_cached(self) -> None:
+        subject = drafter(prediction=(1, 2), known=Cached([(3, 4)]))
+        assert subject.draft(9) == Draft((1, 2), DraftSource.PREDICTION)
+
+
+class TestTree:
+    def test_what_is_cached_is_followed(self) -> None:
+        known = Cached([(1, 2, 3, 4)])
+        subject = drafter(known=known)
+        assert subject.draft(2) == Draft((1, 2), DraftSource.TREE)
+        accept(subject, (1, 2))
+        assert subject.draft(9) == Draft((3, 4), DraftSource.TREE)
+        assert known.n_lookups == 1
+
+    def test_it_is_looked_up_again_after_some_tokens(self) -> None:
+        known = Cached([(), (1, 2, 3)])
+        subject = drafter(known=known)
+        for token_id in range(50, 50 + LOOKUP_TOKENS):
+            assert subject.draft(1) is None
+            subject.accept(token_id)
+        assert known.n_lookups == 1
+        assert subject.draft(2) == Draft((1, 2), DraftSource.TREE)
+
+    def test_after_a_divergence_too(self) -> None:
+        known = Cached([(1, 2, 3), (4,)])
+        subject = drafter(known=known)
+        assert subject.draft(1) is not None
+        accept(subject, range(50, 50 + LOOKUP_TOKENS - 1))
+        assert subject.draft(1) is None
+        subject.accept(70)
+        assert subject.draft(1) == Draft((4,), DraftSource.TREE)
+
+    def test_it_is_not_looked_up_before_the_first_draft(self) -> None:
+        known = Cached([(1,)])
+        accept(drafter(known=known), range(50))
+        assert known.n_lookups == 0
+
+    def test_it_comes_before_the_sequence_s_own_text(self) -> None:
+        subject = drafter(prompt=(1, 2, 3, 4, 1, 2, 3), known=Cached([(8, 9)]))
+        assert subject.draft(2) == Draft((8, 9), DraftSource.TREE)
+
+
+class TestOwnText:
+    def test_the_prompt_is_repeated(self) -> None:
+        subject = drafter()
+        accept(subject, PROMPT[10:13])
+        draft = Draft(PROMPT[13 : 13 + 3 + FARTHER_TOKENS], DraftSource.OWN)
+        assert subject.draft(20) == draft, "little longer than what matched"
+
+    def test_the_output_repeats_itself(self) -> None:
+        subject = drafter()
+        accept(subject, (1, 2, 3, 4, 1, 2, 3))
+        assert subject.draft(3) == Draft((4, 1, 2), DraftSource.OWN)
+
+    def test_across_the_end_of_the_prompt(self) -> None:
+        subject = drafter(prompt=(1, 2, 3, 4, 5, 2))
+        assert subject.draft(3) is None
+        accept(subject, (3, 4))
+        assert subject.draft(3) == Draft((5, 2, 3), DraftSource.OWN)
+
+    def test_it_comes_before_other_answers(self) -> None:
+        subject = drafter(answers=(100, 101, 102, 7))
+        accept(subject, PROMPT[:3])
+        assert subject.draft(1) == Draft(PROMPT[3:4], DraftSource.OWN)
+
+
+def test_another_answer_is_repeated() -> None:
+    subject = drafter(answers=range(1, 30))
+    accept(subject, (4, 5, 6))
+    assert subject.draft(20) == Draft(tuple(range(7, 7 + 3 + FARTHER_TOKENS)), DraftSource.ANSWERS)
+
+
+few = st.lists(st.integers(0, 2), max_size=30)
+
+
+@given(few, few, few, few, st.lists(few, max_size=3), st.integers(0, 6), st.integers(1, 4))
+def test_drafting_changes_nothing(
+    prompt: list[int],
+    output: list[int],
+    prediction: list[int],
+    others: list[int],
+    runs: list[list[int]],
+    most: int,
+    every: int,
+) -> None:
+    """Asked twice it gives the same, no more than was asked for. But for when the tree is looked at
+    no draft depends on those before.
+    """
+
+    def new(*found: list[int]) -> Drafter:
+        return drafter(prompt, tuple(prediction), Cached([tuple(run) for run in found]), others)
+
+    subject, often, seldom, never = new(*runs), new(), new(), new()
+    for at, token_id in enumerate(output):
+        draft = subject.draft(most)
+        assert subject.draft(most) == draft
+        assert draft is None or 1 <= len(draft.tokens) <= most
+        often.draft(most)
+        if at % every == 0:
+            assert seldom.draft(most) == often.draft(most)
+        for each in (subject, often, seldom, never):
+            each.accept(token_id)
+    assert often.draft(most) == seldom.draft(most) == never.draft(most)

@@ -1,0 +1,133 @@
+"""What followed the end of a text where it stood before."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drafts.suffix_index import LONGEST, MOST_OCCURRENCES, SHORTEST, SuffixIndex
+
+texts = st.lists(st.integers(0, 2), max_size=60)
+vocabulary = st.sampled_from([0, 1, (1 << 20) - 1])
+wide_texts = st.lists(vocabulary, max_size=40)
+
+
+def common(text: Sequence[int], last: Sequence[int]) -> int:
+    """How many tokens the two have in common at their ends, as far as is compared."""
+    n_tokens = 0
+    for one, other in islice(zip(reversed(text), reversed(last), strict=False), LONGEST):
+        if one != other:
+            break
+        n_tokens += 1
+    return n_tokens
+
+
+def place(text: Sequence[int], last: Sequence[int]) -> tuple[int, int]:
+    """The end of the occurrence to be taken and its length, by looking everywhere."""
+    ends = [end for end in range(len(text) - 1, 0, -1) if common(text[:end], last) >= SHORTEST]
+    ends = ends[:MOST_OCCURRENCES]
+    longest = max((common(text[:end], last) for end in ends), default=0)
+    ends = [end for end in ends if common(text[:end], last) == longest]
+    votes = [sum(text[end] == text[other] for other in ends) for end in ends]
+    return (ends[votes.index(max(votes))], longest) if ends else (0, 0)
+
+
+def proposed(text: Sequence[int], last: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
+    end, matched = place(text, last)
+    return (tuple(text[end : end + most]), matched) if matched else ((), 0)
+
+
+def continued(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
+    end, matched = place(text, text)
+    grown = list(text)
+    for at in range(end, end + most):
+        grown.append(grown[at] if matched else 0)
+    return (tuple(grown[len(text) :]), matched) if matched else ((), 0)
+
+
+def test_what_followed_the_longest_occurrence() -> None:
+    index = SuffixIndex([9, 1, 2, 3, 4, 8, 1, 2, 3, 5, 7, 1, 2, 3, 6])
+    assert index.propose([8, 1, 2, 3], 2) == ((5, 7), 4)
+    assert index.propose([9, 1, 2, 3], 99) == ((4, 8, 1, 2, 3, 5, 7, 1, 2, 3, 6), 4)
+
+
+def test_of_equally_long_ones_the_most_recent() -> None:
+    index = SuffixIndex([9, 1, 2, 3, 4, 8, 1, 2, 3, 5])
+    assert index.propose([1, 2, 3], 2) == ((5,), 3)
+
+
+def test_most_of_equally_long_ones_agree_on_the_next_token() -> None:
+    index = SuffixIndex([9, 1, 2, 3, 4, 8, 1, 2, 3, 4, 7, 1, 2, 3, 5])
+    assert index.propose([1, 2, 3], 2) == ((4, 7), 3)
+
+
+def test_two_tokens_are_no_match() -> None:
+    index = SuffixIndex([1, 2, 3, 4])
+    assert index.propose([9, 2, 3], 4) == ((), 0)
+    assert index.propose([2, 3], 4) == ((), 0)
+    assert SuffixIndex([1, 2, 1, 2]).continue_itself(4) == ((), 0)
+
+
+def test_the_end_of_a_text_is_no_occurrence_of_itself() -> None:
+    index = SuffixIndex([1, 2, 3, 4])
+    assert index.propose([2, 3, 4], 4) == ((), 0)
+    assert index.continue_itself(4) == ((), 0)
+
+
+def test_a_text_that_repeats_itself_goes_on_without_an_end() -> None:
+    index = SuffixIndex([1, 2, 3, 1, 2, 3, 1, 2, 3])
+    assert index.continue_itself(8) == ((1, 2, 3, 1, 2, 3, 1, 2), 6)
+    assert SuffixIndex([7] * 40).continue_itself(5) == ((7, 7, 7, 7, 7), LONGEST)
+
+
+def test_what_is_appended_is_found_like_the_rest() -> None:
+    index = SuffixIndex([1, 2, 3])
+    assert index.continue_itself(2) == ((), 0)
+    for token_id in (4, 5, 2, 3):
+        index.append(token_id)
+    index.extend([4])
+    assert len(index) == 8
+    assert index.continue_itself(2) == ((5, 2), 3), "across what was there and what came"
+
+
+def test_tokens_too_large_for_a_key_are_compared_all_the_same() -> None:
+    large = (1 << 32) - 1
+    index = SuffixIndex([5, 6, 7, large])
+    assert index.propose([5, 6, 7], 1) == ((large,), 3)
+    index.extend([8, large, 5, 6, 7, 1])
+    assert index.propose([large, 5, 6, 7], 1) == ((1,), 4)
+    assert index.propose([large, 8, 9], 1) == ((), 0)
+
+
+@given(texts, texts, texts, st.integers(1, 8))
+def test_it_finds_what_looking_everywhere_finds(
+    first: list[int], more: list[int], last: list[int], most: int
+) -> None:
+    index = SuffixIndex(first)
+    assert index.propose(last, most) == proposed(first, last, most)
+    assert index.continue_itself(most) == continued(first, most)
+    index.extend(more)
+    text = first + more
+    assert index.propose(last, most) == proposed(text, last, most)
+    assert index.propose(text, most) == proposed(text, text, most)
+    assert index.continue_itself(most) == continued(text, most)
+
+
+@given(wide_texts, st.data())
+def test_it_does_not_matter_when_it_is_asked(text: list[int], data: st.DataObject) -> None:
+    asked, last = SuffixIndex(), data.draw(wide_texts)
+    for token_id in text:
+        asked.append(token_id)
+        asked.continue_itself(1)
+    assert asked.continue_itself(6) == SuffixIndex(text).continue_itself(6) == continued(text, 6)
+    assert asked.propose(last, 6) == SuffixIndex(text).propose(last, 6) == proposed(text, last, 6)
+
+
+@given(st.integers(1, 3), st.integers(0, 40), st.integers(0, 3))
+def test_no_more_is_compared_than_has_to_be(period: int, more: int, gap: int) -> None:
+    """Long matches, which short lists of hypothesis seldom have."""
+    text = [at % period for at in range(LONGEST + more)]
+    text += [5] * gap + text
+    assert SuffixIndex(text).continue_itself(4) == continued(text, 4)
+    assert SuffixIndex(text).propose(text[:-gap], 4) == proposed(text, text[:-gap], 4)
