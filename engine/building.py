@@ -14,6 +14,7 @@ from engine.constraints.remote.trials import Trials
 from engine.constraints.vocabulary import Vocabulary
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
 from engine.disk_cache.opening import open_disk_cache
+from engine.drafts.speculator import NO_SPECULATOR, LiveSpeculator, Speculator
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver, EngineLoop
 from engine.loop.threaded import Build, EngineParts
@@ -97,6 +98,7 @@ def assemble(
             backend.card.adapters,
         ),
         disk=disk,
+        speculator=_speculator(config, store),
     )
     latency = LatencyTracker(time.monotonic, telemetry)
     card = backend.card
@@ -119,6 +121,11 @@ def assemble(
         memory=backend.memory,
         release_thread=partial(_release, processes, backend),
     )
+
+
+def _speculator(config: EngineConfig, store: KVStore) -> Speculator:
+    """A model with recurrent layers is not drafted: its states cannot be rewound."""
+    return LiveSpeculator(store) if config.speculate == "auto" and store.rewinds else NO_SPECULATOR
 
 
 def _release(processes: GrammarProcesses, backend: Backend) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from engine.drafts.draft import Draft, DraftSource
-from engine.drafts.suffix_index import Proposal, SuffixIndex
+from engine.drafts.suffix_index import NOTHING, Proposal, SuffixIndex
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -61,36 +61,37 @@ class Drafter:
         """Up to `most` tokens that may come next. Asked twice, it gives the same."""
         if most < 1:
             return None
-        for source, tokens_from in self._sources:
-            if tokens := tokens_from(most):
-                return Draft(tokens, source)
+        for source, propose in self._sources:
+            found = propose(most)
+            if found.tokens:
+                return Draft(found.tokens, source, found.matched)
         return None
 
-    def _from_prediction(self, most: int) -> TokenIds:
+    def _from_prediction(self, most: int) -> Proposal:
         """Along the prediction from its start; after a divergence, from where it matches again."""
         if not self._prediction:
-            return ()
-        if ahead := self._in_prediction.ahead(most):
+            return NOTHING
+        if (ahead := self._in_prediction.ahead(most)).tokens:
             return ahead
         if self._predicted is None:
             self._predicted = SuffixIndex(self._prediction)
         return _shortened(self._predicted.propose(self._output, most))
 
-    def _from_tree(self, most: int) -> TokenIds:
+    def _from_tree(self, most: int) -> Proposal:
         ahead = self._in_tree.ahead(most)
-        if ahead or len(self._output) < self._next_lookup:
+        if ahead.tokens or len(self._output) < self._next_lookup:
             return ahead
         self._next_lookup = len(self._output) + LOOKUP_TOKENS
         self._in_tree = _Trail(self._known(TREE_TOKENS))
         return self._in_tree.ahead(most)
 
-    def _from_own(self, most: int) -> TokenIds:
+    def _from_own(self, most: int) -> Proposal:
         if self._own is None:
             self._own = SuffixIndex(self._prompt)
         self._own.extend(self._output[len(self._own) - len(self._prompt) :])
         return _shortened(self._own.continue_itself(most))
 
-    def _from_answers(self, most: int) -> TokenIds:
+    def _from_answers(self, most: int) -> Proposal:
         return _shortened(self._answers(self._output, most))
 
 
@@ -107,10 +108,11 @@ class _Trail:
         else:
             self._at = len(self._tokens)
 
-    def ahead(self, most: int) -> TokenIds:
-        return self._tokens[self._at : self._at + most]
+    def ahead(self, most: int) -> Proposal:
+        return Proposal(self._tokens[self._at : self._at + most], self._at)
 
 
-def _shortened(proposal: Proposal) -> TokenIds:
+def _shortened(proposal: Proposal) -> Proposal:
     """As much of it as its match makes likely."""
-    return proposal.tokens[: proposal.matched + FARTHER_TOKENS]
+    tokens, matched = proposal
+    return Proposal(tokens[: matched + FARTHER_TOKENS], matched)

@@ -1,7 +1,13 @@
 """Begins the speculation of each sequence, and remembers what sequences have generated."""
 
-from engine.drafts.speculation import NO_SPECULATION, Speculation
+from functools import partial
+
+from engine.drafts.acceptance import AcceptanceRates, SequenceRates
+from engine.drafts.answers import Answers
+from engine.drafts.drafter import Drafter
+from engine.drafts.speculation import NO_SPECULATION, LiveSpeculation, Speculation
 from engine.types.request import Request
+from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 
@@ -9,8 +15,8 @@ from kvstore.types import Namespace
 class Speculator:
     """Drafts nothing: what `--speculate off` uses. This base class is the interface."""
 
-    def begin(self, request: Request, namespace: Namespace, prompt: Tokens) -> Speculation:
-        """The speculation of one of the request's sequences."""
+    def begin(self, request: Request, namespace: Namespace, tokens: Tokens) -> Speculation:
+        """The speculation of one of the request's sequences, of which `tokens` are the prompt."""
         return NO_SPECULATION
 
     def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
@@ -21,3 +27,30 @@ class Speculator:
 
 
 NO_SPECULATOR = Speculator()
+
+
+class LiveSpeculator(Speculator):
+    """Drafts from the tree of `store`, and from what sequences say. Engine thread only."""
+
+    def __init__(self, store: KVStore) -> None:
+        self._store = store
+        self._answers = Answers()
+        self._rates = AcceptanceRates()
+
+    def begin(self, request: Request, namespace: Namespace, tokens: Tokens) -> Speculation:
+        is_guided = request.constraint is not None or request.thinking_budget is not None
+        if not request.speculate or request.max_tokens <= 1 or is_guided:
+            return NO_SPECULATION
+        drafter = Drafter(
+            request.prompt,
+            request.prediction,
+            partial(self._store.continuation, namespace, tokens),
+            partial(self._answers.propose, namespace),
+        )
+        return LiveSpeculation(drafter, SequenceRates(self._rates))
+
+    def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
+        self._answers.add(namespace, tokens.ids(prompt_tokens, len(tokens)))
+
+    def clear(self, namespace: Namespace | None = None) -> None:
+        self._answers.clear(namespace)

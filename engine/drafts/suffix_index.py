@@ -28,6 +28,9 @@ class Proposal(NamedTuple):
     matched: int = 0
 
 
+NOTHING = Proposal()
+
+
 class SuffixIndex:
     """Finds earlier occurrences of the end of a text, in this text or in another one.
 
@@ -61,13 +64,13 @@ class SuffixIndex:
         equally long ones those count that most agree with on the next token, then the most recent.
         """
         end, matched = self._longest(array("I", last[-LONGEST:]))
-        return Proposal(tuple(self._ids[end : end + most]), matched) if matched else Proposal()
+        return Proposal(tuple(self._ids[end : end + most]), matched) if matched else NOTHING
 
     def continue_itself(self, most: int) -> Proposal:
         """The same for the text's own end. Where that overlaps what it repeats, it goes on so."""
         end, matched = self._longest(self._ids[-LONGEST:])
         if not matched:
-            return Proposal()
+            return NOTHING
         return Proposal(tuple(islice(cycle(self._ids[end : end + most]), most)), matched)
 
     def _longest(self, last: "array[int]") -> tuple[int, int]:

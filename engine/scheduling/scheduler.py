@@ -9,7 +9,7 @@ The rest of a step goes by the clients' turns (docs/adr/0018).
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from itertools import count
 from typing import Final
 
@@ -24,13 +24,14 @@ from engine.scheduling.costs import StepCosts
 from engine.scheduling.counters import AdmissionCounters, SchedulerCounters
 from engine.scheduling.drafting import Drafting
 from engine.scheduling.namespaces import NO_ADAPTERS, Namespaces
+from engine.scheduling.progress import Progress
 from engine.scheduling.sequence import LiveSequence, LiveSequences, Status, lease_of
 from engine.scheduling.step_budget import StepBudget
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.submission import SequenceFactory, Submission
 from engine.scheduling.validation import Limits
 from engine.scheduling.waiting import Turns
-from engine.step.plan import SampledToken, SequenceId, StepPlan, StepResult
+from engine.step.plan import SequenceId, StepPlan, StepResult
 from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Request, WaitReason
 from kvstore.digest import Digest
@@ -69,6 +70,7 @@ class Scheduler:
         self._admissions: list[OutputEvent] = []
         self._leaving: list[SequenceId] = []  # what the runner has not been told yet
         self.counters = SchedulerCounters()
+        self._progress = Progress(store, self._live, self.counters, speculator, self._leave)
 
     @property
     def running(self) -> tuple[LiveSequence, ...]:
@@ -141,7 +143,7 @@ class Scheduler:
         sequences = self._live.of_request(request_id)
         for sequence in sequences:
             sequence.is_aborted = True
-        return [self._end(s, FinishReason.ABORT) for s in sequences if not s.is_in_flight]
+        return [self._progress.end(s, FinishReason.ABORT) for s in sequences if not s.is_in_flight]
 
     @property
     def awaits_tokens(self) -> bool:
@@ -174,39 +176,26 @@ class Scheduler:
 
     def settle(self) -> list[OutputEvent]:
         """The events of sequences whose matchers have been answered meanwhile."""
-        return [news for one in self._live.take_answered() for news in self._settled(one)]
+        return [news for one in self._live.take_answered() for news in self._progress.settled(one)]
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[OutputEvent]:
         """The step has been computed: publish its blocks, append its tokens. Returns the events."""
         self.counters.steps += 1
         self.disk.commit(plan.number, result.read)
-        news = []
-        drafted = dict(plan.drafts())
-        for sequence, n_tokens in self._live.running(plan):
-            if message := result.failed.get(sequence.id):
-                news.append(self._fail(sequence, message))
-                continue
-            self._progress(sequence, n_tokens)
-            if scores := result.scored.get(sequence.id):
-                sequence.prompt_scores += scores
-            if (vector := result.pooled.get(sequence.id)) is not None:
-                sequence.pool(vector)
-            sampled = result.sampled.get(sequence.id, ())
-            if sequence.is_aborted:
-                news.append(self._end(sequence, FinishReason.ABORT))
-            elif sampled:
-                news += self._take(sequence, sampled)
-            elif sequence.is_computed:
-                news.append(self._end(sequence, FinishReason.LENGTH))
-            if sequence.id in drafted:
-                self._verified(sequence, drafted[sequence.id], sampled)
-        return news
+        drafts = dict(plan.drafts())
+        return [
+            news
+            for sequence, n_tokens in self._live.running(plan)
+            for news in self._progress.take_in(
+                sequence, n_tokens, drafts.get(sequence.id, 0), result
+            )
+        ]
 
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:
         """The step has raised: end its sequences, and publish nothing of it."""
         self.store.revoke(plan.before)
         self.disk.fail(plan.number)
-        return [self._fail(sequence, message) for sequence, _ in self._live.running(plan)]
+        return [self._progress.fail(sequence, message) for sequence, _ in self._live.running(plan)]
 
     def _schedule_rows(self, builder: StepBuilder) -> None:
         """Decodes first (limits leave each of them a token), then prompts by turns."""
@@ -307,73 +296,6 @@ class Scheduler:
         self.store.donate(sequence.preempt())
         self._running.remove(sequence)
         builder.preempted.append(sequence)
-
-    def _progress(self, sequence: LiveSequence, n_tokens: int) -> None:
-        lease = lease_of(sequence)
-        start = lease.written_tokens
-        self.store.publish(lease, start + n_tokens)
-        if start < sequence.prompt_tokens:
-            computed = min(start + n_tokens, sequence.prompt_tokens) - start
-            self.counters.computed_prompt_tokens += computed
-
-    def _take(self, sequence: LiveSequence, sampled: Sequence[SampledToken]) -> list[OutputEvent]:
-        """Append what it has sampled, until it ends. All but the last were drafted, and have KV."""
-        sequence.have_sampled()
-        *drafted, last = sampled
-        news = list[OutputEvent]()
-        for token in drafted:
-            news += self._append(sequence, token)
-            if not sequence.is_live:
-                return news
-            self._progress(sequence, 1)
-        return news + self._append(sequence, last)
-
-    def _verified(
-        self, sequence: LiveSequence, n_drafts: int, sampled: Sequence[SampledToken]
-    ) -> None:
-        """The step has verified a draft of so many tokens, unless it could not sample."""
-        if sampled:
-            n_right = len(sampled) - 1
-            sequence.accepted_drafts += n_right
-            sequence.rejected_drafts += n_drafts - n_right
-        if sequence.is_live:
-            self.store.rewind(lease_of(sequence))
-
-    def _append(self, sequence: LiveSequence, sampled: SampledToken) -> list[OutputEvent]:
-        sequence.take(sampled)
-        self.counters.generated_tokens += 1
-        return [] if self._live.must_be_answered(sequence) else self._settled(sequence)
-
-    def _settled(self, sequence: LiveSequence) -> list[OutputEvent]:
-        """Its guide has been answered: read its last token, if there is an unread one."""
-        if (failed := sequence.failed) is not None:
-            self._retire(sequence)
-            return [events.refusal(sequence, failed)]
-        sampled = sequence.unread
-        if sampled is None:
-            return []
-        delta = sequence.read(sampled)
-        if delta.finish_reason:
-            self._retire(sequence)
-        return [events.token(sequence, sampled, delta)]
-
-    def _end(self, sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
-        """The sequence ends without another token."""
-        self._retire(sequence)
-        return events.end(sequence, reason)
-
-    def _fail(self, sequence: LiveSequence, message: str) -> OutputEvent:
-        """Its blocks are undefined: release them, and donate none to the cache."""
-        lease = lease_of(sequence)
-        self._leave(sequence)
-        self.store.release(lease)
-        return events.failure(sequence, message)
-
-    def _retire(self, sequence: LiveSequence) -> None:
-        lease = self._leave(sequence)
-        self.speculator.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
-        if lease is not None:
-            self.store.donate(lease)
 
     def _leave(self, sequence: LiveSequence) -> Lease | None:
         """Remove the sequence from everywhere. Returns its lease, if it has one."""

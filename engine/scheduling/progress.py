@@ -1,0 +1,117 @@
+"""Takes in what a step has computed of a sequence: KV is published, tokens are appended and read,
+and a sequence that ends leaves.
+"""
+
+from collections.abc import Callable, Sequence
+
+from engine.drafts.speculator import Speculator
+from engine.scheduling import events
+from engine.scheduling.counters import SchedulerCounters
+from engine.scheduling.sequence import LiveSequence, LiveSequences, lease_of
+from engine.step.plan import SampledToken, StepResult
+from engine.types.output import FinishReason, OutputEvent
+from kvstore.lease import Lease
+from kvstore.store import KVStore
+
+Leave = Callable[[LiveSequence], Lease | None]
+"""Removes a sequence that has ended from everywhere. Returns its lease, if it has one."""
+
+
+class Progress:
+    """What becomes of the sequences of a scheduler."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        live: LiveSequences,
+        counters: SchedulerCounters,
+        speculator: Speculator,
+        leave: Leave,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._counters = counters
+        self._speculator = speculator
+        self._leave = leave
+
+    def take_in(
+        self, sequence: LiveSequence, n_tokens: int, n_drafts: int, result: StepResult
+    ) -> list[OutputEvent]:
+        """A step has computed so many tokens of the sequence, and verified so many drafts."""
+        if message := result.failed.get(sequence.id):
+            return [self.fail(sequence, message)]
+        self._publish(sequence, n_tokens)
+        sequence.prompt_scores += result.scored.get(sequence.id, ())
+        if (vector := result.pooled.get(sequence.id)) is not None:
+            sequence.pool(vector)
+        if sequence.is_aborted:
+            return [self.end(sequence, FinishReason.ABORT)]
+        sampled = result.sampled.get(sequence.id, ())
+        if sampled and n_drafts:
+            self._count(sequence, n_drafts, len(sampled) - 1)
+        news = self._take(sequence, sampled)
+        if n_drafts and sequence.is_live:
+            self._store.rewind(lease_of(sequence))
+        return news
+
+    def settled(self, sequence: LiveSequence) -> list[OutputEvent]:
+        """Its guide has been answered: read its last token, if there is an unread one."""
+        if (failed := sequence.failed) is not None:
+            self._retire(sequence)
+            return [events.refusal(sequence, failed)]
+        sampled = sequence.unread
+        if sampled is None:
+            return []
+        delta = sequence.read(sampled)
+        if delta.finish_reason:
+            self._retire(sequence)
+        return [events.token(sequence, sampled, delta)]
+
+    def end(self, sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
+        """The sequence ends without another token."""
+        self._retire(sequence)
+        return events.end(sequence, reason)
+
+    def fail(self, sequence: LiveSequence, message: str) -> OutputEvent:
+        """Its blocks are undefined: release them, and donate none to the cache."""
+        lease = lease_of(sequence)
+        self._leave(sequence)
+        self._store.release(lease)
+        return events.failure(sequence, message)
+
+    def _take(self, sequence: LiveSequence, sampled: Sequence[SampledToken]) -> list[OutputEvent]:
+        """Append what it has sampled, until it ends. All but the last were drafted, and have KV."""
+        if not sampled:
+            return [self.end(sequence, FinishReason.LENGTH)] if sequence.is_computed else []
+        sequence.have_sampled()
+        news = list[OutputEvent]()
+        for nth, token in enumerate(sampled):
+            if nth:
+                self._publish(sequence, 1)
+            news += self._append(sequence, token)
+            if not sequence.is_live:
+                break
+        return news
+
+    def _publish(self, sequence: LiveSequence, n_tokens: int) -> None:
+        lease = lease_of(sequence)
+        start = lease.written_tokens
+        self._store.publish(lease, start + n_tokens)
+        if start < sequence.prompt_tokens:
+            computed = min(start + n_tokens, sequence.prompt_tokens) - start
+            self._counters.computed_prompt_tokens += computed
+
+    def _append(self, sequence: LiveSequence, sampled: SampledToken) -> list[OutputEvent]:
+        sequence.take(sampled)
+        self._counters.generated_tokens += 1
+        return [] if self._live.must_be_answered(sequence) else self.settled(sequence)
+
+    def _count(self, sequence: LiveSequence, n_drafts: int, n_right: int) -> None:
+        sequence.accepted_drafts += n_right
+        sequence.rejected_drafts += n_drafts - n_right
+
+    def _retire(self, sequence: LiveSequence) -> None:
+        lease = self._leave(sequence)
+        self._speculator.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
+        if lease is not None:
+            self._store.donate(lease)
