@@ -7,7 +7,7 @@ from engine.drafts.suffix_index import Proposal, SuffixIndex
 from kvstore.types import Namespace
 
 MOST_TOKENS = 1 << 17
-"""Of all namespaces together: some 20 MB."""
+"""Of all namespaces together: some 15 MB."""
 _END = (1 << 32) - 1
 """Stands behind each answer: no token has this id, so that none is found across it."""
 

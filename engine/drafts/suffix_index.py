@@ -36,7 +36,7 @@ class SuffixIndex:
 
     Token ids are below 2**20; any triple with a larger one may be missed. An occurrence is known by
     its end, the position of what follows it. Appending is O(1). A token takes 16 bytes if it was
-    there at the first question, some 140 if it was appended later.
+    there at the first question, some 120 if it was appended later.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -79,9 +79,11 @@ class SuffixIndex:
             return 0, 0
         self._catch_up()
         ends = list(islice(self._ends(_key(last)), MOST_OCCURRENCES))
+        if not ends:
+            return 0, 0
         number = int.from_bytes(last.tobytes(), "little")
         lengths = [self._common(end, number, len(last)) for end in ends]
-        longest = max(lengths, default=0)
+        longest = max(lengths)
         if longest < SHORTEST:
             return 0, 0
         ends = [end for end, length in zip(ends, lengths, strict=True) if length == longest]
