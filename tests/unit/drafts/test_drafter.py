@@ -65,7 +65,7 @@ class TestPrediction:
         subject = drafter(prediction=(1, 2, 3, 4, 5))
         assert subject.draft(2) == Draft((1, 2), DraftSource.PREDICTION)
         accept(subject, (1, 2))
-        assert subject.draft(9) == Draft((3, 4, 5), DraftSource.PREDICTION)
+        assert subject.draft(9) == Draft((3, 4, 5), DraftSource.PREDICTION, 2)
 
     def test_nothing_is_drafted_behind_its_end(self) -> None:
         subject = drafter(prediction=(1, 2, 3))
@@ -82,7 +82,7 @@ class TestPrediction:
         accept(subject, (1, 9, 5, 6))
         assert subject.draft(9) is None
         accept(subject, (7,))
-        assert subject.draft(9) == Draft((8, 9, 10, 11, 12, 13, 14), DraftSource.PREDICTION)
+        assert subject.draft(9) == Draft((8, 9, 10, 11, 12, 13, 14), DraftSource.PREDICTION, 3)
 
     def test_it_comes_before_what_is_cached(self) -> None:
         subject = drafter(prediction=(1, 2), known=Cached([(3, 4)]))
@@ -95,7 +95,7 @@ class TestTree:
         subject = drafter(known=known)
         assert subject.draft(2) == Draft((1, 2), DraftSource.TREE)
         accept(subject, (1, 2))
-        assert subject.draft(9) == Draft((3, 4), DraftSource.TREE)
+        assert subject.draft(9) == Draft((3, 4), DraftSource.TREE, 2)
         assert known.n_lookups == 1
 
     def test_it_is_looked_up_again_after_some_tokens(self) -> None:
@@ -130,30 +130,32 @@ class TestOwnText:
     def test_the_prompt_is_repeated(self) -> None:
         subject = drafter()
         accept(subject, PROMPT[10:13])
-        draft = Draft(PROMPT[13 : 13 + 3 + FARTHER_TOKENS], DraftSource.OWN)
+        draft = Draft(PROMPT[13 : 13 + 3 + FARTHER_TOKENS], DraftSource.OWN, 3)
         assert subject.draft(20) == draft, "little longer than what matched"
 
     def test_the_output_repeats_itself(self) -> None:
         subject = drafter()
         accept(subject, (1, 2, 3, 4, 1, 2, 3))
-        assert subject.draft(3) == Draft((4, 1, 2), DraftSource.OWN)
+        assert subject.draft(3) == Draft((4, 1, 2), DraftSource.OWN, 3)
 
     def test_across_the_end_of_the_prompt(self) -> None:
         subject = drafter(prompt=(1, 2, 3, 4, 5, 2))
         assert subject.draft(3) is None
         accept(subject, (3, 4))
-        assert subject.draft(3) == Draft((5, 2, 3), DraftSource.OWN)
+        assert subject.draft(3) == Draft((5, 2, 3), DraftSource.OWN, 3)
 
     def test_it_comes_before_other_answers(self) -> None:
         subject = drafter(answers=(100, 101, 102, 7))
         accept(subject, PROMPT[:3])
-        assert subject.draft(1) == Draft(PROMPT[3:4], DraftSource.OWN)
+        assert subject.draft(1) == Draft(PROMPT[3:4], DraftSource.OWN, 3)
 
 
 def test_another_answer_is_repeated() -> None:
     subject = drafter(answers=range(1, 30))
     accept(subject, (4, 5, 6))
-    assert subject.draft(20) == Draft(tuple(range(7, 7 + 3 + FARTHER_TOKENS)), DraftSource.ANSWERS)
+    assert subject.draft(20) == Draft(
+        tuple(range(7, 7 + 3 + FARTHER_TOKENS)), DraftSource.ANSWERS, 3
+    )
 
 
 few = st.lists(st.integers(0, 2), max_size=30)
