@@ -97,14 +97,19 @@ class BatchRow:
         self.position += n_tokens
         return self.tables.span(start, n_tokens, index, first_token, n_read)
 
+    def take_back(self, n_tokens: int) -> None:
+        """So many tokens are computed as if they had not been: others will overwrite them."""
+        self.position -= n_tokens
+
 
 @dataclass(slots=True)
 class StepInputs:
     """What a step computes. `token_ids`: those of its prompt chunks, then one of each batch row.
 
     `spans[i]` belongs to `rows[i]`; `pooled` are the indices of those whose last token is pooled,
-    and not sampled after. Of `scored` and `gathered` spans every token is read, each in forwards of
-    its own: to score the tokens that follow, and to pool them.
+    and not sampled after; `drafts` are the last tokens of some, by index. Of `scored` and
+    `gathered` spans every token is read, each in forwards of its own: to score the tokens that
+    follow, and to pool them.
     """
 
     token_ids: mx.array
@@ -113,13 +118,14 @@ class StepInputs:
     scored: list[tuple[Chunk, TokenSpan]] = field(default_factory=list)
     gathered: list[tuple[Chunk, TokenSpan]] = field(default_factory=list)
     pooled: set[int] = field(default_factory=set)
+    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, row: BatchRow, n_tokens: int, first_token: int, n_read: int) -> None:
         self.spans.append(row.take(n_tokens, len(self.rows), first_token, n_read))
         self.rows.append(row)
 
     def add_chunk(self, row: BatchRow, chunk: Chunk, first_token: int) -> None:
-        n_read, n_tokens = int(chunk.samples), len(chunk.tokens)
+        n_read, n_tokens = chunk.samples * (1 + chunk.n_drafts), len(chunk.tokens)
         if chunk.pooling is Pooling.LAST:
             self.pooled.add(len(self.rows))
             self.add(row, n_tokens, first_token, n_read=1)
@@ -127,6 +133,8 @@ class StepInputs:
         if chunk.pooling is not None:
             self.gathered.append((chunk, row.take(n_tokens, -1, first_token, n_tokens)))
             return
+        if chunk.n_drafts:
+            self.drafts[len(self.rows)] = chunk.tokens[-chunk.n_drafts :]
         if chunk.prompt_logprobs is None:
             self.add(row, n_tokens, first_token, n_read)
             return
@@ -134,7 +142,7 @@ class StepInputs:
         if n_scored:
             self.scored.append((chunk, row.take(n_scored, -1, first_token, n_scored)))
         if n_read:
-            self.add(row, 1, first_token + n_scored, n_read)
+            self.add(row, n_read, first_token + n_scored, n_read)
 
 
 class Batch:

@@ -1,18 +1,20 @@
 """The model runner: a step's ops, prompt chunks, decodes and samples on the device."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import mlx.core as mx
 import numpy as np
 
-from engine.mlx_backend.batch import Batch, BatchRow, StepInputs
+from engine.mlx_backend.batch import Batch, StepInputs
 from engine.mlx_backend.launch import Launch, PendingForward
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardBatch
 from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
+from engine.mlx_backend.row_draws import RowDraws, ranges
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.mlx_backend.storage.storage import NO_READS, PendingReads
 from engine.step.plan import (
@@ -38,13 +40,13 @@ NO_VECTOR = "the model's hidden states are no numbers"
 class _SubmittedStep:
     """A step that has been submitted and not collected.
 
-    `rest`: its forwards that have not been launched. `sampling`: the rows that sample a token, and
-    `logits` theirs, `[rows, vocab]`, in several arrays. Once `awaited` have been evaluated, all of
-    the step is computed.
+    `rest`: its forwards that have not been launched. `sampling`: the rows that sample, and `logits`
+    one for each of their draws, `[draws, vocab]`, in several arrays. Once `awaited` have been
+    evaluated, all of the step is computed.
     """
 
     rest: Iterator[PendingForward] = field(default_factory=lambda: iter(()))
-    sampling: list[BatchRow] = field(default_factory=list)
+    sampling: list[RowDraws] = field(default_factory=list)
     logits: list[mx.array] = field(default_factory=list)
     scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
     pooled: list[PendingVectors] = field(default_factory=list)
@@ -112,7 +114,9 @@ class MlxRunner:
         step = self._in_flight.popleft()
         try:
             mx.eval(step.awaited)
-            return _result(step)
+            result = _result(step)
+            self._go_on(step, result)
+            return result
         except Exception:
             self._in_flight.clear()
             self._settle()
@@ -147,7 +151,7 @@ class MlxRunner:
             yield self._compute(step, inputs, batch)
         for row, logits in self._batch.take_kept(plan.kept):
             step.logits.append(logits)
-            step.sampling.append(row)
+            step.sampling.append(RowDraws(row))
         self._storage.execute(plan.after)
         if saved := self._storage.states.unevaluated():
             yield step.pending(saved)
@@ -165,7 +169,7 @@ class MlxRunner:
     ) -> PendingForward:
         """A forward from which tokens are sampled, or whose last tokens are pooled."""
         computed = self._model.forward(batch, inputs.token_ids)
-        read = [span.index for span in batch.spans if span.n_read]
+        read = [index for span in batch.spans for index in [span.index] * span.n_read]
         sampled = [at for at, index in enumerate(read) if index not in inputs.pooled]
         pooled = [at for at, index in enumerate(read) if index in inputs.pooled]
         arrays = list(computed.fences)
@@ -174,10 +178,12 @@ class MlxRunner:
             step.pooled.append(self._pooler.rows(computed, pooled, ids))
             arrays.append(step.pooled[-1].vectors)
         if sampled:
-            logits = computed.logits[mx.array(sampled)] if pooled else computed.logits
-            step.logits.append(logits)
-            step.sampling += [inputs.rows[read[at]] for at in sampled]
-            arrays.append(logits)
+            step.logits.append(_rows_of(computed.logits, sampled))
+            step.sampling += [
+                RowDraws(inputs.rows[index], inputs.drafts.get(index, ()))
+                for index in dict.fromkeys(read[at] for at in sampled)
+            ]
+            arrays.append(step.logits[-1])
         return step.pending(arrays, computed.first_layer)
 
     def _pool(
@@ -229,28 +235,69 @@ class MlxRunner:
         if not late:
             return
         together = _together(step.logits)
-        for index, row in enumerate(step.sampling):
-            if row.sequence_id in late:
-                row.logits = mx.contiguous(together[index : index + 1])
-                step.awaited.append(row.logits)
-        stay = [index for index, row in enumerate(step.sampling) if row.sequence_id not in late]
-        step.sampling = [step.sampling[index] for index in stay]
-        step.logits = [together[mx.array(stay)]] if stay else []
+        stay, rows = list[RowDraws](), list[int]()
+        for draws, own in zip(step.sampling, ranges(step.sampling), strict=True):
+            if draws.row.sequence_id not in late:
+                stay.append(draws)
+                rows += own
+                continue
+            row = draws.first(1).row
+            row.logits = mx.contiguous(together[own.start : own.start + 1])
+            step.awaited.append(row.logits)
+        step.sampling = stay
+        step.logits = [together[mx.array(rows)]] if rows else []
 
     def _draw(self, step: _SubmittedStep, masks: StepMasks) -> None:
-        together = _together(step.logits)
-        indices = {row.sequence_id: index for index, row in enumerate(step.sampling)}
-        masked = [indices[sequence_id] for sequence_id in masks.sequence_ids]
-        states = [row.sampling for row in step.sampling]
-        drawn = step.drawn = self._sampler.sample(together, states, masks.masks, masked)
-        self._batch.set_next_tokens(step.sampling, drawn.tokens)
+        logits = _logits_to_draw(step, masks)
+        states = [state for draws in step.sampling for state in draws.states()]
+        drawn = step.drawn = self._sampler.sample(
+            logits, states, masks.masks, _masked(step.sampling, masks)
+        )
+        firsts = [own.start for own in ranges(step.sampling)]
+        rows = [draws.row for draws in step.sampling]
+        self._batch.set_next_tokens(rows, _rows_of(drawn.tokens, firsts))
         mx.async_eval(drawn.arrays())
         step.awaited += drawn.arrays()
         step.logits = []
 
+    def _go_on(self, step: _SubmittedStep, result: StepResult) -> None:
+        """Rows with drafts go on behind what counts: only now is that known."""
+        rows = [
+            draws.row
+            for draws in step.sampling
+            if draws.drafts and draws.row.sequence_id in result.sampled
+        ]
+        if rows:
+            lasts = [result.sampled[row.sequence_id][-1].token_id for row in rows]
+            self._batch.set_next_tokens(rows, mx.array(lasts, dtype=mx.uint32))
+
 
 def _together(logits: list[mx.array]) -> mx.array:
     return logits[0] if len(logits) == 1 else mx.concatenate(logits)
+
+
+def _rows_of(array: mx.array, rows: Sequence[int]) -> mx.array:
+    """Some rows of an array, in order: the array itself where these are all."""
+    return array if len(rows) == len(array) else array[mx.array(list(rows))]
+
+
+def _logits_to_draw(step: _SubmittedStep, masks: StepMasks) -> mx.array:
+    """The logits of the draws that take place: of a row with masks as many as it has."""
+    n_masks = Counter(masks.sequence_ids)
+    before = ranges(step.sampling)
+    step.sampling = [
+        draws.first(n_masks.get(draws.row.sequence_id, draws.n)) for draws in step.sampling
+    ]
+    stay = [own[: draws.n] for own, draws in zip(before, step.sampling, strict=True)]
+    return _rows_of(_together(step.logits), list(chain.from_iterable(stay)))
+
+
+def _masked(sampling: Sequence[RowDraws], masks: StepMasks) -> list[int]:
+    """The draw that each mask is for."""
+    draws = {
+        one.row.sequence_id: iter(own) for one, own in zip(sampling, ranges(sampling), strict=True)
+    }
+    return [next(draws[sequence_id]) for sequence_id in masks.sequence_ids]
 
 
 def _result(step: _SubmittedStep) -> StepResult:
@@ -266,10 +313,11 @@ def _result(step: _SubmittedStep) -> StepResult:
     pooled = dict[SequenceId, Vector](one for part in step.pooled for one in part.read())
     failed |= {id: NO_VECTOR for id, vector in pooled.items() if not np.isfinite(vector).all()}
     tokens = step.drawn.read() if step.drawn is not None else []
-    for row, token in zip(step.sampling, tokens, strict=True):
-        if token is None:
-            failed[row.sequence_id] = UNUSABLE
+    for draws, own in zip(step.sampling, ranges(step.sampling), strict=True):
+        counted = draws.counted(tokens[own.start : own.stop])
+        if counted is None:
+            failed[draws.row.sequence_id] = UNUSABLE
         else:
-            row.sampling.accept(token.token_id)
-            sampled[row.sequence_id] = (token,)
+            draws.accept(counted)
+            sampled[draws.row.sequence_id] = counted
     return StepResult(sampled, scored, failed, step.reads.parts(), pooled)

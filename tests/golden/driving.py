@@ -1,7 +1,7 @@
 """Drives the MLX runner by hand: a test chooses steps, and reads what the sampler is given."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -99,10 +99,12 @@ class Driver:
         self._entering: list[BatchEntry] = []
         self._ids = 0
 
-    def subject(self, tokens: Sequence[int], adapter: str = "") -> Subject:
-        """A sequence of these tokens, which adopts what the store has of them."""
+    def subject(
+        self, tokens: Sequence[int], adapter: str = "", sampling: Sampling | None = None
+    ) -> Subject:
+        """A sequence of these tokens, which adopts what the store has of them; greedy by itself."""
         namespace = Namespace(adapter=adapter)
-        return self._subject(self.store.admit(namespace, Tokens(tokens)), adapter)
+        return self._subject(self.store.admit(namespace, Tokens(tokens)), adapter, sampling)
 
     def fork(self, parent: Subject, tokens: Sequence[int], n_tokens: int) -> Subject:
         """A second sequence behind the first `n_tokens` that the parent has computed."""
@@ -128,41 +130,47 @@ class Driver:
 
     def step(self, chunks: Sequence[Chunk], rows: Sequence[tuple[Subject, int]]) -> StepResult:
         """Compute the chunks, which are those rows."""
-        step_ops = [self._extend(subject, n_tokens) for subject, n_tokens in rows]
-        plan = StepPlan(
-            enter=tuple(self._entering),
-            patches=tuple(
-                (subject.id, patch) for subject, _ in rows for patch in subject.lease.take_patches()
-            ),
-            before=tuple(op for each in step_ops for op in each.before),
-            chunks=tuple(chunks),
-            after=tuple(op for each in step_ops for op in each.after),
-        )
-        self._entering = []
-        result = compute(self.runner, plan)
+        result = compute(self.runner, replace(self.plan(rows), chunks=tuple(chunks)))
         for subject, n_tokens in rows:
             self.store.publish(subject.lease, subject.lease.written_tokens + n_tokens)
         invariants.check(self.store)
         return result
+
+    def plan(self, rows: Sequence[tuple[Subject, int]]) -> StepPlan:
+        """A step in which so many tokens of each subject find room; it computes none yet."""
+        step_ops = [self._extend(subject, n_tokens) for subject, n_tokens in rows]
+        entering, self._entering = tuple(self._entering), []
+        return StepPlan(
+            enter=entering,
+            patches=tuple(
+                (subject.id, patch) for subject, _ in rows for patch in subject.lease.take_patches()
+            ),
+            before=tuple(op for each in step_ops for op in each.before),
+            after=tuple(op for each in step_ops for op in each.after),
+        )
 
     def _extend(self, subject: Subject, n_tokens: int) -> StepOps:
         step_ops = self.store.extend(subject.lease, n_tokens)
         assert not isinstance(step_ops, Refusal)
         return step_ops
 
-    def _subject(self, lease: Lease | Refusal, adapter: str = "") -> Subject:
+    def _subject(
+        self, lease: Lease | Refusal, adapter: str = "", sampling: Sampling | None = None
+    ) -> Subject:
         assert isinstance(lease, Lease)
         self._ids += 1
         name = SequenceId(self._ids)
-        greedy = SamplingParams(temperature=0, seed=name)
-        self._entering.append(BatchEntry(name, Sampling(greedy, seed=name), adapter))
+        greedy = Sampling(SamplingParams(temperature=0, seed=name), seed=name)
+        self._entering.append(BatchEntry(name, sampling or greedy, adapter))
         return Subject(name, lease)
 
 
-def compute(runner: ModelRunner, plan: StepPlan) -> StepResult:
+def compute(
+    runner: ModelRunner, plan: StepPlan, masks: Callable[[], StepMasks] = StepMasks
+) -> StepResult:
     """One step, with none in flight."""
     runner.submit(plan)
-    runner.sample(StepMasks)
+    runner.sample(masks)
     return runner.collect()
 
 

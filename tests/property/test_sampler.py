@@ -109,6 +109,28 @@ def test_a_sequence_that_comes_back_draws_what_it_would_have_drawn(
     assert stayed == returned
 
 
+@given(logits=logit_rows, sequence=sequences(), data=st.data())
+def test_a_state_ahead_is_what_the_sequence_comes_to_and_leaves_it_where_it_is(
+    logits: list[float], sequence: tuple[Sampling, tuple[int, ...]], data: st.DataObject
+) -> None:
+    sampling, tokens = sequence
+    n_before = data.draw(st.integers(0, len(tokens)))
+    row = ahead = followed(sampling, tokens[:n_before])
+    for token in tokens[n_before:]:
+        ahead = ahead.followed_by(token)
+    states = [
+        row,
+        ahead,
+        followed(sampling, tokens[:n_before]),
+        followed(sampling, tokens),
+    ]
+    array = mx.array([logits] * 4, dtype=mx.float32)
+    edits = np.array(edit_tokens(array, [state.edits() for state in states]))
+    np.testing.assert_array_equal(edits[:2], edits[2:])
+    drawn = Sampler(VOCAB).sample(array, states, NO_MASKS, []).read()
+    assert drawn[:2] == drawn[2:]
+
+
 # Which tokens may be drawn
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mlx_backend.model.batching import LADDER, Batching, joined, lasts_apart
+from engine.mlx_backend.model.batching import LADDER, Batching, joined, read_apart
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import (
     FORWARD_TOKENS,
@@ -84,7 +84,15 @@ def test_each_span_is_in_one_group_and_none_is_too_large(
         assert len(group) == 1 or _keys([spans[index] for index in group]) <= most_keys
 
 
-chunks = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40), st.integers(0, 1)))
+@st.composite
+def _chunk(draw: st.DrawFn) -> tuple[int, int, int]:
+    """A start, a number of tokens and how many are read: none, the last, or some more."""
+    n_tokens = draw(st.integers(1, 40))
+    n_read = draw(st.integers(0, 1) | st.integers(0, n_tokens))
+    return draw(st.integers(0, 300)), n_tokens, n_read
+
+
+chunks = st.lists(_chunk())
 
 
 @RUNGS
@@ -102,8 +110,10 @@ def test_every_token_is_computed_once_in_order_and_read_where_it_is_to_be(
             )
             positions[span.index] += range(span.start, span.stop)
     assert positions == [[*range(span.start, span.stop)] for span in spans]
-    read = sorted(span.index for batch in found for span in batch.spans if span.n_read)
-    assert read == [span.index for span in spans if span.n_read]
+    read = sorted(
+        (span.index, span.n_read) for batch in found for span in batch.spans if span.n_read
+    )
+    assert read == [(span.index, span.n_read) for span in spans if span.n_read], "none is split"
 
 
 @given(chunks=chunks, most_keys=st.integers(1, 5000))
@@ -138,10 +148,23 @@ def test_a_span_stays_apart_where_its_last_layer_would_cost_more_than_a_forward(
     assert [span.n_tokens for batch in sampling for span in batch.spans] == [1400, 7, 1, 1, 1]
 
 
-def test_the_last_token_of_a_prompt_goes_with_the_decodes() -> None:
-    prompts, sampling = lasts_apart(padded)(spans_of((0, 40, 1), (9, 1, 1)), COST)
-    assert [span.n_tokens for batch in prompts for span in batch.spans] == [39]
-    assert [span.start for batch in sampling for span in batch.spans] == [39, 9]
+def test_what_is_read_of_a_prompt_goes_with_the_decodes() -> None:
+    prompts, sampling = read_apart(padded)(spans_of((0, 40, 1), (9, 1, 1), (5, 9, 4)), COST)
+    assert [span.n_tokens for batch in prompts for span in batch.spans] == [39, 5]
+    assert [(span.start, span.n_tokens) for batch in sampling for span in batch.spans] == [
+        (39, 1),
+        (9, 1),
+        (10, 4),
+    ]
+
+
+def test_a_span_that_is_read_from_its_first_token_on_shares_a_forward_however_long_it_is() -> None:
+    one_layer = replace(COST, layers=1)
+    prompts, sampling = joined(spans_of((9, 40, 40), (9, 40, 20), (7, 1, 1)), one_layer)
+    assert [span.n_tokens for batch in prompts for span in batch.spans] == [20]
+    (batch,) = sampling
+    assert [span.n_tokens for span in batch.spans] == [40, 20, 1]
+    assert batch.read_indices().tolist() == list(range(61))
 
 
 def test_where_tokens_lie_and_which_are_read() -> None:
@@ -152,6 +175,8 @@ def test_where_tokens_lie_and_which_are_read() -> None:
     rows = ForwardBatch(((long, short),))
     assert rows.token_indices().tolist() == [[0, 1, 2], [3, 4, 4]], "padded by the last token"
     assert rows.read_indices().tolist() == [2]
+    (verified,) = spans_of((4, 2, 2))
+    assert ForwardBatch(((long, verified),)).read_indices().tolist() == [2, 3, 4]
     assert list(long.split(2)) == [
         (0, replace(long, n_tokens=2, n_read=2)),
         (2, replace(long, start=2, n_tokens=1, first_token=2, n_read=1)),

@@ -21,7 +21,7 @@ from engine.mlx_backend.storage.state_arena import StateArena
 from kvstore.types import SlotId
 
 Arrangement = Callable[[Sequence[TokenSpan], ForwardCost], StepForwards]
-"""Splits a step's spans into forwards. Of each span at most the last token's logits are read."""
+"""Splits a step's spans into forwards. The tokens of a span that are read are in one forward."""
 
 
 ReadStates = Callable[[StateArena, Sequence[SlotId], bool], Sequence[mx.array | None]]
@@ -53,14 +53,15 @@ class Batching:
 
 
 def joined(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
-    """Short spans and the last tokens of long ones in one forward, as far as their keys allow: each
-    token is a row there. What comes before is computed as in `lasts_apart`.
+    """Short spans and what is read of long ones in one forward, as far as their keys allow: each
+    token is a row there. What comes before is computed as in `read_apart`.
     """
     short = [span for span in spans if cost.joins(span)]
     long = [span for span in spans if not cost.joins(span)]
-    prompts, lasts = _split_off_lasts(long)
-    rows = [span for span in short if span.n_tokens > 1]
-    single = [*lasts, *(span for span in short if span.n_tokens == 1)]
+    prompts, read = _split_at_read(long)
+    whole = [*read, *short]
+    rows = [span for span in whole if span.n_tokens > 1]
+    single = [span for span in whole if span.n_tokens == 1]
     groups = [
         *_row_groups(rows, of_equal_length, cost),
         *_row_groups(_neighbours(single), padded, cost),
@@ -75,27 +76,27 @@ def joined(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
     )
 
 
-def lasts_apart(grouping: Grouping) -> Arrangement:
-    """Spans of like length side by side, and the last tokens of those that are read with the
-    decodes: so logits are computed for these alone, and a state may be saved before them.
+def read_apart(grouping: Grouping) -> Arrangement:
+    """Spans of like length side by side, and the tokens of theirs that are read with the decodes:
+    so logits are computed for these alone, and a state may be saved before them.
     """
 
     def arrange(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
-        prompts, lasts = _split_off_lasts(spans)
+        prompts, read = _split_at_read(spans)
         return StepForwards(
             [ForwardBatch((group,)) for group in _row_groups(prompts, grouping, cost)],
-            [ForwardBatch((group,)) for group in _row_groups(_neighbours(lasts), grouping, cost)],
+            [ForwardBatch((group,)) for group in _row_groups(_neighbours(read), grouping, cost)],
         )
 
     return arrange
 
 
-def _split_off_lasts(spans: Sequence[TokenSpan]) -> tuple[list[TokenSpan], list[TokenSpan]]:
-    """What no logits are read of, and the last tokens of the spans that are read."""
-    ahead = [span.without_last() if span.n_read else span for span in spans]
+def _split_at_read(spans: Sequence[TokenSpan]) -> tuple[list[TokenSpan], list[TokenSpan]]:
+    """What no logits are read of, and what they are read of, however many tokens of a span."""
+    ahead = [span.unread_part() for span in spans]
     return (
         [span for span in ahead if span.n_tokens],
-        [span.last() for span in spans if span.n_read],
+        [span.read_part() for span in spans if span.n_read],
     )
 
 
@@ -127,12 +128,12 @@ def _filled(groups: Iterable[tuple[TokenSpan, ...]], most_keys: float) -> Iterat
 
 LADDER = (
     Batching("joined rows", joined),
-    Batching("padded rows", lasts_apart(padded)),
-    Batching("padded rows with masks by KV head", lasts_apart(padded), GroupedMaskForward),
-    Batching("rows of equal length", lasts_apart(of_equal_length)),
+    Batching("padded rows", read_apart(padded)),
+    Batching("padded rows with masks by KV head", read_apart(padded), GroupedMaskForward),
+    Batching("rows of equal length", read_apart(of_equal_length)),
     Batching(
-        "rows of equal length, fresh ones apart", lasts_apart(fresh_apart), Forward, none_or_saved
+        "rows of equal length, fresh ones apart", read_apart(fresh_apart), Forward, none_or_saved
     ),
-    Batching("one row at a time", lasts_apart(one_by_one), LoneForward, none_or_saved),
+    Batching("one row at a time", read_apart(one_by_one), LoneForward, none_or_saved),
 )
 """From the fewest forwards to the most. The check at load takes the first that is right."""

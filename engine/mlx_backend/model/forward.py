@@ -47,13 +47,13 @@ class TokenSpan:
             n = min(n_tokens, self.n_tokens - ahead)
             yield ahead, self._part(ahead, n, n)
 
-    def without_last(self) -> "TokenSpan":
-        """What comes before its last token. No logits are read."""
-        return self._part(0, self.n_tokens - 1, 0)
+    def unread_part(self) -> "TokenSpan":
+        """The tokens before those whose logits are read."""
+        return self._part(0, self.n_tokens - self.n_read, 0)
 
-    def last(self) -> "TokenSpan":
-        """Its last token. The logits are read."""
-        return self._part(self.n_tokens - 1, 1, 1)
+    def read_part(self) -> "TokenSpan":
+        """The tokens whose logits are read."""
+        return self._part(self.n_tokens - self.n_read, self.n_read, self.n_read)
 
     def _part(self, ahead: int, n_tokens: int, n_read: int) -> "TokenSpan":
         start, first_token = self.start + ahead, self.first_token + ahead

@@ -113,7 +113,7 @@ class ForwardCost:
 
     def joins(self, span: TokenSpan) -> bool:
         """Whether computing its last layer in vain costs no more than one more forward."""
-        return span.n_tokens == 1 or span.n_tokens / self.layers <= self.tokens
+        return (span.n_tokens - span.n_read) / self.layers <= self.tokens
 
 
 Grouping = Callable[[Sequence[TokenSpan], ForwardCost], RowGroups]

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import partial
 from hashlib import shake_128
 from typing import NamedTuple
@@ -43,6 +44,8 @@ class TokenEdits:
     def __init__(self, sampling: Sampling) -> None:
         params = sampling.params
         self._params = params
+        off = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        self._is_constant = off == PENALTIES_OFF  # whatever is generated
         self._banned = [token for token in sampling.banned_tokens if token in _TOKEN_IDS]
         biases = {token: bias for token, bias in params.logit_bias.items() if token in _TOKEN_IDS}
         self._counts = Counter(sampling.output_tokens)
@@ -70,12 +73,21 @@ class TokenEdits:
         values[_PENALTY, [*self._slots_of(known), *range(len(tokens), values.shape[1])]] = math.inf
         return Edits(np.concatenate([tokens, np.array(others, dtype=np.uint32)]), values)
 
+    def followed_by(self, token_id: int) -> "TokenEdits":
+        """The edits behind one more token. Where it changes nothing they are these."""
+        if self._is_constant:
+            return self
+        edits = copy(self)
+        edits._counts, edits._slots = self._counts.copy(), self._slots.copy()
+        edits._tokens, edits._values = self._tokens.copy(), self._values.copy()
+        edits.count(token_id)
+        return edits
+
     def count(self, token_id: int) -> None:
         """One more token has been generated."""
-        params = self._params
-        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-        if penalties == PENALTIES_OFF:
+        if self._is_constant:
             return
+        params = self._params
         self._counts[token_id] += 1
         slot = self._slots.setdefault(token_id, len(self._slots))
         if slot == len(self._tokens):
@@ -107,6 +119,13 @@ class SamplingRow:
         """Take note of the token that was sampled last."""
         self._output_index += 1
         self._edits.count(token_id)
+
+    def followed_by(self, token_id: int) -> "SamplingRow":
+        """The state as it would be behind that token; this one stays as it is."""
+        row = copy(self)
+        row._output_index += 1
+        row._edits = self._edits.followed_by(token_id)
+        return row
 
     def edits(self) -> Edits:
         """What to change about the logits of single tokens; bans as long as they hold."""
