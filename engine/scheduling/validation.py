@@ -1,6 +1,7 @@
 """What a request must satisfy to be served at all. Refuses what could harm a step later."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.api import InvalidRequest
@@ -54,6 +55,7 @@ def validate(request: Request, limits: Limits) -> None:
                 f"{limits.vocab_size - 1}",
                 "logit_bias",
             )
+    _validate_prediction(request.prediction, limits)
     if sampling.top_k < 0:
         raise InvalidRequest(f"top_k is {sampling.top_k}; it must be 0 (off) or more", "top_k")
     if request.adapter and request.adapter not in limits.adapters:
@@ -64,6 +66,20 @@ def validate(request: Request, limits: Limits) -> None:
     if request.n > limits.max_waiting:
         raise InvalidRequest(
             f"n is {request.n}; at most {limits.max_waiting} sequences may wait", "n"
+        )
+
+
+def _validate_prediction(prediction: Sequence[int], limits: Limits) -> None:
+    """A token beyond the vocabulary would be read from beyond the embeddings."""
+    if len(prediction) > limits.max_context_tokens:
+        raise InvalidRequest(
+            f"the prediction has {len(prediction)} tokens; the model's context holds "
+            f"{limits.max_context_tokens}",
+            "prediction",
+        )
+    if prediction and not 0 <= min(prediction) <= max(prediction) < limits.vocab_size:
+        raise InvalidRequest(
+            f"the prediction has a token id outside 0 to {limits.vocab_size - 1}", "prediction"
         )
 
 

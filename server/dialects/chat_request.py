@@ -15,5 +15,6 @@ def as_chat(body: ChatRequest) -> Chat:
         structure=body.structure,
         parallel_calls=body.parallel_tool_calls and not body.functions,  # room for one call
         thinking_budget=body.thinking_budget,
+        prediction=body.prediction.text if body.prediction else "",
         tools_field="functions" if body.functions else "tools",
     )

@@ -93,7 +93,11 @@ def usage_body(meter: UsageMeter) -> UsageBody:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=meter.reasoning_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=meter.reasoning_tokens,
+            accepted_prediction_tokens=usage.accepted_draft_tokens,
+            rejected_prediction_tokens=usage.rejected_draft_tokens,
+        ),
     )
 
 

@@ -22,4 +22,5 @@ class Chat:
     structure: Structure | None = None
     parallel_calls: bool = True
     thinking_budget: int | None = None
+    prediction: str = ""  # what the answer is expected to be like
     tools_field: str = "tools"  # from which they come, for errors

@@ -7,7 +7,7 @@ from engine.types.model import Task
 from engine.types.request import Request
 from server.generation.answer import ChatAnswer
 from server.generation.chat import Chat
-from server.generation.engine_requests import chat_request
+from server.generation.engine_requests import chat_request, check_token_ids
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.generation.plan import AnswerPlan
@@ -41,14 +41,29 @@ async def chat_task(chat: Chat, model: ServedModel, record: RequestRecord) -> Ch
     """Raises ApiError (400) for what the model cannot serve."""
     check_task(model, Task.GENERATE)
     prompt = await chat_tokens(chat.conversation, model, record)
-    planned = partial(_planned, chat, prompt, model, record)
+    prediction = await _predicted_tokens(chat.prediction, model, record)
+    planned = partial(_planned, chat, prompt, prediction, model, record)
     return await model.workers.prepare(record, planned)
 
 
+async def _predicted_tokens(
+    text: str, model: ServedModel, record: RequestRecord
+) -> tuple[int, ...]:
+    """The tokens as the model would write them, in the midst of its turn."""
+    if not text:
+        return ()
+    return await model.prompts.text(record, text, add_special_tokens=False, param="prediction")
+
+
 def _planned(
-    chat: Chat, prompt: tuple[int, ...], model: ServedModel, record: RequestRecord
+    chat: Chat,
+    prompt: tuple[int, ...],
+    prediction: tuple[int, ...],
+    model: ServedModel,
+    record: RequestRecord,
 ) -> ChatTask:
+    check_token_ids(prediction, model.engine.card, "prediction")
     plan = model.planner.plan(chat, prompt)
     request = chat_request(chat, prompt, plan, model.engine.card, record)
-    request = replace(request, adapter=model.adapter)
+    request = replace(request, adapter=model.adapter, prediction=prediction)
     return ChatTask(chat, model, request, plan, UsageMeter(request.n))

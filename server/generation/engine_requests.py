@@ -125,6 +125,7 @@ def _request(
         stop=tuple(body.stop),
         stop_token_ids=frozenset(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
+        speculate=body.speculate,
         n=sequences,
         client=record.client,
         priority=body.priority,

@@ -51,6 +51,8 @@ class UsageMeter:
             prompt_tokens=total.prompt_tokens + first * usage.prompt_tokens,
             cached_tokens=total.cached_tokens + first * usage.cached_tokens,
             completion_tokens=total.completion_tokens + usage.completion_tokens,
+            accepted_draft_tokens=total.accepted_draft_tokens + usage.accepted_draft_tokens,
+            rejected_draft_tokens=total.rejected_draft_tokens + usage.rejected_draft_tokens,
         )
 
 

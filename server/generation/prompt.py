@@ -87,18 +87,23 @@ class PromptEncoder:
         return messages
 
     async def text(
-        self, record: RequestRecord, prompt: Prompt, *, add_special_tokens: bool = True
+        self,
+        record: RequestRecord,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
     ) -> tuple[int, ...]:
-        """A bare prompt; token ids are taken as they are.
+        """A bare prompt, or another text, of the field `param`; token ids are taken as they are.
 
         Raises ApiError (400) for one of more tokens than a sequence may have.
         """
         if not isinstance(prompt, str):
-            return self._bounded(prompt, "prompt")
+            return self._bounded(prompt, param)
         return await self._encode(
             record,
             lambda: self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens),
-            "prompt",
+            param,
         )
 
     async def echo(self, record: RequestRecord, prompt: Prompt) -> str:

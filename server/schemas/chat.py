@@ -228,6 +228,17 @@ class ChatConversation(Conversation):
         return self.model_copy(update={"tools": tools, "tool_choice": choice})
 
 
+class Prediction(RequestModel):
+    """What the answer is expected to be like, such as a file that it will repeat with changes."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
+
+
 Modality = Annotated[str, Field(json_schema_extra={"const": "text"})]
 
 
@@ -239,6 +250,11 @@ class ChatRequest(ChatConversation, GenerationRequest):
 
     parallel_tool_calls: bool = True
     thinking_budget: int | None = Field(None, ge=0)
+    prediction: Prediction | None = Field(
+        None,
+        description="Tokens are drafted from it wherever the answer goes on as it does; the answer "
+        "is the same.",
+    )
     modalities: list[Modality] = Field(
         default_factory=list, max_length=MAX_MODALITIES, fail_fast=True
     )

@@ -34,6 +34,9 @@ from server.schemas.structure import (
 NO_LIMIT = -1
 """A token limit as LM Studio sends it: none."""
 MODELS_OWN = "Left out or null: the model's own, the sampling_defaults of GET /v1/models/{id}."
+SPECULATE = (
+    "Whether tokens may be drafted where that makes the answer faster. Its text is the same."
+)
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 512
 MAX_STOP_CHARACTERS_IN_ALL = 4096  # each is looked for in every character of every answer
@@ -112,6 +115,7 @@ class SampledRequest(PromptRequest):
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
     priority: int = Field(0, ge=-1000, le=1000)
+    speculate: bool = Field(True, description=SPECULATE)
 
 
 class GenerationRequest(SampledRequest):
@@ -174,7 +178,15 @@ class GenerationRequest(SampledRequest):
 
 
 class CompletionTokensDetails(BaseModel):
+    """OpenAI's names. Drafts count whatever they were taken from, a prediction or not."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int = Field(
+        description="Of the completion's tokens, those that a draft had right."
+    )
+    rejected_prediction_tokens: int = Field(
+        description="Drafted tokens that were wrong. They are in no other count."
+    )
 
 
 class PromptTokensDetails(BaseModel):

@@ -3,7 +3,7 @@
 from itertools import starmap
 from typing import Literal, Self
 
-from pydantic import BaseModel, ByteSize, Field, model_validator
+from pydantic import BaseModel, ByteSize, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.types.settings import AdapterConfig, DiskCacheConfig, EngineConfig
@@ -62,6 +62,12 @@ class EngineSettings(BaseModel):
     prefix_cache: bool = Field(
         True, description="Share KV between prompts that begin alike, and between turns."
     )
+    speculate: Literal["auto", "off"] = Field(
+        "auto",
+        description="Draft tokens from what is known already, and compute several of an answer in "
+        "one step where that is faster; auto decides by what it costs and how often drafts were "
+        "right. No answer changes.",
+    )
     attention: Literal["auto", "gather", "cascade"] = Field(
         "auto", description="How attention reads the blocks; auto is cascade on a CPU, else gather."
     )
@@ -77,6 +83,11 @@ class EngineSettings(BaseModel):
         description="yes-no serves a generator as a reranker, by the logits of these two words, as "
         "Qwen3-Reranker; auto reranks with checkpoints for sequence classification alone.",
     )
+
+    @field_validator("speculate", mode="before")
+    @classmethod
+    def _off_without_quotes(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML 1.1 reads `off` as false
 
     @model_validator(mode="after")
     def _one_purpose(self) -> Self:
@@ -109,6 +120,7 @@ class EngineSettings(BaseModel):
             step_tokens=self.step_tokens,
             max_prompt_share=self.max_prompt_share,
             prefix_cache=self.prefix_cache,
+            speculate=self.speculate,
             attention=self.attention,
             state_cache_bytes=self.state_cache_bytes,
             generation_config=self.generation_config,

@@ -362,7 +362,7 @@ class FakeEngine:
 
     def _cached_tokens(self, prompt: tuple[int, ...], cache_salt: str) -> int:
         seen = [prompt for salt, prompt in self._seen if salt == cache_salt]
-        return max((_common_prefix(prompt, earlier) for earlier in seen), default=0)
+        return max((_common_beginning(prompt[:-1], earlier) for earlier in seen), default=0)
 
     def _steps(self, request: Request) -> Iterator[list[OutputEvent]]:
         """One event of every live sequence, step by step; their admissions first."""
@@ -390,10 +390,15 @@ def _next(sequence: Iterator[OutputEvent]) -> list[OutputEvent]:
     return [] if event is None else [event]
 
 
-def _common_prefix(prompt: tuple[int, ...], seen: tuple[int, ...]) -> int:
+def drafted(request: Request) -> tuple[int, ...]:
+    """A prediction is one draft, of the whole answer."""
+    return request.prediction if request.speculate else ()
+
+
+def _common_beginning(left: Sequence[int], right: Sequence[int]) -> int:
     same = 0
-    for left, right in zip(prompt[:-1], seen, strict=False):
-        if left != right:
+    for one, other in zip(left, right, strict=False):
+        if one != other:
             break
         same += 1
     return same
@@ -421,7 +426,8 @@ def _sequence(
             prompt_logprobs=prompt_logprobs,
         )
         prompt_logprobs = None
-    usage = Usage(len(request.prompt), cached_tokens, len(tokens))
+    accepted = _common_beginning(tokens, drafts := drafted(request))
+    usage = Usage(len(request.prompt), cached_tokens, len(tokens), accepted, len(drafts) - accepted)
     yield OutputEvent(
         request.id,
         index,

@@ -154,7 +154,6 @@ IGNORED = {
     "prompt_cache_retention": "24h",
     "verbosity": "low",
     "reasoning_effort": "low",
-    "prediction": {"type": "content", "content": "Hi"},
     "x": [1, {}],
 }
 

@@ -505,6 +505,9 @@ def test_no_client_fills_the_queue_alone() -> None:
         (Request("a", (1,), 4, n=65), "n"),
         (Request("a", (1,), 4, SamplingParams(min_tokens=5)), "min_tokens"),
         (Request("a", (1,), 4, SamplingParams(top_k=-1)), "top_k"),
+        (Request("a", (1,), 4, prediction=(1, VOCAB_SIZE)), "prediction"),
+        (Request("a", (1,), 4, prediction=(-1,)), "prediction"),
+        (Request("a", (1,), 4, prediction=(1,) * 201), "prediction"),
         (Request("a", (1,), 4, SamplingParams(logit_bias={VOCAB_SIZE: 1.0})), "logit_bias"),
     ],
 )

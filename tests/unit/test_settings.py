@@ -135,13 +135,22 @@ def test_engine_config_takes_its_share() -> None:
         "step_tokens": 4,
         "max_prompt_share": 0.5,
         "prefix_cache": False,
+        "speculate": "off",
         "attention": "gather",
         "generation_config": "none",
     }
     expected = EngineConfig(
-        "m", None, 2**20, 8, 2, 3, 4, 0.5, False, "gather", generation_config="none"
+        "m", None, 2**20, 8, 2, 3, 4, 0.5, False, "off", "gather", generation_config="none"
     )
     assert config_of(flags) == expected
+
+
+def test_off_needs_no_quotes_in_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "rootstock.yaml"
+    file.write_text("models:\n- model: a\n  speculate: off\n- model: b\n")
+    settings = load_settings({"config": file})
+    told = [settings.config_of(model).speculate for model in settings.each_model()]
+    assert told == ["off", "auto"]
 
 
 def test_a_disk_cache_is_asked_for_by_its_directory() -> None:

@@ -23,7 +23,10 @@ TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"xhigh": "high", "max": "high"}
 """Anthropic's efforts that templates do not know, as the highest that they do."""
 
-SAME = {"model", "stream", "temperature", "top_p", "top_k", "cache_salt", "seed", "priority"}
+SAME = {
+    *("model", "stream", "temperature", "top_p", "top_k"),
+    *("cache_salt", "seed", "priority", "speculate"),
+}
 """Fields with the same name in a SampledRequest."""
 
 MAX_LOGGED = 8  # types of tools, which are client input

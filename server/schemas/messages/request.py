@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from engine.types.model import Temperature, TopK, TopP
 from server.schemas.base import RequestModel
 from server.schemas.chat import TemplateArguments
-from server.schemas.common import MODELS_OWN, StopTexts
+from server.schemas.common import MODELS_OWN, SPECULATE, StopTexts
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.messages.content import Markable, Messages, Text
 from server.schemas.messages.tools import ToolChoiceParam, ToolParam
@@ -95,3 +95,4 @@ class MessagesRequest(CountTokensRequest):
 
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     priority: int = Field(0, ge=-1000, le=1000)
+    speculate: bool = Field(True, description=SPECULATE)

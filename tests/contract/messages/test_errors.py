@@ -117,6 +117,7 @@ BAD = [
     ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "tool_choice.type"),
     ({"mcp_servers": [{"type": "url", "url": "https://example.com"}]}, "mcp_servers"),
     ({"priority": 1}, "priority"),
+    ({"speculate": 1.5}, "speculate"),
     ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs"),
 ]
 

@@ -44,6 +44,8 @@ REQUEST = Request(
     SamplingParams(logit_bias={7: -100.0, 8: 1.5}, seed=2**62),
     stop=("ü",),
     stop_token_ids=frozenset({4, 5}),
+    speculate=False,
+    prediction=(6, 150_000),
     constraint=Constraint(
         Grammar(GrammarKind.REGEX, "a*"),
         "response_format",
