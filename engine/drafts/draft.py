@@ -1,6 +1,6 @@
 """A draft: tokens that a sequence may generate next, to be verified in one forward."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -24,3 +24,7 @@ class Draft:
     tokens: tuple[int, ...]
     source: DraftSource
     matched: int = 0
+
+    def shortened(self, most: int) -> "Draft":
+        """Its first tokens, at most so many."""
+        return self if len(self.tokens) <= most else replace(self, tokens=self.tokens[:most])

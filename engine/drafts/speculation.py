@@ -74,10 +74,7 @@ class LiveSpeculation(Speculation):
     def draft(self, most: int) -> Draft | None:
         """Made anew: more is known than when the last one was."""
         self._expect()
-        expected = self._expected
-        if expected is None:
-            return None
-        return Draft(expected.tokens[:most], expected.source, expected.matched)
+        return self._expected and self._expected.shortened(most)
 
     def _expect(self) -> None:
         self._expected = self._drafter.draft(MOST_DRAFT_TOKENS)

@@ -73,7 +73,7 @@ class Drafting:
         n_tokens = self._store.max_step_tokens(lease, len(draft.tokens))
         step_ops = self._store.extend(lease, n_tokens)
         if not isinstance(step_ops, Refusal):
-            builder.draft(sequence, draft.tokens[:n_tokens], step_ops)
+            builder.draft(sequence, draft.shortened(n_tokens), step_ops)
 
     def _price(self, time: StepBudget, most_tokens: int) -> StepPrice:
         """Of drafts beside what has been planned."""

@@ -4,6 +4,7 @@ and a sequence that ends leaves.
 
 from collections.abc import Callable, Sequence
 
+from engine.drafts.draft import Draft
 from engine.drafts.speculator import Speculator
 from engine.scheduling import events
 from engine.scheduling.counters import SchedulerCounters
@@ -35,9 +36,10 @@ class Progress:
         self._leave = leave
 
     def take_in(
-        self, sequence: LiveSequence, n_tokens: int, n_drafts: int, result: StepResult
+        self, sequence: LiveSequence, n_tokens: int, result: StepResult
     ) -> list[OutputEvent]:
-        """A step has computed so many tokens of the sequence, and verified so many drafts."""
+        """A step has computed so many tokens of the sequence, and verified its draft."""
+        draft, sequence.draft = sequence.draft, None
         if message := result.failed.get(sequence.id):
             return [self.fail(sequence, message)]
         self._publish(sequence, n_tokens)
@@ -47,10 +49,10 @@ class Progress:
         if sequence.is_aborted:
             return [self.end(sequence, FinishReason.ABORT)]
         sampled = result.sampled.get(sequence.id, ())
-        if sampled and n_drafts:
-            self._count(sequence, n_drafts, len(sampled) - 1)
+        if draft is not None and sampled:
+            self._count(sequence, draft, len(sampled) - 1)
         news = self._take(sequence, sampled)
-        if n_drafts and sequence.is_live:
+        if draft is not None and sequence.is_live:
             self._store.rewind(lease_of(sequence))
         return news
 
@@ -106,9 +108,10 @@ class Progress:
         self._counters.generated_tokens += 1
         return [] if self._live.must_be_answered(sequence) else self.settled(sequence)
 
-    def _count(self, sequence: LiveSequence, n_drafts: int, n_right: int) -> None:
+    def _count(self, sequence: LiveSequence, draft: Draft, n_right: int) -> None:
+        """So many of the draft's tokens were right."""
         sequence.accepted_drafts += n_right
-        sequence.rejected_drafts += n_drafts - n_right
+        sequence.rejected_drafts += len(draft.tokens) - n_right
 
     def _retire(self, sequence: LiveSequence) -> None:
         lease = self._leave(sequence)

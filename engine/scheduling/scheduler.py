@@ -182,13 +182,10 @@ class Scheduler:
         """The step has been computed: publish its blocks, append its tokens. Returns the events."""
         self.counters.steps += 1
         self.disk.commit(plan.number, result.read)
-        drafts = dict(plan.drafts())
         return [
             news
             for sequence, n_tokens in self._live.running(plan)
-            for news in self._progress.take_in(
-                sequence, n_tokens, drafts.get(sequence.id, 0), result
-            )
+            for news in self._progress.take_in(sequence, n_tokens, result)
         ]
 
     def fail(self, plan: StepPlan, message: str) -> list[OutputEvent]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.constraints.guide import FreeGuide, Guide, matcher_of
 from engine.constraints.matcher import Matcher, Refused, Unanswerable
+from engine.drafts.draft import Draft
 from engine.drafts.speculation import NO_SPECULATION, Speculation
 from engine.output.output import Output, TextDelta
 from engine.step.plan import SampledToken, SequenceId, StepPlan, Vector
@@ -73,6 +74,7 @@ class LiveSequence:
     keeps_logits: bool = False  # they are sampled as soon as the guide allows
     unread: SampledToken | None = None
     speculation: Speculation = NO_SPECULATION
+    draft: Draft | None = None  # that the step in flight verifies
     accepted_drafts: int = 0  # tokens
     rejected_drafts: int = 0
     prompt_scores: list[TokenLogprob] = field(default_factory=list)

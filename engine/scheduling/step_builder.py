@@ -1,8 +1,8 @@
 """The step that is being planned: what is in it so far, and what may still join."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.drafts.draft import Draft
 from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
 from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
@@ -72,13 +72,14 @@ class StepBuilder:
         if chunk.samples:
             sequence.plan_sample()
 
-    def draft(self, sequence: LiveSequence, draft: Sequence[int], step_ops: StepOps) -> None:
+    def draft(self, sequence: LiveSequence, draft: Draft, step_ops: StepOps) -> None:
         """Verify a draft behind the token that the sequence decodes in this step."""
-        n_drafts = len(draft)
+        n_drafts = len(draft.tokens)
+        sequence.draft = draft
         lease = lease_of(sequence)
         start = lease.planned_tokens - n_drafts - 1
         self.decodes.remove(sequence.id)
-        tokens = (sequence.tokens[start], *draft)
+        tokens = (sequence.tokens[start], *draft.tokens)
         self.chunks.append(Chunk(sequence.id, start, tokens, samples=True, n_drafts=n_drafts))
         self.budget_tokens -= n_drafts
         self.time.draft(start, n_drafts)

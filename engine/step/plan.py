@@ -182,12 +182,6 @@ class StepPlan:
         for sequence_id in self.kept:
             yield sequence_id, 0
 
-    def drafts(self) -> Iterator[tuple[SequenceId, int]]:
-        """The sequences with drafts, each with how many tokens are drafted."""
-        for chunk in self.chunks:
-            if chunk.n_drafts:
-                yield chunk.sequence_id, chunk.n_drafts
-
     def sampling(self) -> Iterator[SequenceId]:
         """The sequences that sample a token."""
         for chunk in self.chunks:
