@@ -1,6 +1,6 @@
 """Rows whose grammars are read elsewhere: what is waited for, how long, and what is told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from unittest.mock import Mock
 
@@ -17,6 +17,7 @@ from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Grammar, GrammarKind, Request, SamplingParams
 from engine.watching.latency import LatencyTracker
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
+from tests.unit.scripted_drafter import ScriptedDrafter
 
 ANYTHING = Allowed(np.full(mask_words(VOCAB_SIZE), -1, dtype=np.int32))
 NOBODY = Unanswerable("nobody can say")
@@ -68,6 +69,7 @@ class PipelineHarness:
         self.scheduler.add(submission)
 
     def turn(self) -> StepPlan:
+        self.events += self._pipeline.collect_early()
         plan = self.scheduler.plan()
         self.events += self._pipeline.advance(plan)
         self.clock[0] += 1.0
@@ -145,3 +147,35 @@ def test_a_step_that_has_mostly_waited_teaches_nothing(late: PipelineHarness) ->
     late.clock[0] -= 1 - ALONE_SECONDS / 2  # this step takes half of what is waited
     late.turn()
     took.assert_called_once()
+
+
+class TestDrafts:
+    """What is generated without drafts, from a prompt of five tokens, is the first one's script."""
+
+    N_TOKENS = 30
+
+    def plans(self, script: Sequence[int]) -> tuple[list[StepPlan], list[int]]:
+        """Of a request with such a drafter, and what it has generated."""
+        harness = PipelineHarness(None)
+        harness.ask("free", 5, self.N_TOKENS, is_held=False)
+        harness.harness.speculate("free", ScriptedDrafter(script))
+        plans = [harness.turn() for _ in range(2 * self.N_TOKENS)]
+        return plans, [token for event in harness.events for token in event.token_ids]
+
+    def test_steps_overlap_until_a_draft_is_due(self) -> None:
+        plain, truth = self.plans([])
+        assert sum(plan.is_due for plan in plain) == self.N_TOKENS
+        drafted, said = self.plans(truth)
+        assert said == truth
+        assert any(plan.is_drafted for plan in drafted)
+        assert sum(plan.is_due for plan in drafted) < self.N_TOKENS // 2
+
+    def test_a_draft_goes_on_from_the_last_token(self) -> None:
+        _, truth = self.plans([])
+        wrong = [token if at % 7 else token + 1 for at, token in enumerate(truth)]
+        drafted, said = self.plans(wrong)
+        assert said == truth
+        for plan in drafted:
+            for chunk in plan.chunks:
+                if chunk.n_drafts:
+                    assert chunk.tokens[0] == truth[chunk.start - 5]
