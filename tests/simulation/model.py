@@ -55,6 +55,9 @@ def unpacked(data: bytes) -> list[int]:
 
 
 def next_token(kv: int, seed: int, output_index: int, vocab_size: int) -> int:
+    """With one seed of four a text repeats itself, but for every eighth token or so."""
+    if seed % 4 == 1 and kv % 8:
+        return (5 * output_index + seed) % min(vocab_size, 11)
     return chain(chain(kv, seed & _MASK), output_index) % vocab_size
 
 
