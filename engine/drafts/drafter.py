@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from engine.drafts.draft import Draft, DraftSource
-from engine.drafts.suffix_index import NOTHING, Proposal, SuffixIndex
+from engine.drafts.prediction import Prediction
+from engine.drafts.suffix_index import Proposal, SuffixIndex
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -12,16 +13,13 @@ TREE_TOKENS = 512
 """How far the tree is looked up at a time."""
 LOOKUP_TOKENS = 16
 """Tokens from one look into the tree to the next, where there is nothing to follow."""
-FARTHER_TOKENS = 4
-"""How much longer than what matched a draft from a text may be."""
 
 
 class Drafter:
-    """Drafts one sequence's next tokens. Nothing is built before the first draft.
+    """Drafts one sequence's next tokens. Nothing is indexed before the first draft.
 
     Sources are asked in order, and the first that has anything is taken: the request's prediction,
-    what is cached behind the same tokens, the sequence's own text, other answers. A draft from a
-    place that was found by its last tokens is little longer than these.
+    what is cached behind the same tokens, the sequence's own text, other answers.
     """
 
     def __init__(
@@ -39,9 +37,7 @@ class Drafter:
         self._known = known
         self._answers = answers
         self._own: SuffixIndex | None = None
-        self._prediction = prediction
-        self._predicted: SuffixIndex | None = None
-        self._in_prediction = _Trail(prediction)
+        self._prediction = Prediction(prediction)
         self._in_tree = _Trail()
         self._next_lookup = 0  # at so many tokens of output
         self._sources = (
@@ -54,7 +50,7 @@ class Drafter:
     def accept(self, token_id: int) -> None:
         """The sequence has generated this token."""
         self._output.append(token_id)
-        self._in_prediction.accept(token_id)
+        self._prediction.accept(self._output)
         self._in_tree.accept(token_id)
 
     def draft(self, most: int) -> Draft | None:
@@ -68,14 +64,7 @@ class Drafter:
         return None
 
     def _from_prediction(self, most: int) -> Proposal:
-        """Along the prediction from its start; after a divergence, from where it matches again."""
-        if not self._prediction:
-            return NOTHING
-        if (ahead := self._in_prediction.ahead(most)).tokens:
-            return ahead
-        if self._predicted is None:
-            self._predicted = SuffixIndex(self._prediction)
-        return _shortened(self._predicted.propose(self._output, most))
+        return self._prediction.propose(self._output, most)
 
     def _from_tree(self, most: int) -> Proposal:
         ahead = self._in_tree.ahead(most)
@@ -89,10 +78,10 @@ class Drafter:
         if self._own is None:
             self._own = SuffixIndex(self._prompt)
         self._own.extend(self._output[len(self._own) - len(self._prompt) :])
-        return _shortened(self._own.continue_itself(most))
+        return self._own.continue_itself(most).likely
 
     def _from_answers(self, most: int) -> Proposal:
-        return _shortened(self._answers(self._output, most))
+        return self._answers(self._output, most).likely
 
 
 class _Trail:
@@ -110,9 +99,3 @@ class _Trail:
 
     def ahead(self, most: int) -> Proposal:
         return Proposal(self._tokens[self._at : self._at + most], self._at)
-
-
-def _shortened(proposal: Proposal) -> Proposal:
-    """As much of it as its match makes likely."""
-    tokens, matched = proposal
-    return Proposal(tokens[: matched + FARTHER_TOKENS], matched)

@@ -16,6 +16,8 @@ import numpy as np
 SHORTEST, LONGEST = 3, 32
 """Tokens: the least that must match, and the most that are compared."""
 MOST_OCCURRENCES = 8
+FARTHER_TOKENS = 4
+"""How many more tokens than those that matched may be likely."""
 _ID_BITS = 20
 _KEY_MASK = (1 << SHORTEST * _ID_BITS) - 1
 _TOKEN_BITS = 8 * array("I").itemsize
@@ -26,6 +28,11 @@ class Proposal(NamedTuple):
 
     tokens: tuple[int, ...] = ()
     matched: int = 0
+
+    @property
+    def likely(self) -> "Proposal":
+        """As many of the tokens as the match makes likely."""
+        return self._replace(tokens=self.tokens[: self.matched + FARTHER_TOKENS])
 
 
 NOTHING = Proposal()
@@ -75,7 +82,7 @@ class SuffixIndex:
 
     def _longest(self, last: "array[int]") -> tuple[int, int]:
         """The end of the occurrence that is taken, and how many tokens it has; 0 for none."""
-        if len(last) < SHORTEST:
+        if len(last) < SHORTEST or len(self._ids) <= SHORTEST:
             return 0, 0
         self._catch_up()
         ends = list(islice(self._ends(_key(last)), MOST_OCCURRENCES))

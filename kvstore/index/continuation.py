@@ -25,7 +25,7 @@ def continuation(root: Node, packed: bytes, most: int, block_bytes: int) -> tupl
                 return ()
             start += len(shared)
             behind += node.packed[len(shared) : len(shared) + most_bytes]
-    return tuple(unpacked(bytes(behind[:most_bytes]))) if start == len(packed) else ()
+    return tuple(unpacked(bytes(behind[:most_bytes])))  # empty before the end of `packed`
 
 
 def _branch(node: Node, first: bytes, block_bytes: int) -> Node | None:

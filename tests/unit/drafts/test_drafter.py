@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafts.draft import Draft, DraftSource
-from engine.drafts.drafter import FARTHER_TOKENS, LOOKUP_TOKENS, Drafter
-from engine.drafts.suffix_index import Proposal, SuffixIndex
+from engine.drafts.drafter import LOOKUP_TOKENS, Drafter
+from engine.drafts.suffix_index import FARTHER_TOKENS, Proposal, SuffixIndex
 
 PROMPT = tuple(range(100, 140))
 
@@ -67,26 +67,16 @@ class TestPrediction:
         accept(subject, (1, 2))
         assert subject.draft(9) == Draft((3, 4, 5), DraftSource.PREDICTION, 2)
 
-    def test_nothing_is_drafted_behind_its_end(self) -> None:
-        subject = drafter(prediction=(1, 2, 3))
-        accept(subject, (1, 2, 3))
-        assert subject.draft(9) is None
-
-    def test_a_divergence_ends_it(self) -> None:
-        subject = drafter(prediction=(1, 2, 3, 4, 5))
-        accept(subject, (1, 9))
-        assert subject.draft(9) is None
-
-    def test_it_goes_on_where_three_tokens_are_the_same_again(self) -> None:
-        subject = drafter(prediction=tuple(range(1, 40)))
-        accept(subject, (1, 9, 5, 6))
-        assert subject.draft(9) is None
-        accept(subject, (7,))
-        assert subject.draft(9) == Draft((8, 9, 10, 11, 12, 13, 14), DraftSource.PREDICTION, 3)
-
     def test_it_comes_before_what_is_cached(self) -> None:
         subject = drafter(prediction=(1, 2), known=Cached([(3, 4)]))
         assert subject.draft(9) == Draft((1, 2), DraftSource.PREDICTION)
+
+    def test_where_it_is_left_other_sources_are_asked_until_it_goes_on(self) -> None:
+        subject = drafter(prediction=(1, 2, 3, 4, 5), known=Cached([(7, 8, 9)]))
+        subject.accept(6)
+        assert subject.draft(9) == Draft((7, 8, 9), DraftSource.TREE)
+        accept(subject, (7, 2, 3, 4))
+        assert subject.draft(9) == Draft((5,), DraftSource.PREDICTION, 3)
 
 
 class TestTree:

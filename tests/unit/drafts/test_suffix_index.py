@@ -98,6 +98,8 @@ def test_tokens_too_large_for_a_key_are_compared_all_the_same() -> None:
     index.extend([8, large, 5, 6, 7, 1])
     assert index.propose([large, 5, 6, 7], 1) == ((1,), 4)
     assert index.propose([large, 8, 9], 1) == ((), 0)
+    alike = SuffixIndex([4, (1 << 20) | 6, 7, 1])
+    assert alike.propose([5, 6, 7], 1) == ((), 0), "the same key, but other tokens"
 
 
 @given(texts, texts, texts, st.integers(1, 8))
