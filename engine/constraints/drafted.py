@@ -25,7 +25,8 @@ class GuidedDraft:
         answers.look_ahead(..., drafted.question)       while the device computes
         [sequence.guide.choice, *drafted.choices()]     when it samples
 
-    One matcher is followed along a draft. Where another would have to be asked, the draft ends.
+    One matcher is followed along a draft. Where another would have to be asked, the draft ends. As
+    far as the draft then comes true, its matcher knows the answers and need not be asked again.
     """
 
     def __init__(self, guide: Guide, draft: TokenIds) -> None:
@@ -35,6 +36,13 @@ class GuidedDraft:
             guide.accept(token_id)
             self._along.append(guide)
         self.question = _question(self._along)
+        if self.question is not None:
+            self.question.matcher.ahead = self.question
+
+    @property
+    def n_tokens(self) -> int:
+        """Of the draft."""
+        return len(self._along)
 
     @property
     def is_known(self) -> bool:
@@ -61,15 +69,16 @@ class GuidedDraft:
         return known
 
     def _is_told(self, matcher: Matcher) -> bool:
-        """Whether what may follow is known, and the matcher has been told."""
-        answer: Answer | None = None
-        if self.question is not None and matcher.behind is self.question.matcher:
-            answers = (self.question.matcher.answer, *(self.question.answers or ()))
-            n_tokens = len(matcher.tokens)
-            answer = answers[n_tokens] if n_tokens < len(answers) else None
-        if not isinstance(answer, Allowed | Complete):
+        """Whether what may follow is known, and the matcher has been told. Nothing is of a draft
+        that turns out to begin behind a grammar's end.
+        """
+        asked, n_tokens = self.question, len(matcher.tokens)
+        if asked is None or matcher.behind is not asked.matcher:
             return False
-        matcher.answer = answer
+        if not isinstance(asked.matcher.answer, Allowed) or n_tokens > len(asked.answers or ()):
+            return False
+        answers: tuple[Answer, ...] = (asked.matcher.answer, *(asked.answers or ()))
+        matcher.answer = answers[n_tokens]
         return True
 
 
