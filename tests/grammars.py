@@ -9,7 +9,7 @@ from engine.api import InvalidRequest
 from engine.constraints.factory import GuideMaker, check_verdicts, untried
 from engine.constraints.guide import Choice, Guide, GuideFactory, matcher_of
 from engine.constraints.masks import mask_words
-from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused
+from engine.constraints.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
 from engine.constraints.remote.trials import Verdict, too_long
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
@@ -26,6 +26,9 @@ class NoAnswers:
         self.n_words = mask_words(vocab_size)
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        raise AssertionError("a grammar that nobody has asked for")
+
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
         raise AssertionError("a grammar that nobody has asked for")
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None: ...
@@ -56,6 +59,10 @@ class Settled:
         self._settle()
 
     def answered(self) -> None: ...
+
+    def fork(self) -> Guide:
+        """Its matchers are told along a draft by who asks for them."""
+        return self._guide.fork()
 
     def _settle(self) -> None:
         matcher = matcher_of(self._guide.choice)

@@ -1,6 +1,7 @@
 """What one sequence may generate next, token by token. Engine thread only."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -63,6 +64,10 @@ class Guide(Protocol):
         """The matcher of `choice` has been answered. If complete, go on to what comes next."""
         ...
 
+    def fork(self) -> "Guide":
+        """Another at the same place, to go on along a draft while this one stays."""
+        ...
+
 
 GuideFactory: TypeAlias = Callable[[], Guide]
 """Makes the guide of each of a request's sequences."""
@@ -80,6 +85,9 @@ class FreeGuide:
     def answered(self) -> None:
         """Nothing comes after it."""
 
+    def fork(self) -> "FreeGuide":
+        return self
+
 
 class Watch:
     """Looks for a marker, a run of tokens, in what is generated."""
@@ -92,6 +100,9 @@ class Watch:
         """Whether this token completes the marker."""
         self._last = (*self._last, token_id)[-len(self._marker) :]
         return self._last == self._marker
+
+    def fork(self) -> "Watch":
+        return copy(self)
 
 
 class GrammarGuide:
@@ -109,6 +120,9 @@ class GrammarGuide:
 
     def answered(self) -> None:
         """Nothing comes after it."""
+
+    def fork(self) -> "GrammarGuide":
+        return GrammarGuide(self.choice.fork())
 
 
 class UntilItFails:
@@ -133,6 +147,9 @@ class UntilItFails:
         matcher = matcher_of(self._guide.choice)
         if matcher is not None and isinstance(matcher.answer, Refused | Unanswerable):
             self._guide = FreeGuide()
+
+    def fork(self) -> "UntilItFails":
+        return UntilItFails(self._guide.fork())
 
 
 class BehindMarker:
@@ -159,6 +176,12 @@ class BehindMarker:
 
     def answered(self) -> None:
         self._then.answered()
+
+    def fork(self) -> "BehindMarker":
+        fork = copy(self)
+        fork._marker = self._marker and self._marker.fork()
+        fork._then = self._then.fork()
+        return fork
 
 
 class Unless:
@@ -189,6 +212,12 @@ class Unless:
     def answered(self) -> None:
         self._guide.answered()
 
+    def fork(self) -> "Unless":
+        fork = copy(self)
+        fork._other = self._other and self._other.fork()
+        fork._guide = self._guide.fork()
+        return fork
+
 
 class PerhapsSpaced:
     """Follows another guide, which does not get the first token if that is white space."""
@@ -212,6 +241,9 @@ class PerhapsSpaced:
 
     def answered(self) -> None:
         self._guide.answered()
+
+    def fork(self) -> "PerhapsSpaced":
+        return PerhapsSpaced(self._space, self._guide.fork())
 
 
 def _also(choice: Choice, *token_ids: int) -> Choice:
@@ -245,6 +277,11 @@ class RepeatingGuide:
         if self._guide.is_complete:
             self._guide = self._new()
 
+    def fork(self) -> "RepeatingGuide":
+        fork = copy(self)
+        fork._guide = self._guide.fork()
+        return fork
+
 
 class ForcedTokens:
     """Some tokens, then any."""
@@ -264,6 +301,9 @@ class ForcedTokens:
 
     def answered(self) -> None:
         """Nothing comes after it."""
+
+    def fork(self) -> "ForcedTokens":
+        return ForcedTokens(tuple(self._tokens))
 
 
 class BudgetGuide:
@@ -304,6 +344,13 @@ class BudgetGuide:
     def answered(self) -> None:
         """It has no matcher."""
 
+    def fork(self) -> "BudgetGuide":
+        fork = copy(self)
+        fork._start = self._start and self._start.fork()
+        fork._ended = self._ended.fork()
+        fork._forced = self._forced.fork()
+        return fork
+
     def _enter(self) -> None:
         if self._start is None and self._left == 0:
             self._forced = ForcedTokens(self._end)
@@ -331,3 +378,7 @@ class BothGuides:
     def answered(self) -> None:
         for guide in self._guides:
             guide.answered()
+
+    def fork(self) -> "BothGuides":
+        first, second = self._guides
+        return BothGuides(first.fork(), second.fork())

@@ -36,6 +36,8 @@ def masks_of(choices: Sequence[Choice], banned: Sequence[Sequence[int]], n_words
                 _ban(bits[row], token_ids)
             case int():
                 _allow(bits[row], choice)
+            case None:
+                bits[row] = -1
     for row, tokens in enumerate(banned):
         _ban(bits[row], tokens)
     return bits

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from engine.constraints.drafted import GuidedDraft
+from engine.constraints.guide import Choice
 from engine.constraints.masks import masks_of
 from engine.constraints.remote.answers import Answers
 from engine.scheduling.scheduler import Scheduler
@@ -37,6 +39,15 @@ class Failure:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """One token that a guided sequence draws in a step."""
+
+    sequence_id: SequenceId
+    choice: Choice
+    banned: tuple[int, ...]
+
+
 class Pipeline:
     """At most one step is in flight between two calls of `advance`.
 
@@ -62,6 +73,7 @@ class Pipeline:
         self._answers = answers
         self._settled: list[OutputEvent] = []  # while the step in flight was about to sample
         self._in_flight = NO_STEP
+        self._drafted: dict[SequenceId, GuidedDraft] = {}  # in the step in flight
 
     @property
     def is_empty(self) -> bool:
@@ -88,6 +100,7 @@ class Pipeline:
         """
         self._answers.retain(lambda sequence_id: self._scheduler.sequence(sequence_id) is not None)
         self._ask()
+        self._look_ahead(plan)
         before, self._in_flight = self._in_flight, NO_STEP
         began, self._began = self._began, self._latency.now()
         if not before.is_due:
@@ -140,6 +153,17 @@ class Pipeline:
             if (matcher := sequence.unanswered) is not None:
                 self._answers.ask(sequence.id, sequence.request.client, matcher)
 
+    def _look_ahead(self, plan: StepPlan) -> None:
+        """Ask what may follow along the drafts of guided sequences, while the device computes."""
+        self._drafted.clear()
+        for chunk in plan.chunks:
+            sequence = self._scheduler.sequence(chunk.sequence_id)
+            if chunk.n_drafts and sequence is not None:
+                drafted = GuidedDraft(sequence.guide, chunk.tokens[-chunk.n_drafts :])
+                self._drafted[sequence.id] = drafted
+                if drafted.question is not None:
+                    self._answers.look_ahead(sequence.id, sequence.request.client, drafted.question)
+
     def _rest(self) -> list[OutputEvent]:
         """No step is due. Sequences that are complete wait for their last tokens to be read."""
         if unanswered := self._scheduler.unanswered:
@@ -174,20 +198,45 @@ class Pipeline:
         self._settled = self._scheduler.settle()  # what is known already
         if any(sequence.unanswered for sequence in rows):
             self._await_answers(rows, len(list(plan.rows())))
-        late, guided = list[SequenceId](), list[LiveSequence]()
+        self._await_drafts()
+        late, draws = list[SequenceId](), list[_Draw]()
         for sequence in rows:
             sequence.keeps_logits = False
             if sequence.unanswered is not None:
                 sequence.sit_out()
                 late.append(sequence.id)
-            elif sequence.is_live and sequence.guide.choice is not None:
-                guided.append(sequence)
-        if not guided:
+            elif sequence.is_live:
+                draws += self._draws(sequence)
+        if not draws:
             return StepMasks(late=late)
-        choices = [sequence.guide.choice for sequence in guided]
-        banned = [sequence.banned_tokens for sequence in guided]
+        choices = [draw.choice for draw in draws]
+        banned = [draw.banned for draw in draws]
         masks = masks_of(choices, banned, self._answers.n_words)
-        return StepMasks([sequence.id for sequence in guided], masks, late)
+        return StepMasks([draw.sequence_id for draw in draws], masks, late)
+
+    def _draws(self, sequence: LiveSequence) -> list[_Draw]:
+        """What a sequence draws with masks: one token, or one behind each of its drafts as well, as
+        far as is known what may follow these. None where it may draw all there are without.
+        """
+        drafted = self._drafted.get(sequence.id)
+        choices, n_draws = [sequence.guide.choice], 1
+        if drafted is not None:
+            choices += drafted.choices()
+            n_draws += drafted.n_tokens
+        if len(choices) == n_draws and not any(choice is not None for choice in choices):
+            return []
+        return [
+            _Draw(sequence.id, choice, sequence.banned_tokens(behind=behind))
+            for behind, choice in enumerate(choices)
+        ]
+
+    def _await_drafts(self) -> None:
+        """Wait for what may follow drafts. What is late by then is not drawn."""
+        drafted = [draft for draft in self._drafted.values() if not draft.is_known]
+        if drafted:
+            seconds = LATE_SHARE * self._step_seconds
+            self._wait(lambda: all(draft.is_known for draft in drafted), seconds)
+            self._settled += self._scheduler.settle()
 
     def _await_answers(self, rows: list[LiveSequence], n_rows: int) -> None:
         """Wait for late answers: not long where other rows could go on, and once for each answer.

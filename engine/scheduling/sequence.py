@@ -170,10 +170,9 @@ class LiveSequence:
             return matcher
         return None
 
-    @property
-    def banned_tokens(self) -> tuple[int, ...]:
-        """Tokens that it must not generate next: stop tokens, before `min_tokens`."""
-        too_early = self.output_tokens < self.request.sampling.min_tokens
+    def banned_tokens(self, behind: int) -> tuple[int, ...]:
+        """Tokens that must not come behind so many more: stop tokens, before `min_tokens`."""
+        too_early = self.output_tokens + behind < self.request.sampling.min_tokens
         return tuple(self.stop_token_ids) if too_early else ()
 
     def plan_sample(self) -> None:

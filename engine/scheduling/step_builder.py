@@ -130,7 +130,7 @@ def _entry(sequence: LiveSequence) -> BatchEntry:
         output_index=sequence.output_tokens,
         prompt_tokens=sequence.request.prompt if repeats else (),
         output_tokens=tuple(output),
-        banned_tokens=sequence.banned_tokens,
+        banned_tokens=sequence.banned_tokens(behind=0),
     )
     return BatchEntry(sequence.id, sampling, sequence.request.adapter)
 

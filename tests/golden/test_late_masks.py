@@ -9,7 +9,7 @@ from llguidance import LLTokenizer
 
 from engine.constraints.factory import GuideMaker
 from engine.constraints.masks import mask_words
-from engine.constraints.matcher import Matcher
+from engine.constraints.matcher import LookAhead, Matcher
 from engine.constraints.remote.trials import Verdict
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
@@ -17,6 +17,7 @@ from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
 from engine.step.plan import SequenceId
 from engine.types.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from tests.grammars import LocalGrammars
+from tests.looking_ahead import told_ahead
 from tests.offline import OfflineDaemon, Room, Served
 
 KINDS = ("llama", "gemma3_text", "mamba2", "qwen3_next")
@@ -35,20 +36,32 @@ class LateAnswers:
         self._promptness = promptness
         self._random = Random(seed)
         self._asked: dict[SequenceId, Matcher] = {}
+        self._drafted: dict[SequenceId, LookAhead] = {}
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         self._asked[sequence] = matcher
 
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
+        if question.matcher.answer is None:
+            self.ask(sequence, client, question.matcher)
+        self._drafted[sequence] = question
+
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
         self._asked = {one: matcher for one, matcher in self._asked.items() if is_live(one)}
+        self._drafted = {one: asked for one, asked in self._drafted.items() if is_live(one)}
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
         for sequence, matcher in tuple(self._asked.items()):
             if self._random.random() < self._promptness:
                 matcher.answer = self._grammars.answer(self._asked.pop(sequence))
+        for sequence in tuple(self._drafted):
+            if self._random.random() < self._promptness:
+                question = self._drafted.pop(sequence)
+                question.answers = told_ahead(question, self._grammars.answer)
 
     def close(self) -> None:
         self._asked.clear()
+        self._drafted.clear()
 
 
 def requests() -> list[Request]:

@@ -8,10 +8,11 @@ import numpy as np
 from engine.constraints.factory import GuideMaker, untried
 from engine.constraints.guide import GuideFactory
 from engine.constraints.masks import mask_words
-from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused
+from engine.constraints.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
 from engine.constraints.remote.trials import Verdict
 from engine.step.plan import SequenceId
 from engine.types.request import Request
+from tests.looking_ahead import told_ahead
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import ROOT, chain
 
@@ -83,6 +84,7 @@ class LateAnswers:
         self._fails = fails
         self._census = census
         self._asked: dict[SequenceId, Matcher] = {}
+        self._drafted: dict[SequenceId, LookAhead] = {}
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         """Once in a while it is known at once, as when no process can be started."""
@@ -91,8 +93,14 @@ class LateAnswers:
         else:
             self._asked[sequence] = matcher
 
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
+        if question.matcher.answer is None:
+            self.ask(sequence, client, question.matcher)
+        self._drafted[sequence] = question
+
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
         self._asked = {one: matcher for one, matcher in self._asked.items() if is_live(one)}
+        self._drafted = {one: asked for one, asked in self._drafted.items() if is_live(one)}
 
     def wait(self, is_enough: Callable[[], bool], seconds: float) -> None:
         for sequence, matcher in tuple(self._asked.items()):
@@ -101,9 +109,19 @@ class LateAnswers:
                 self._answer(matcher)
             else:
                 self._census[Happening.ANSWER_LATE] += 1
+        for sequence in tuple(self._drafted):
+            if self._random.random() < self._promptness:
+                self._answer_ahead(self._drafted.pop(sequence))
 
     def close(self) -> None:
         self._asked.clear()
+        self._drafted.clear()
+
+    def _answer_ahead(self, question: LookAhead) -> None:
+        """Often less than all of it."""
+        told = told_ahead(question, lambda matcher: answer(matcher, self._vocab_size))
+        n_told = self._random.choice([len(told), self._random.randint(0, len(told))])
+        question.answers = told[:n_told]
 
     def _answer(self, matcher: Matcher) -> None:
         if self._fails():

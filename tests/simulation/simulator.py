@@ -9,7 +9,6 @@ from math import inf
 from random import Random
 
 from engine.api import InvalidRequest, QueueFull
-from engine.constraints.guide import FreeGuide
 from engine.drafts.acceptance import AcceptanceRates, SequenceRates
 from engine.drafts.speculation import LiveSpeculation
 from engine.loop.stats import loop_stats
@@ -204,8 +203,7 @@ class Simulation:
 
     def _speculate(self, sequence: LiveSequence, truth: Expected) -> None:
         error = self._draft_error
-        is_free = isinstance(sequence.guide, FreeGuide)
-        if error is None or not is_free or not self.daemon.store.rewinds:
+        if error is None or not self.daemon.store.rewinds:
             return
         oracle = Oracle(truth.token_ids, self.random, error, self._layout.vocab_size)
         sequence.speculation = LiveSpeculation(oracle, SequenceRates(self._rates))

@@ -9,7 +9,7 @@ import pytest
 
 from engine.constraints.guide import GrammarGuide
 from engine.constraints.masks import mask_words
-from engine.constraints.matcher import Allowed, Answer, Matcher, Unanswerable
+from engine.constraints.matcher import Allowed, Answer, LookAhead, Matcher, Unanswerable
 from engine.loop.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
 from engine.scheduling.submission import prepare
 from engine.step.plan import SequenceId, StepPlan
@@ -36,6 +36,9 @@ class Answers:
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         matcher.answer = self.at_once
         self.asked.append(matcher)
+
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
+        raise AssertionError("nothing is drafted")
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None: ...
 

@@ -1,7 +1,10 @@
 """A sequence refuses what its status does not allow."""
 
+from copy import copy
+
 import pytest
 
+from engine.constraints.guide import Guide
 from engine.scheduling.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
 from engine.types.output import FinishReason
 from tests.unit.engine_harness import Harness, prompt
@@ -23,6 +26,9 @@ class TwoTokens:
         self._accepted += 1
 
     def answered(self) -> None: ...
+
+    def fork(self) -> Guide:
+        return copy(self)
 
 
 def test_a_waiting_sequence_has_nothing_to_give_up() -> None:

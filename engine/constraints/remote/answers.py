@@ -1,6 +1,7 @@
 """The engine thread's side of grammar processes: asks for masks, and takes in answers."""
 
 import logging
+import math
 import select
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +11,19 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.constraints.matcher import Allowed, Answer, Complete, Matcher, Refused, Unanswerable
+from engine.constraints.matcher import (
+    Allowed,
+    Answer,
+    Complete,
+    LookAhead,
+    Matcher,
+    Refused,
+    Unanswerable,
+)
 from engine.constraints.remote.jobs import Job
 from engine.constraints.remote.lane import Lane, LaneLost
 from engine.constraints.remote.process import GrammarProcess
-from engine.constraints.remote.wire import Mask, Report, Said
+from engine.constraints.remote.wire import Ahead, Answered, Mask, Message, Report, Said
 from engine.frames import ProtocolError
 from engine.step.plan import SequenceId
 
@@ -32,7 +41,9 @@ again by the slow one."""
 
 ALLOWED_SECONDS = 2.0
 ALLOWED_SECONDS_A_TOKEN = 0.02
-"""Of the processor, for all masks of a sequence together."""
+"""Of the processor, for all masks of a sequence together; and as much for those along its drafts,
+which are asked for no more when they have taken it.
+"""
 
 MOST_STARTS = 3
 """In a row without an answer: then it is not the grammars that end the process."""
@@ -51,6 +62,12 @@ class Answers(Protocol):
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
         """Ask for the answer of the sequence's present matcher. Asking again changes nothing."""
+        ...
+
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
+        """Ask for the masks along a draft, and for its matcher's answer. What was asked along
+        another draft of the sequence is answered no more.
+        """
         ...
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
@@ -88,7 +105,9 @@ class SlowClients:
 
 @dataclass(eq=False, slots=True)
 class _RemoteMatcher:
-    """A sequence's matcher as a process has it. `number` is its id there, never used twice."""
+    """A sequence's matcher as a process has it. `number` is its id there, never used twice. The
+    last question ahead of it is `drafted`, as number `draft`.
+    """
 
     sequence: SequenceId
     client: str
@@ -98,6 +117,8 @@ class _RemoteMatcher:
     asked: float
     n_told: int
     is_opening: bool = True
+    draft: int = 0
+    drafted: LookAhead | None = None
 
 
 class RemoteAnswers:
@@ -138,6 +159,21 @@ class RemoteAnswers:
             self._open(sequence, client, matcher)
         elif remote.n_told < len(matcher.tokens):
             self._step(remote)
+
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
+        """See `Answers.look_ahead`."""
+        matcher = question.matcher
+        self.ask(sequence, client, matcher)
+        remote = self._remotes.get(sequence)
+        is_done = isinstance(matcher.answer, Complete | Refused | Unanswerable)
+        if remote is None or is_done or not question.tokens or _is_spent(matcher):
+            question.answers = ()
+            return
+        _give_up(remote.drafted)
+        remote.draft, remote.drafted = next(self._numbers), question
+        more = {"tokens": question.tokens, "question": remote.draft}
+        if not self._post(remote, "ahead", remote.lane.job_seconds, more):
+            question.answers = ()
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
         """See `Answers.retain`."""
@@ -181,36 +217,36 @@ class RemoteAnswers:
         )
         self._remotes[sequence] = remote
         self._by_number[number] = remote
+        seconds = lane.job_seconds + 2 * matcher.trial_seconds
         grammar = {"kind": matcher.grammar.kind, "text": matcher.grammar.text}
-        self._post(remote, "open", matcher.tokens, 2 * matcher.trial_seconds, grammar)
+        self._tell(remote, "open", seconds, {"tokens": matcher.tokens, **grammar})
 
     def _step(self, remote: _RemoteMatcher) -> None:
         tokens = remote.matcher.tokens[remote.n_told :]
         remote.n_told += len(tokens)
         remote.asked = self._clock()
-        self._post(remote, "step", tokens, 0.0, {})
+        remote.is_opening = False
+        self._tell(remote, "step", remote.lane.job_seconds, {"tokens": tokens})
 
-    def _post(
-        self,
-        remote: _RemoteMatcher,
-        do: str,
-        tokens: list[int],
-        more_seconds: float,
-        more: dict[str, str],
-    ) -> None:
-        remote.is_opening = do == "open"
-        seconds = remote.lane.job_seconds + more_seconds
+    def _tell(self, remote: _RemoteMatcher, do: str, seconds: float, more: Message) -> None:
+        if not self._post(remote, do, seconds, more):
+            remote.matcher.answer = NOBODY_ANSWERS
+
+    def _post(self, remote: _RemoteMatcher, do: str, seconds: float, more: Message) -> bool:
+        """Whether there is a process to do it."""
         job = {"do": do, "id": remote.number, "client": remote.client, "seconds": seconds}
         try:
-            remote.lane.post({**job, "tokens": tokens, **more})
+            remote.lane.post({**job, **more})
         except LaneLost as loss:
             logger.error("a grammar process cannot be started: %s", loss)
-            remote.matcher.answer = NOBODY_ANSWERS
+            return False
+        return True
 
     def _drop(self, sequence: SequenceId) -> None:
         remote = self._remotes.pop(sequence)
         del self._by_number[remote.number]
         remote.lane.close(remote.number)
+        _give_up(remote.drafted)
 
     def _exchange(self, lane: Lane) -> None:
         try:
@@ -221,13 +257,16 @@ class RemoteAnswers:
         except ProtocolError as error:
             self._lose(lane, lane.given_up(str(error)))
 
-    def _take(self, report: Mask | Report, lane: Lane) -> None:
+    def _take(self, report: Answered | Report, lane: Lane) -> None:
         """Raises ProtocolError."""
         match report:
-            case Mask(number, n_tokens, seconds, bits):
-                if len(bits) != 4 * self.n_words:
-                    raise ProtocolError(f"a mask of {len(bits)} bytes")
-                answer: Answer = Allowed(np.frombuffer(bits, dtype=np.int32))
+            case Ahead():
+                self._take_ahead(report, lane)
+                return
+            case Mask(number, n_tokens, seconds, forced, bits):
+                if len(bits) != 4 * self.n_words or max(forced, default=0) >= 32 * self.n_words:
+                    raise ProtocolError(f"a mask of {len(bits)} bytes, or tokens beyond it")
+                answer: Answer = Allowed(np.frombuffer(bits, dtype=np.int32), forced)
             case Report(Said.STOPPED, fields):
                 number, n_tokens, seconds = _numbers(fields)
                 answer = Complete()
@@ -241,7 +280,25 @@ class RemoteAnswers:
             return  # it is over, or has been made again elsewhere
         if n_tokens == len(remote.matcher.tokens):
             self._answer(remote, answer, seconds)
-        if seconds > QUICK_SECONDS and lane is self._quick:
+        self._notice(remote, seconds)
+
+    def _take_ahead(self, ahead: Ahead, lane: Lane) -> None:
+        """Raises ProtocolError."""
+        if len(ahead.bits) % (4 * self.n_words):
+            raise ProtocolError(f"masks of {len(ahead.bits)} bytes")
+        masks = np.frombuffer(ahead.bits, dtype=np.int32).reshape(-1, self.n_words)
+        lane.deaths = 0
+        if (remote := self._remote(ahead.matcher, lane)) is None:
+            return
+        remote.matcher.draft_seconds += ahead.seconds
+        if remote.drafted is not None and remote.draft == ahead.question:
+            ends = (Complete(),) if ahead.is_complete else ()
+            remote.drafted.answers = (*map(Allowed, masks), *ends)
+        self._notice(remote, ahead.seconds)
+
+    def _notice(self, remote: _RemoteMatcher, seconds: float) -> None:
+        """How long others have waited for an answer on this matcher."""
+        if seconds > QUICK_SECONDS and remote.lane is self._quick:
             self._slow_down(remote.client)
 
     def _remote(self, number: int, lane: Lane) -> _RemoteMatcher | None:
@@ -253,8 +310,8 @@ class RemoteAnswers:
         self._observe(self._clock() - remote.asked)
         if not remote.is_opening:
             matcher.seconds += seconds
-        allowed = ALLOWED_SECONDS + ALLOWED_SECONDS_A_TOKEN * len(matcher.tokens)
-        matcher.answer = Refused(TOO_COSTLY) if matcher.seconds > allowed else answer
+        is_costly = matcher.seconds > _allowed_seconds(matcher)
+        matcher.answer = Refused(TOO_COSTLY) if is_costly else answer
 
     def _slow_down(self, client: str) -> None:
         """Others have waited for this client's mask. What else it has asked for moves."""
@@ -281,10 +338,14 @@ class RemoteAnswers:
                 self._begin_again(remote)
 
     def _blame(self, culprit: Job, lane: Lane) -> None:
-        """What has ended the slow process is followed no further, if its client is still there."""
+        """What has ended the slow process is followed no further, if its client is still there.
+        Where it may have been a draft, nothing more is asked along its drafts: they refuse nobody.
+        """
         self._slow_clients.add(culprit.client)
         remote = self._remote(culprit.number, lane)
-        if lane is self._slow and remote is not None:
+        if remote is not None and remote.drafted is not None:
+            remote.matcher.draft_seconds = math.inf
+        elif lane is self._slow and remote is not None:
             remote.matcher.refusal = Refused(TOO_COSTLY)
 
     def _begin_again(self, remote: _RemoteMatcher) -> None:
@@ -292,6 +353,21 @@ class RemoteAnswers:
             remote.matcher.answer = NOBODY_ANSWERS
         else:
             self.ask(remote.sequence, remote.client, remote.matcher)
+
+
+def _allowed_seconds(matcher: Matcher) -> float:
+    return ALLOWED_SECONDS + ALLOWED_SECONDS_A_TOKEN * len(matcher.tokens)
+
+
+def _is_spent(matcher: Matcher) -> bool:
+    """Whether nothing more is asked along its drafts."""
+    return matcher.draft_seconds > _allowed_seconds(matcher)
+
+
+def _give_up(question: LookAhead | None) -> None:
+    """It is answered no more: there are no masks along the draft."""
+    if question is not None and question.answers is None:
+        question.answers = ()
 
 
 def _numbers(fields: dict[str, object]) -> tuple[int, int, float]:

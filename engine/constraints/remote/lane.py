@@ -2,11 +2,21 @@
 
 import select
 import socket
+from collections import Counter
 from collections.abc import Callable
 
 from engine.constraints.remote.jobs import Job, Jobs
 from engine.constraints.remote.process import START_SECONDS, GrammarProcess, patience_seconds
-from engine.constraints.remote.wire import Mask, Message, Report, Said, read_report, request_frame
+from engine.constraints.remote.wire import (
+    Ahead,
+    Answered,
+    Mask,
+    Message,
+    Report,
+    Said,
+    read_report,
+    request_frame,
+)
 from engine.frames import FrameBuffer, ProtocolError
 
 READ_BYTES = 1024**2
@@ -42,7 +52,7 @@ class Lane:
         self._outbox = bytearray()
         self._frames = FrameBuffer()
         self._jobs = Jobs()
-        self._awaited = set[int]()  # matchers that have been asked, and not answered
+        self._awaited = Counter[int]()  # what each matcher has been asked, and has not answered
         self._since = 0.0  # it was heard, or asked when it had nothing to do
 
     @property
@@ -61,17 +71,17 @@ class Lane:
             self._start()
         if not self._is_busy:
             self._since = self._clock()
-        self._awaited.add(job["id"])
+        self._awaited[job["id"]] += 1
         self._outbox += request_frame(job)
 
     def close(self, number: int) -> None:
         """The matcher is asked nothing any more."""
         if self._process is not None:
-            self._awaited.discard(number)
+            del self._awaited[number]
             self._jobs.close(number)
             self._outbox += request_frame({"do": "close", "id": number})
 
-    def exchange(self) -> list[Mask | Report]:
+    def exchange(self) -> list[Answered | Report]:
         """Return what the process has said, and send what it takes now. Raises LaneLost."""
         if self._process is None:
             return []
@@ -142,7 +152,7 @@ class Lane:
             raise self._ended("it has died")
         return self._frames.add(data)
 
-    def _heard(self, body: bytes) -> list[Mask | Report]:
+    def _heard(self, body: bytes) -> list[Answered | Report]:
         self._since = self._clock()
         match read_report(body):
             case Report(
@@ -156,8 +166,12 @@ class Lane:
             ):
                 self._jobs.begin(Job(number, client, seconds, bytes_left))
                 return []
-            case Mask(matcher=number) | Report(fields={"id": int(number)}) as answer:
-                self._awaited.discard(number)
+            case (
+                Mask(matcher=number)
+                | Ahead(matcher=number)
+                | Report(fields={"id": int(number)}) as answer
+            ):
+                self._awaited -= Counter([number])
                 self._jobs.end()
                 return [answer]
             case nonsense:

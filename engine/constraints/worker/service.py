@@ -6,39 +6,34 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import thread_time
 
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.constraints.client_queues import ClientQueues
 from engine.constraints.remote.wire import (
+    Ahead,
     Mask,
     Message,
     Said,
+    ahead_frame,
     mask_frame,
     read_request,
     report_frame,
 )
-from engine.constraints.worker.grammar import GrammarError, compile_grammar, first_line, probe
+from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
 from engine.constraints.worker.memory import MemoryMeter
+from engine.constraints.worker.opened import OpenMatcher, Unfollowable
 from engine.frames import FrameBuffer
 
 READ_BYTES = 1024**2
 TURN_SECONDS = 0.01
-"""Of the processor: a matcher that is given many tokens at once yields to others after so long."""
+"""Of the processor: a matcher that is given many tokens at once yields to others after so long, and
+one that is asked of a draft says what it knows by then."""
 
 KEPT_GRAMMARS = 128
 KEPT_CHARACTERS = 1024**2
 """A schema of 190,000 takes 28 MB when it is compiled."""
-
-
-@dataclass(slots=True)
-class Open:
-    """A matcher, and how many tokens it has been given."""
-
-    matcher: LLMatcher
-    n_tokens: int = 0
 
 
 class Service:
@@ -61,7 +56,7 @@ class Service:
         self._mask_bytes = 4 * -(-tokenizer.vocab_size // 32)
         self._frames = FrameBuffer()
         self._jobs = ClientQueues[Message]()
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, OpenMatcher] = {}
         self._grammars: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
     def run(self) -> None:
@@ -98,6 +93,9 @@ class Service:
                 case "step":
                     self._say_begun(job)
                     frame = self._go_on(job, self._clock())
+                case "ahead":
+                    self._say_begun(job)
+                    frame = self._look_ahead(job)
                 case other:
                     raise ValueError(f"no such job: {other}")
         self._peer.sendall(frame)
@@ -122,7 +120,7 @@ class Service:
             matcher = self._grammar(job["kind"], job["text"]).deep_copy()
         except GrammarError as refusal:
             return self._failed(job["id"], 0, began, str(refusal))
-        self._open[job["id"]] = Open(matcher)
+        self._open[job["id"]] = OpenMatcher(matcher, self._mask_bytes)
         return self._go_on(job, began)
 
     def _go_on(self, job: Message, began: float) -> bytes:
@@ -130,24 +128,35 @@ class Service:
         name, tokens = job["id"], job["tokens"]
         one = self._open[name]
         for n_told, token in enumerate(tokens, 1):
-            one.matcher.consume_token(token)
-            one.n_tokens += 1
+            one.accept(token)
             if n_told < len(tokens) and self._clock() - began > TURN_SECONDS:
                 rest = {**job, "do": "step", "tokens": tokens[n_told:]}
                 self._jobs.resume(job["client"], rest)
                 return b""
         return self._answer(name, one, began)
 
-    def _answer(self, name: int, one: Open, began: float) -> bytes:
-        if one.matcher.is_stopped() and not one.matcher.is_error():  # an error stops it, too
+    def _answer(self, name: int, one: OpenMatcher, began: float) -> bytes:
+        if one.is_complete:
             seconds = self._clock() - began
             fields = {"id": name, "n_tokens": one.n_tokens, "seconds": seconds}
             return report_frame(Said.STOPPED, fields)
-        bits = one.matcher.compute_bitmask()[: self._mask_bytes]  # it has a word more
-        if not one.matcher.is_error() and any(bits):
-            return mask_frame(Mask(name, one.n_tokens, self._clock() - began, bits))
-        error = first_line(one.matcher.get_error() or "it allows no token")
-        return self._failed(name, one.n_tokens, began, f"it cannot be followed: {error}")
+        try:
+            bits, forced = one.mask(), one.forced()
+        except Unfollowable as error:
+            return self._failed(name, one.n_tokens, began, str(error))
+        return mask_frame(Mask(name, one.n_tokens, self._clock() - began, forced, bits))
+
+    def _look_ahead(self, job: Message) -> bytes:
+        """What may follow along a draft; nothing of a grammar that could not be opened."""
+        began = self._clock()
+        one = self._open.get(job["id"])
+        masks, is_complete = list[bytes](), False
+        if one is not None:
+            masks, is_complete = one.ahead(
+                job["tokens"], lambda: self._clock() - began > TURN_SECONDS
+            )
+        seconds = self._clock() - began
+        return ahead_frame(Ahead(job["id"], job["question"], seconds, is_complete, b"".join(masks)))
 
     def _failed(self, name: int, n_tokens: int, began: float, error: str) -> bytes:
         seconds = self._clock() - began

@@ -7,9 +7,11 @@ from contextlib import suppress
 
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.wire import (
+    Ahead,
     Mask,
     Message,
     Said,
+    ahead_frame,
     mask_frame,
     read_request,
     report_frame,
@@ -71,8 +73,22 @@ class ScriptedProcess(GrammarProcess):
         said = {"id": job["id"], "client": job["client"], "seconds": job["seconds"]}
         self.peer.sendall(report_frame(Said.BEGUN, {**said, "bytes_left": bytes_left}))
 
-    def mask(self, number: int, n_tokens: int, bits: bytes, seconds: float = 0.001) -> None:
-        self.peer.sendall(mask_frame(Mask(number, n_tokens, seconds, bits)))
+    def mask(
+        self,
+        number: int,
+        n_tokens: int,
+        bits: bytes,
+        seconds: float = 0.001,
+        forced: tuple[int, ...] = (),
+    ) -> None:
+        self.peer.sendall(mask_frame(Mask(number, n_tokens, seconds, forced, bits)))
+
+    def ahead(
+        self, job: Message, bits: bytes, seconds: float = 0.001, *, is_complete: bool = False
+    ) -> None:
+        """Answer what was asked along a draft."""
+        said = Ahead(job["id"], job["question"], seconds, is_complete, bits)
+        self.peer.sendall(ahead_frame(said))
 
     def report(self, said: Said, **fields: object) -> None:
         self.peer.sendall(report_frame(said, fields))

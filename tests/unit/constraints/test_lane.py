@@ -58,7 +58,7 @@ def test_what_it_says_comes_in_order(lane: Lane, starts: Starts) -> None:
     assert lane.exchange() == []
     starts.last.mask(1, 0, b"1234")
     starts.last.report(Said.STOPPED, id=1)
-    assert lane.exchange() == [Mask(1, 0, 0.001, b"1234"), Report(Said.STOPPED, {"id": 1})]
+    assert lane.exchange() == [Mask(1, 0, 0.001, (), b"1234"), Report(Said.STOPPED, {"id": 1})]
 
 
 def test_more_than_a_socket_takes_leaves_as_it_is_read(lane: Lane, starts: Starts) -> None:
@@ -80,7 +80,7 @@ def test_what_it_said_last_is_read_when_it_has_ended(lane: Lane, starts: Starts)
     starts.last.begin({**JOB, "id": 2})
     starts.last.die()
     lane.close(1)
-    assert lane.exchange() == [Mask(1, 0, 0.001, b"1234")]
+    assert lane.exchange() == [Mask(1, 0, 0.001, (), b"1234")]
     with pytest.raises(LaneLost) as lost:
         lane.exchange()
     assert lost.value.culprit is not None

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.constraints.remote.wire import Mask, Message, Report, Said, read_report, request_frame
+from engine.constraints.remote.wire import (
+    Answered,
+    Mask,
+    Message,
+    Report,
+    Said,
+    read_report,
+    request_frame,
+)
 from engine.constraints.worker.service import TURN_SECONDS, Service
 from engine.frames import FrameBuffer
 from tests.grammars import demo_tokenizer
@@ -19,19 +27,19 @@ class Client:
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
         self._frames = FrameBuffer()
-        self._heard: list[Mask | Report] = []
+        self._heard: list[Answered | Report] = []
         self.begun: list[int] = []
 
     def post(self, *jobs: Message) -> None:
         self._peer.sendall(b"".join(map(request_frame, jobs)))
 
-    def heard(self) -> Mask | Report:
+    def heard(self) -> Answered | Report:
         while not self._heard:
             bodies = self._frames.add(self._peer.recv(1 << 16))
             self._heard += map(read_report, bodies)
         return self._heard.pop(0)
 
-    def answer(self) -> Mask | Report:
+    def answer(self) -> Answered | Report:
         while True:
             match self.heard():
                 case Report(Said.BEGUN, fields):
@@ -77,7 +85,7 @@ def client() -> Iterator[Client]:
     theirs.close()
 
 
-def allowed(mask: Mask | Report) -> set[int]:
+def allowed(mask: Answered | Report) -> set[int]:
     assert isinstance(mask, Mask)
     bits = int.from_bytes(mask.bits, "little")
     return {token for token in range(8 * len(mask.bits)) if bits >> token & 1}

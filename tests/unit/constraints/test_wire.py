@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.constraints.remote.wire import (
+    Ahead,
+    Answered,
     Mask,
     Report,
     Said,
+    ahead_frame,
     mask_frame,
     read_report,
     read_request,
@@ -25,19 +28,31 @@ MASKS = st.builds(
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**32 - 1),
     st.floats(0, 100),
+    st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple),
     st.binary(max_size=64),
 )
+NUMBERS = st.integers(0, 2**64 - 1)
+AHEADS = st.builds(
+    Ahead, NUMBERS, NUMBERS, st.floats(0, 100), st.booleans(), st.binary(max_size=64)
+)
 FIELDS = st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=8), max_size=3)
-REPORTS = st.builds(Report, st.sampled_from([one for one in Said if one is not Said.MASK]), FIELDS)
+IN_JSON = [one for one in Said if one not in {Said.MASK, Said.AHEAD}]
+REPORTS = st.builds(Report, st.sampled_from(IN_JSON), FIELDS)
 
 
-def framed(one: Mask | Report) -> bytes:
-    return mask_frame(one) if isinstance(one, Mask) else report_frame(one.said, one.fields)
+def framed(one: Answered | Report) -> bytes:
+    match one:
+        case Mask():
+            return mask_frame(one)
+        case Ahead():
+            return ahead_frame(one)
+        case Report(said, fields):
+            return report_frame(said, fields)
 
 
-@given(st.lists(MASKS | REPORTS, max_size=6), st.lists(st.integers(0, 400)))
+@given(st.lists(MASKS | AHEADS | REPORTS, max_size=6), st.lists(st.integers(0, 400)))
 def test_frames_arrive_whole_wherever_they_are_cut(
-    said: list[Mask | Report], cuts: list[int]
+    said: list[Answered | Report], cuts: list[int]
 ) -> None:
     data = b"".join(map(framed, said))
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
@@ -70,6 +85,8 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
         b"",
         b"\x63{}",
         bytes([Said.MASK]) + b"short",
+        bytes([Said.MASK]) + bytes(20) + b"\xff\xff\xff\xff",
+        bytes([Said.AHEAD]) + b"short",
         bytes([Said.BEGUN]),
         bytes([Said.FAILED]) + b"{",
         bytes([Said.FAILED]) + b"[]",
@@ -88,4 +105,4 @@ def test_any_bytes_are_a_report_or_a_protocol_error(body: bytes) -> None:
         said = read_report(body)
     except ProtocolError:
         return
-    assert isinstance(said, Mask) or json.dumps(said.fields)
+    assert isinstance(said, Mask | Ahead) or json.dumps(said.fields)

@@ -1,0 +1,266 @@
+"""What is said along a draft is what is said when its tokens have been generated."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from engine.constraints.drafted import GuidedDraft, forced_tokens
+from engine.constraints.factory import GuideMaker, untried
+from engine.constraints.guide import Guide, GuideFactory, matcher_of
+from engine.constraints.masks import mask_words, masks_of
+from engine.constraints.remote.trials import Verdict
+from engine.constraints.worker.grammar import GrammarError, compile_grammar
+from engine.constraints.worker.opened import OpenMatcher
+from engine.types.request import (
+    Alternative,
+    Constraint,
+    Grammar,
+    GrammarKind,
+    Request,
+    ThinkingBlock,
+    ThinkingBudget,
+)
+from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer
+from tests.looking_ahead import told_ahead
+
+END = 2
+N_WORDS = mask_words(DEMO_VOCAB_SIZE)
+TOKENIZER = demo_tokenizer(END)
+GRAMMARS = LocalGrammars(TOKENIZER, frozenset({END}))
+
+names = st.text("abcdefgh_", min_size=1, max_size=8)
+texts = st.text("abc xyz", max_size=12)
+leaves: st.SearchStrategy[dict[str, Any]] = (
+    st.builds(lambda values: {"enum": values}, st.lists(texts, min_size=1, max_size=3, unique=True))
+    | st.builds(lambda value: {"const": value}, texts | st.integers() | st.booleans())
+    | st.builds(lambda most: {"type": "string", "maxLength": most}, st.integers(0, 20))
+    | st.sampled_from([{"type": one} for one in ("integer", "number", "boolean", "null")])
+)
+
+
+def objects(
+    properties: dict[str, dict[str, Any]], required: Callable[[Sequence[str]], Sequence[str]]
+) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required([*properties]),
+        "additionalProperties": False,
+    }
+
+
+schemas = st.recursive(
+    leaves,
+    lambda inner: (
+        st.builds(
+            objects,
+            st.dictionaries(names, inner, max_size=3),
+            st.sampled_from([list, lambda keys: [], lambda keys: keys[:1]]),
+        )
+        | st.builds(lambda items: {"type": "array", "items": items, "maxItems": 3}, inner)
+    ),
+    max_leaves=5,
+)
+patterns = st.from_regex(r"\A([a-c]{1,5}(\{1,3\})?\|?|\(hello there\)\+|\[a-z\]\*){1,4}\Z")
+larks = st.lists(texts, min_size=1, max_size=4).map(
+    lambda words: "start: (" + " | ".join(map(json.dumps, words)) + ' | /[a-f]+;/)* "done"'
+)
+grammars = (
+    st.builds(Grammar, st.just(GrammarKind.JSON_SCHEMA), schemas.map(json.dumps))
+    | st.builds(Grammar, st.just(GrammarKind.REGEX), patterns)
+    | st.builds(Grammar, st.just(GrammarKind.LARK), larks)
+)
+
+
+def compiled(grammar: Grammar) -> LLMatcher:
+    try:
+        return compile_grammar(TOKENIZER, grammar.kind, grammar.text)
+    except GrammarError:
+        assume(False)
+        raise
+
+
+def opened(matcher: LLMatcher, tokens: Sequence[int] = ()) -> OpenMatcher:
+    made = OpenMatcher(matcher.deep_copy(), 4 * N_WORDS)
+    for token_id in tokens:
+        made.accept(token_id)
+    return made
+
+
+def tokens_of(mask: bytes) -> list[int]:
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+    return list(map(int, np.flatnonzero(bits)))
+
+
+def walk(matcher: LLMatcher, tokens: Sequence[int], data: st.DataObject, most: int) -> list[int]:
+    """More tokens that may follow these; the last may be any."""
+    walked, wanted = list[int](), data.draw(st.integers(0, most))
+    one = opened(matcher, tokens)
+    while len(walked) < wanted and not one.is_complete:
+        allowed = tokens_of(one.mask())
+        walked.append(data.draw(st.sampled_from(allowed)))
+        one.accept(walked[-1])
+    return walked
+
+
+@given(grammars, st.data())
+def test_masks_along_a_draft_are_those_of_its_tokens(grammar: Grammar, data: st.DataObject) -> None:
+    matcher = compiled(grammar)
+    tokens = walk(matcher, (), data, 12)
+    one = opened(matcher, tokens)
+    assume(not one.is_complete)
+    draft = walk(matcher, tokens, data, 8)
+    draft += data.draw(st.lists(st.integers(0, DEMO_VOCAB_SIZE - 1), max_size=2))
+    before, forced = one.mask(), one.forced()
+    masks, is_complete = one.ahead(draft, lambda: False)
+    for n_tokens, mask in enumerate(masks, 1):
+        assert mask == opened(matcher, [*tokens, *draft[:n_tokens]]).mask()
+    n_followed = len(masks) + is_complete
+    followed = matcher.deep_copy()
+    assert followed.consume_tokens([*tokens, *draft[:n_followed]])
+    assert followed.is_stopped() == is_complete
+    if not is_complete and n_followed < len(draft):
+        assert not followed.consume_token(draft[n_followed]), "it is the first that is refused"
+    assert (one.mask(), one.forced(), one.n_tokens) == (before, forced, len(tokens))
+    later = walk(matcher, tokens, data, 4)
+    for token_id in later:
+        one.accept(token_id)
+    fresh = opened(matcher, [*tokens, *later])
+    assert one.is_complete == fresh.is_complete
+    assert one.is_complete or one.mask() == fresh.mask()
+
+
+@given(grammars, st.data())
+def test_what_is_forced_is_what_masks_allow_alone(grammar: Grammar, data: st.DataObject) -> None:
+    """Else the draft would still be a guess, and text the same: but that would be worth knowing."""
+    matcher = compiled(grammar)
+    tokens = walk(matcher, (), data, 12)
+    one = opened(matcher, tokens)
+    for _ in range(6):
+        if one.is_complete:
+            break
+        forced = one.forced()
+        masks = [one.mask(), *one.ahead(forced, lambda: False)[0]]
+        assert [tokens_of(mask) for mask in masks[: len(forced)]] == [[one] for one in forced]
+        one.accept(data.draw(st.sampled_from([*forced[:1], *tokens_of(one.mask())])))
+
+
+# Guides
+
+BEGIN, CALL = 7, 9
+blocks = st.sampled_from([None, ThinkingBlock((5, 6), (8,), (60, 61)), ThinkingBlock((), (8, 11))])
+held = st.sampled_from(
+    [
+        Grammar(GrammarKind.REGEX, "ab|ac+"),
+        Grammar(GrammarKind.REGEX, "(hello world|hello there)"),
+        Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"enum": ["yes", "no"]})),
+        Grammar(GrammarKind.LARK, 'start: ("x" | "yy")*'),
+    ]
+)
+calls = st.builds(
+    Constraint,
+    held,
+    st.just("tools"),
+    blocks,
+    behind=st.just((CALL,)),
+    repeats=st.booleans(),
+    weaker=st.sampled_from([(), (None,)]),
+)
+alternatives = st.builds(
+    Alternative,
+    st.just(BEGIN),
+    constraint=st.none() | st.builds(Constraint, held, st.just("tools"), behind=st.just((BEGIN,))),
+)
+constraints = calls | st.builds(
+    Constraint, held, st.just("response_format"), blocks, instead=st.none() | alternatives
+)
+budgets = st.sampled_from([None, ThinkingBudget(2, (), (8, 11)), ThinkingBudget(1, (5, 6), (8,))])
+requests = st.builds(
+    lambda constraint, budget: Request(
+        "r", (1,), 100, constraint=constraint, thinking_budget=budget
+    ),
+    constraints,
+    budgets,
+)
+
+
+def guides(request: Request) -> GuideFactory:
+    verdicts = {grammar: Verdict(None, 0.0) for grammar in untried(request, {})}
+    instead = request.constraint and request.constraint.instead
+    if instead and instead.constraint:
+        verdicts[instead.constraint.grammar] = Verdict(None, 0.0)
+    return GuideMaker(frozenset({END})).guides(request, verdicts)
+
+
+def settle(guide: Guide) -> None:
+    matcher = matcher_of(guide.choice)
+    if matcher is not None and matcher.answer is None:
+        matcher.answer = GRAMMARS.answer(matcher)
+    guide.answered()
+
+
+def mask_of(guide: Guide) -> list[int]:
+    bits = masks_of([guide.choice], [()], N_WORDS)
+    return tokens_of(bits.tobytes())
+
+
+def follow(guide: Guide, data: st.DataObject, most: int) -> list[int]:
+    """Tokens that the guide allows, and accepts. Markers are as likely as all others."""
+    said = list[int]()
+    while len(said) < most and not guide.is_complete and (allowed := mask_of(guide)):
+        marks = [one for one in (5, 6, 8, 11, 60, BEGIN, CALL) if one in allowed]
+        said.append(data.draw(st.sampled_from(allowed) | st.sampled_from(marks or allowed)))
+        guide.accept(said[-1])
+        settle(guide)
+    return said
+
+
+@given(requests, st.data())
+def test_choices_along_a_draft_are_those_of_a_guide_that_accepts_it(
+    request: Request, data: st.DataObject
+) -> None:
+    new_guide = guides(request)
+    guide, reference = new_guide(), new_guide()
+    settle(guide)
+    settle(reference)
+    said = follow(reference, data, data.draw(st.integers(0, 8)))
+    for token_id in said:
+        settle(guide)
+        guide.accept(token_id)  # the last is not answered yet
+    assume(not reference.is_complete)
+    draft = follow(reference, data, data.draw(st.integers(1, 6)))
+    drafted = GuidedDraft(guide, tuple(draft))
+    if drafted.question is not None:
+        question = drafted.question
+        told = told_ahead(question, GRAMMARS.answer)
+        settle(guide)
+        if question.matcher.answer is None and data.draw(st.booleans()):
+            question.matcher.answer = GRAMMARS.answer(question.matcher)
+        question.answers = told[: data.draw(st.integers(0, len(told)) | st.just(len(told)))]
+    settle(guide)
+    choices = drafted.choices()
+    assert len(choices) <= len(draft)
+    for token_id, choice in zip(draft, choices, strict=False):
+        expected = masks_of([choice], [()], N_WORDS)
+        guide.accept(token_id)
+        settle(guide)
+        assert not guide.is_complete
+        assert masks_of([guide.choice], [()], N_WORDS).tolist() == expected.tolist()
+
+
+@given(requests, st.data())
+def test_forced_tokens_are_those_that_masks_allow_alone(
+    request: Request, data: st.DataObject
+) -> None:
+    guide = guides(request)()
+    settle(guide)
+    follow(guide, data, data.draw(st.integers(0, 8)))
+    for token_id in forced_tokens(guide):
+        assert mask_of(guide) == [token_id]
+        guide.accept(token_id)
+        settle(guide)
