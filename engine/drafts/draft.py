@@ -1,17 +1,10 @@
 """A draft: tokens that a sequence may generate next, to be verified in one forward."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+from engine.types.draft import DraftSource
 
-class DraftSource(StrEnum):
-    """Where a draft comes from."""
-
-    GRAMMAR = "grammar"  # a guide allows no other continuation
-    PREDICTION = "prediction"  # the request's own
-    TREE = "tree"  # what was cached behind the same tokens
-    OWN = "own"  # the request's prompt and output, where they repeat
-    ANSWERS = "answers"  # other outputs of the namespace
+__all__ = ["Draft", "DraftSource"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ def loop_stats(
         client_preemptions=counters.client_preemptions,
         rows_sat_out=counters.rows_sat_out,
         steps=counters.steps,
+        drafts=dict(counters.drafts),
         hits=hits,
         n_contradictions=n_contradictions,
         first_tokens=latency.first_tokens,
@@ -99,6 +100,7 @@ def request_infos(scheduler: Scheduler) -> tuple[RequestInfo, ...]:
             computed_tokens=sequence.computed_tokens,
             output_tokens=sequence.output_tokens,
             blocks=len(sequence.lease.table) if sequence.lease else 0,
+            accepted_draft_tokens=sequence.usage.accepted_draft_tokens,
         )
         for sequence in scheduler.running + scheduler.waiting
     )

@@ -1,6 +1,13 @@
 """What scheduler and admission count, since start. Counters only grow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from engine.types.draft import DraftSource
+from engine.types.statistics import DraftCounts
+
+
+def _no_drafts() -> dict[DraftSource, DraftCounts]:
+    return dict.fromkeys(DraftSource, DraftCounts())
 
 
 @dataclass(slots=True)
@@ -11,6 +18,11 @@ class SchedulerCounters:
     client_preemptions: int = 0  # so that another client's sequence could be admitted
     steps: int = 0
     rows_sat_out: int = 0  # rows that waited for a mask, a step each
+    drafts: dict[DraftSource, DraftCounts] = field(default_factory=_no_drafts)
+
+    def count_draft(self, source: DraftSource, drafted_tokens: int, accepted_tokens: int) -> None:
+        """A step has verified a draft."""
+        self.drafts[source] = self.drafts[source].plus(drafted_tokens, accepted_tokens)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.types.draft import DraftSource
 from engine.types.memory import MemoryStats
 from engine.types.output import FinishReason
 from engine.types.recent import HitRecord, RecentHits
@@ -80,6 +81,25 @@ class SequenceCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What was drafted from one source, and verified. Each accepted token is a step that its
+    sequence did not wait for.
+    """
+
+    drafts: int = 0  # each of one row, in one step
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def plus(self, drafted_tokens: int, accepted_tokens: int) -> "DraftCounts":
+        """With one draft more, of so many tokens."""
+        return DraftCounts(
+            self.drafts + 1,
+            self.drafted_tokens + drafted_tokens,
+            self.accepted_tokens + accepted_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LoopStats:
     """Gauges and monotonic counters of the engine's loop at one moment of a turn."""
 
@@ -92,6 +112,7 @@ class LoopStats:
     client_preemptions: int  # so that another client's sequence could be admitted
     rows_sat_out: int  # by who waited for a mask; a step each
     steps: int
+    drafts: Mapping[DraftSource, DraftCounts]  # of each source
     hits: HitRecord
     n_contradictions: int  # found by recounting the store while the engine was idle
     first_tokens: int  # sequences that have begun to be generated
@@ -128,6 +149,7 @@ class RequestInfo:
     computed_tokens: int
     output_tokens: int
     blocks: int
+    accepted_draft_tokens: int = 0  # of the output's, those that a draft had right
 
 
 @dataclass(frozen=True, slots=True)

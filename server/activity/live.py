@@ -27,6 +27,8 @@ def _row(
     return LiveRequest.model_validate(
         {
             **tracked.asked(),
+            "accepted_draft_tokens": tracked.accepted_draft_tokens
+            + sum(info.accepted_draft_tokens for info in infos),
             "status": status,
             "waits_for": waiting.waits_for if waiting and status == "waiting" else None,
             "age_seconds": now - tracked.began_seconds,

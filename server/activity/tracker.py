@@ -40,6 +40,7 @@ class TrackedRequest:
         self.began_seconds = clock()
         self.cached_tokens = 0
         self.output_tokens = 0
+        self.accepted_draft_tokens = 0  # of sequences that have finished
         self.unfinished = sum(request.n for request in requests)  # sequences
         self._clock = clock
         self._first_token: float | None = None  # of the clock
@@ -66,6 +67,8 @@ class TrackedRequest:
             self._admitted(event.admission)
         if n_tokens and self._first_token is None:
             self._first_token = self._clock()
+        if event.usage is not None:
+            self.accepted_draft_tokens += event.usage.accepted_draft_tokens
         if event.finish_reason is not None:
             self.unfinished -= 1
             if not self.unfinished:
@@ -88,6 +91,7 @@ class TrackedRequest:
             "prompt_tokens": sum(len(request.prompt) for request in self.requests),
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
+            "accepted_draft_tokens": self.accepted_draft_tokens,
             "first_token_seconds": self.first_token_seconds,
             "tokens_per_second": self.tokens_per_second,
         }

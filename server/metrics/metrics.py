@@ -17,6 +17,7 @@ from engine.types.model import ModelCard
 from engine.types.statistics import CacheStats, EngineStats, LoopStats, SequenceCounts
 from server.access.refusals import Refusals
 from server.metrics.disk import disk_families
+from server.metrics.drafts import draft_families
 from server.metrics.models import ModelFigures, joined, labelled, state_families
 from server.metrics.telemetry import without_created
 from server.transport.unsent import UnsentBudget
@@ -94,6 +95,7 @@ def _model_families(model: ModelFigures) -> Iterator[Metric]:
     yield _model_info(card, model.name)
     yield from sequence_families(stats.sequences)
     yield from loop_families(stats.loop)
+    yield from draft_families(stats.loop.drafts)
     yield from cache_families(stats.loop.cache)
     yield from group_families(stats.loop.cache)
     yield from memory_families(stats)

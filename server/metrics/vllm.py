@@ -58,12 +58,24 @@ def vllm_stats(stats: LoopStats, model: str) -> Iterator[Metric]:
         yield gauge
     prompt_tokens = stats.computed_prompt_tokens + stats.cached_prompt_tokens
     preemptions = stats.preemptions + stats.client_preemptions
+    drafts = stats.drafts.values()
     counters = (
         ("prefix_cache_queries", "Prompt tokens looked up.", cache.queried_tokens),
         ("prefix_cache_hits", "Prompt tokens found.", cache.hit_tokens),
         ("prompt_tokens", "Prompt tokens processed.", prompt_tokens),
         ("generation_tokens", "Tokens sampled.", stats.generated_tokens),
         ("num_preemptions", "Sequences sent back to the queue.", preemptions),
+        ("spec_decode_num_drafts", "Drafts verified.", sum(each.drafts for each in drafts)),
+        (
+            "spec_decode_num_draft_tokens",
+            "Tokens drafted.",
+            sum(each.drafted_tokens for each in drafts),
+        ),
+        (
+            "spec_decode_num_accepted_tokens",
+            "Drafted tokens accepted.",
+            sum(each.accepted_tokens for each in drafts),
+        ),
     )
     for name, documentation, value in counters:
         counter = CounterMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])

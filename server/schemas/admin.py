@@ -28,6 +28,7 @@ class _Asked(_Told):
     prompt_tokens: int = Field(description="Of all its prompts.")
     cached_tokens: int = Field(description="Of these, found in the cache.")
     output_tokens: int = Field(description="Written, by all its sequences.")
+    accepted_draft_tokens: int = Field(description="Of these, those that a draft had right.")
     first_token_seconds: float | None = Field(
         description="From when the engine was asked to its first token."
     )

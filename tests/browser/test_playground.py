@@ -113,6 +113,16 @@ def test_an_edited_message_begins_a_branch_and_the_old_one_stays(
     assert engine.submitted.qsize() == 2
 
 
+def test_an_answer_says_how_many_tokens_were_drafted(page: Page, engine: FakeEngine) -> None:
+    send(page, "plain")
+    figures = page.locator(".message.assistant .figures")
+    expect(figures).to_contain_text("tokens written")
+    expect(figures).not_to_contain_text("drafted")
+    engine.script.expected = engine.script.answers[0][:5]
+    send(page, "again")
+    expect(figures.last).to_contain_text("5 drafted")
+
+
 def test_eight_at_once_share_their_prompt(
     visit: Visit, demo_url: str, daemon: httpx.Client
 ) -> None:

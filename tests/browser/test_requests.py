@@ -82,6 +82,28 @@ def test_a_live_request_is_a_row(
     expect(section).not_to_contain_text("nobody may read")
 
 
+def test_a_row_says_how_many_tokens_were_drafted(
+    visit: Visit, scripted_url: str, engine: FakeEngine, gate: Gate, asker: ThreadPoolExecutor
+) -> None:
+    engine.script.expected = engine.script.answers[0][: WRITTEN + 1]
+    ask(scripted_url, engine, asker)
+    page = visit(scripted_url)
+    drafted = live(page).locator("[data-head='Written'] [title*='drafted']")
+    expect(drafted).to_have_text(f"{WRITTEN} drafted")
+    gate.open()
+    drafted = finished(page).locator("[data-head='Written'] [title*='drafted']")
+    expect(drafted).to_have_text(f"{WRITTEN + 1} drafted")
+
+
+def test_a_row_says_nothing_of_drafts_where_there_were_none(
+    visit: Visit, scripted_url: str, engine: FakeEngine
+) -> None:
+    httpx.post(f"{scripted_url}/v1/completions", json={"prompt": "Hi"}, timeout=CLIENT_SECONDS)
+    written = finished(visit(scripted_url)).locator("[data-head='Written']")
+    expect(written).to_contain_text(str(len(engine.script.answers[0].encode())))
+    expect(written).not_to_contain_text("drafted")
+
+
 @pytest.mark.parametrize("reason", WAITS)
 def test_who_waits_says_why(
     visit: Visit,

@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 from engine.api import CacheWatch, EngineStopped
 from engine.remote.request_counters import RequestCounters
 from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
+from engine.types.draft import DraftSource
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.model import NO_REPLAYS, Embedder, ModelCard, Replay
 from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
@@ -33,7 +34,14 @@ from engine.types.picture import (
 )
 from engine.types.recent import HitRecord, RecentHits
 from engine.types.request import Pooling, Request, WaitReason
-from engine.types.statistics import CacheStats, DiskCacheStats, EngineStats, LoopStats, RequestInfo
+from engine.types.statistics import (
+    CacheStats,
+    DiskCacheStats,
+    DraftCounts,
+    EngineStats,
+    LoopStats,
+    RequestInfo,
+)
 from kvstore.groups.group import GroupStats
 
 END_OF_TEXT = 256
@@ -59,6 +67,12 @@ RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 12
 PROMISE = MemoryPromise(weights=50 << 20, storage=4 << 20, workspace=40 << 20)
 MEMORY = MemoryStats(60 << 20, 1 << 20, 90 << 20, 300 << 20, PROMISE)
 STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
+
+DRAFTS = {
+    **dict.fromkeys(DraftSource, DraftCounts()),
+    DraftSource.TREE: DraftCounts(drafts=5, drafted_tokens=30, accepted_tokens=24),
+    DraftSource.OWN: DraftCounts(drafts=2, drafted_tokens=4, accepted_tokens=1),
+}
 
 DISK = DiskCacheStats(
     entries=40,
@@ -186,6 +200,7 @@ class Script:
     """What the engine does with the requests to come."""
 
     answers: Sequence[str] = ("Hello, wörld!",)  # of the sequences in turn, over and over
+    expected: str = ""  # what is drafted for requests without a prediction
     refusal: Exception | None = None  # raised at the first event
     fails_after_tokens: int | None = None  # then the sequence ends with an error
     gate: Gate | None = None  # where every sequence waits ...
@@ -272,6 +287,7 @@ class FakeEngine:
             first_tokens=8,
             first_token_seconds=1.5,
             steps=40,
+            drafts=DRAFTS,
             hits=HitRecord(),
             cache=CacheStats(
                 block_size=32,
@@ -325,10 +341,16 @@ class FakeEngine:
     async def requests(self) -> tuple[RequestInfo, ...]:
         self._check_alive()
         return tuple(
-            RequestInfo(request.id, index, self.waits_for, len(request.prompt), 0, 0, 0, 1)
+            self._info(request, index)
             for request in self._live.values()
             for index in range(request.n)
         )
+
+    def _info(self, request: Request, index: int) -> RequestInfo:
+        """As of the gate, up to which all that was drafted was right."""
+        accepted = len(drafted(request, self.script)[: self.script.gate_after_tokens])
+        prompt_tokens = len(request.prompt)
+        return RequestInfo(request.id, index, self.waits_for, prompt_tokens, 0, 0, 0, 1, accepted)
 
     def is_alive(self) -> bool:
         return not self.script.dead
@@ -390,9 +412,11 @@ def _next(sequence: Iterator[OutputEvent]) -> list[OutputEvent]:
     return [] if event is None else [event]
 
 
-def drafted(request: Request) -> tuple[int, ...]:
+def drafted(request: Request, script: Script) -> tuple[int, ...]:
     """A prediction is one draft, of the whole answer."""
-    return request.prediction if request.speculate else ()
+    if not request.speculate:
+        return ()
+    return request.prediction or tuple(script.expected.encode())
 
 
 def _common_beginning(left: Sequence[int], right: Sequence[int]) -> int:
@@ -426,7 +450,7 @@ def _sequence(
             prompt_logprobs=prompt_logprobs,
         )
         prompt_logprobs = None
-    accepted = _common_beginning(tokens, drafts := drafted(request))
+    accepted = _common_beginning(tokens, drafts := drafted(request, script))
     usage = Usage(len(request.prompt), cached_tokens, len(tokens), accepted, len(drafts) - accepted)
     yield OutputEvent(
         request.id,

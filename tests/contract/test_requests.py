@@ -111,6 +111,20 @@ def test_what_was_cached_is_told(http: httpx.Client) -> None:
     assert (cold["number"], warm["number"]) == (1, 2), "the latest comes first"
 
 
+def test_what_drafts_had_right_is_told_while_it_is_answered_and_then(
+    http: httpx.Client, engine: FakeEngine, gate: Gate
+) -> None:
+    engine.script.answers, engine.script.expected = ("abcdef", "abcxyz"), "abcd"
+    with asking(http, "/v1/completions", n=2) as answer:
+        engine.at_gate.get(timeout=WAIT_SECONDS)
+        (row,) = live(http)
+        gate.open()
+        answer.read()
+    (over,) = log(http)
+    assert (row["output_tokens"], row["accepted_draft_tokens"]) == (6, 6)
+    assert (over["output_tokens"], over["accepted_draft_tokens"]) == (12, 7)
+
+
 @pytest.mark.parametrize("reason", WaitReason)
 def test_who_waits_says_why(
     http: httpx.Client, engine: FakeEngine, gate: Gate, reason: WaitReason

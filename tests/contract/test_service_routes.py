@@ -25,6 +25,11 @@ from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate, Script
 
 ROOT = Path(__file__).parents[2]
 METRIC = re.compile(r"rootstock_(?!serve\b)\w+")  # and no package
+DRAFT_COUNTERS = (
+    "rootstock_drafts_total",
+    "rootstock_draft_tokens_total",
+    "rootstock_draft_accepted_tokens_total",
+)
 NAMES_METRICS = ("docs/*.md", "configs/grafana-dashboard.json", "configs/prometheus/alerts.yml")
 WAIT_SECONDS = 20
 
@@ -445,6 +450,25 @@ def test_figures_of_the_engine_appear_under_both_names(http: httpx.Client) -> No
     assert value(text, "vllm:kv_cache_usage_perc") == 8 / 128
     assert value(text, "rootstock_prompt_tokens_total", source="cached") == 20
     assert value(text, "vllm:prompt_tokens_total") == 120
+
+
+def test_drafts_are_counted_by_source_and_for_vllm_together(http: httpx.Client) -> None:
+    text = http.get("/metrics").text
+    shown = {
+        source: [value(text, name, source=source) for name in DRAFT_COUNTERS]
+        for source in ("grammar", "prediction", "tree", "own", "answers")
+    }
+    nothing = [0, 0, 0]
+    assert shown == {
+        "grammar": nothing,
+        "prediction": nothing,
+        "tree": [5, 30, 24],
+        "own": [2, 4, 1],
+        "answers": nothing,
+    }
+    assert value(text, "vllm:spec_decode_num_drafts_total") == 7
+    assert value(text, "vllm:spec_decode_num_draft_tokens_total") == 34
+    assert value(text, "vllm:spec_decode_num_accepted_tokens_total") == 25
 
 
 def test_the_disk_cache_is_measured(http: httpx.Client) -> None:

@@ -1,6 +1,7 @@
 // One message: what was said, its branches, and what the answer took.
 
 import { Markdown } from "../markdown/markdown.js";
+import { Drafted } from "../parts/drafted.js";
 import { count, percent, rate, seconds, whole } from "../parts/format.js";
 import { Component, html } from "../parts/html.js";
 
@@ -92,7 +93,7 @@ function Branches({ message, siblings, onChoose }) {
 function Figures({ message }) {
   if (message.state === "stopped") return html`<span class="figures">stopped</span>`;
   if (!message.figures) return null;
-  const { prompt, cached, written, firstToken, perSecond } = message.figures;
+  const { prompt, cached, written, drafted, firstToken, perSecond } = message.figures;
   const share = prompt ? cached / prompt : 0;
   const answers = message.together.length;
   const all = answers > 1 ? ` in ${answers} answers together` : "";
@@ -104,6 +105,7 @@ function Figures({ message }) {
       <span><b>${whole(cached)}</b> of ${count(prompt, "prompt token")} cached</span>
       <span>first after <b>${seconds(firstToken)}</b></span>
       <span><b>${whole(written)}</b> ${written === 1 ? "token" : "tokens"} written${all}</span>
+      <${Drafted} tokens=${drafted} />
       <span><b>${rate(perSecond)}</b> tokens/s</span>
       ${message.finish === "length" && html`<span>cut by length</span>`}
     </span>`;

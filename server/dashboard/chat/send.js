@@ -49,6 +49,7 @@ function figures(usage, sent, first, ended) {
     prompt: usage?.prompt_tokens ?? 0,
     cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
     written,
+    drafted: usage?.completion_tokens_details?.accepted_prediction_tokens ?? 0,
     firstToken: (first - sent) / 1000,
     perSecond: writing > 0 ? written / writing : 0,
   };

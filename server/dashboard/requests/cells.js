@@ -1,5 +1,6 @@
 // What the rows of live and of finished requests have in common.
 
+import { Drafted } from "../parts/drafted.js";
 import { percent, rate, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
 
@@ -42,11 +43,12 @@ export function Cached({ request: { prompt_tokens, cached_tokens } }) {
   return html`<small>${percent(cached_tokens / prompt_tokens)} cached</small>`;
 }
 
-/** The tokens that it has written, and how fast. */
+/** The tokens that it has written, how fast, and how many of them drafts had right. */
 export function Written({ request }) {
-  const { output_tokens: tokens, tokens_per_second: speed } = request;
+  const { output_tokens: tokens, accepted_draft_tokens: drafted, tokens_per_second: speed } = request;
   return html`
     <${Cell} kind="number" head="Written">
       ${whole(tokens)} ${speed !== null && html`<small>${rate(speed)} tokens/s</small>`}
+      ${drafted > 0 && html` <small><${Drafted} tokens=${drafted} /></small>`}
     <//>`;
 }

@@ -89,6 +89,7 @@ def test_ps_has_a_line_of_80_columns_for_a_request(
         prompt_tokens=131_072,
         cached_tokens=131_072,
         output_tokens=131_072,
+        accepted_draft_tokens=65_536,
         first_token_seconds=None,
         tokens_per_second=None,
         status="waiting",

@@ -63,7 +63,7 @@ CALLS: Sequence[tuple[Call, object]] = (
     (calls.Stats(), ProcessStats(STATS.loop, STATS.memory)),
     (calls.ClearCache("name", frozenset({CacheTier.DISK})), Cleared(3, 4)),
     (calls.Probe((1, 2), "salt", "adapter"), Probed(2, ("ab",))),
-    (calls.ListRequests(), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5),)),
+    (calls.ListRequests(), (RequestInfo("a", 0, WaitReason.SLOTS, 1, 2, 3, 4, 5, 6),)),
     (calls.OpenWatch(), None),
     (calls.Look(), 7),
     (calls.Picture(), PICTURE),
