@@ -130,7 +130,9 @@ def test_cascade_attends_once_to_a_shared_prefix(served_of: Callable[[str], Serv
     spans = [TokenSpan(9 * BLOCK_SIZE, 1, table) for table in tables]
     arena = driver.model.storage.full
     forward = Forward(spans, arena)
-    work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks=9)
+    work = work_list(
+        forward.table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=9
+    )
     n_keys = 9 * BLOCK_SIZE
     assert work.tolist() == [(0, 2, 0, 9, n_keys), (0, 1, 9, 1, 1), (1, 1, 9, 1, 1)]
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.mlx_backend.cpu.cascade import CascadePlan
+from engine.mlx_backend.cpu.cascade import CascadeAttention, CascadePlan, CascadeView
 from engine.mlx_backend.cpu.tiles import (
     TILE_KEYS,
     TILE_SCORES,
@@ -125,6 +125,12 @@ def test_a_mask_that_is_not_its_own_is_left_to_the_model() -> None:
     assert isinstance(view, CacheView)
 
 
+def last_stops(forward: Forward) -> npt.NDArray[np.int32]:
+    """What the tokens see of rows of one token."""
+    stops: npt.NDArray[np.int32] = forward.stops_host[:, None]
+    return stops
+
+
 @pytest.mark.parametrize("min_saved_blocks", [1, 1000])
 def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -> None:
     """Rows of 1 to 200 blocks; three of them share two blocks, and two of these three more."""
@@ -143,14 +149,48 @@ def test_the_cascade_does_what_the_numpy_reference_does(min_saved_blocks: int) -
     stops = [len(table) * BLOCK_SIZE - n for n, table in enumerate(tables)]
     spans = [TokenSpan(stop - 1, 1, ids(table)) for stop, table in zip(stops, tables, strict=True)]
     forward = Forward(spans, arena)
-    work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks)
+    work = work_list(
+        forward.table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks
+    )
     assert len(work) == (8 if min_saved_blocks == 1 else 6)
     queries = mx.random.normal((6, 2, 2, 16), key=mx.random.key(1))
     (only,) = arena.layers
-    found = CascadePlan(arena, forward.table, work).attend(queries, only)
+    found = CascadePlan(arena, forward.table, last_stops(forward), work).attend(queries, only)
     keys, values = (np.array(array) for array in only.blocks(mx.arange(arena.n_blocks)))
     expected = reference.attention(np.array(queries), keys, values, forward.table, work)
     np.testing.assert_allclose(np.array(found), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("min_saved_blocks", [1, 1000])
+@pytest.mark.parametrize("lengths", [(5, 5, 5, 5), (4, 1, 2, 3)])
+def test_each_of_a_rows_tokens_sees_what_comes_before_it(
+    min_saved_blocks: int, lengths: tuple[int, ...]
+) -> None:
+    """Across blocks, behind a prefix that rows share, and with others padded beside it."""
+    arena = Arena([layer()], n_blocks=100, block_size=BLOCK_SIZE)
+    fill(arena)
+    free = iter(range(100))
+    prefix = take(free, 2)
+    tables = [prefix + take(free, 3), prefix + take(free, 1), take(free, 1), take(free, 12)]
+    starts = [2 * BLOCK_SIZE + BLOCK_SIZE - 2, 2 * BLOCK_SIZE, 0, 7 * BLOCK_SIZE + 3]
+    spans = [
+        TokenSpan(start, length, ids(table))
+        for start, length, table in zip(starts, lengths, tables, strict=True)
+    ]
+    forward = Forward(spans, arena)
+    rows, length = forward.rows, forward.length
+    queries, keys, values = (
+        mx.random.normal((rows, heads, length, dim), key=mx.random.key(seed))
+        for seed, (heads, dim) in enumerate([(HEADS, 16), (2, 16), (2, 8)])
+    )
+    (view,) = CascadeAttention(min_saved_blocks).views(arena, forward)
+    fetched = view.update_and_fetch(keys, values)
+    found = view.attend(queries, *fetched, 0.25, view.make_mask(length))
+    mask = forward.mask()
+    expected = mx.fast.scaled_dot_product_attention(queries, *fetched, scale=0.25, mask=mask)
+    assert isinstance(view, CascadeView)
+    assert found is not None
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
 
 
 def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
@@ -158,8 +198,12 @@ def test_short_rows_beside_a_long_one_are_not_padded_to_it() -> None:
     free = iter(range(1200))
     tables = [take(free, 10) for _ in range(15)] + [take(free, 900)]
     forward = Forward([TokenSpan(16 * len(table) - 1, 1, ids(table)) for table in tables], arena)
-    work = work_list(forward.table, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1)
-    passes = CascadePlan(arena, forward.table, work).reads_of(kv_heads=2).passes
+    work = work_list(
+        forward.table, forward.starts_host, forward.stops_host, BLOCK_SIZE, min_saved_blocks=1
+    )
+    passes = (
+        CascadePlan(arena, forward.table, last_stops(forward), work).reads_of(kv_heads=2).passes
+    )
     assert sum(where.blocks.size for where in passes) == 2 * (15 * 10 + 900)
 
 

@@ -22,7 +22,7 @@ def padded(*rows: list[int]) -> BlockTable:
 def work(*rows: list[int], min_saved: int = 1) -> WorkList:
     """Of rows that see all but one slot of their blocks."""
     stops = np.array([len(row) * BLOCK_SIZE - 1 for row in rows], np.int32)
-    return work_list(padded(*rows), stops, BLOCK_SIZE, min_saved)
+    return work_list(padded(*rows), stops - 1, stops, BLOCK_SIZE, min_saved)
 
 
 def shared(*rows: list[int], min_saved: int = 1) -> list[tuple[int, ...]]:
@@ -97,8 +97,9 @@ def test_each_row_sees_each_of_its_keys_once(
         [(len(row) - 1) * BLOCK_SIZE + data.draw(st.integers(1, BLOCK_SIZE)) for row in rows],
         np.int32,
     )
+    starts = np.array([data.draw(st.integers(0, stop - 1)) for stop in stops.tolist()], np.int32)
     table = padded(*rows)
-    items = work_list(table, stops, BLOCK_SIZE, min_saved)
+    items = work_list(table, starts, stops, BLOCK_SIZE, min_saved)
     seen: list[list[tuple[int, int]]] = [[] for _ in rows]
     for item in items.tolist():
         row, n_rows, block, blocks, keys = item
@@ -108,6 +109,7 @@ def test_each_row_sees_each_of_its_keys_once(
         assert n_rows == 1 or (n_rows - 1) * blocks >= min_saved
         for member in range(row, row + n_rows):
             assert (table[member] == table[row])[block : block + blocks].all()
+            assert n_rows == 1 or (block + blocks) * BLOCK_SIZE <= starts[member], "queries' own"
             seen[member] += [
                 (int(table[row, block + key // BLOCK_SIZE]), key % BLOCK_SIZE)
                 for key in range(keys)

@@ -29,8 +29,9 @@ class BlockReads:
 
     The three index arrays are `[groups, blocks, kv_heads]`: into the queries, into the arena's
     blocks, and into the score tiles. Heads are innermost so that memory is read in runs of whole
-    blocks: 1.5 times as fast on two cores as head by head. `bias`, `[groups, blocks, 1, 1,
-    block_size]`, hides what lies behind a group's keys; None when nothing does.
+    blocks: 1.5 times as fast on two cores as head by head. `bias`, `[groups, blocks, 1, 1, length,
+    block_size]`, hides what lies behind the keys of each of a row's `length` tokens; None when
+    nothing does.
     """
 
     queries: mx.array
@@ -68,7 +69,9 @@ class PartialIndex:
 
 
 def reads(arena: Arena, table: BlockTable, rows: Counts, keys: Counts, kv_heads: int) -> BlockReads:
-    """For each line of `table`, the first `keys` keys in it and the queries of row `rows`."""
+    """For each line of `table` the queries of row `rows`, and how many `keys` in it each of the
+    row's tokens sees, `[lines, length]`; `[lines, 1]` where all see as many.
+    """
     heads = mx.arange(kv_heads, dtype=mx.uint32)
     queries = mx.array(rows.astype(np.uint32))[:, None] * kv_heads + heads
     shape = (*table.shape, kv_heads)
@@ -81,15 +84,18 @@ def reads(arena: Arena, table: BlockTable, rows: Counts, keys: Counts, kv_heads:
 
 
 def _bias(keys: Counts, n_blocks: int, block_size: int) -> mx.array | None:
-    """See `BlockReads`; `keys`, `[groups]`, are what each group has of `n_blocks` blocks."""
+    """See `BlockReads`; `keys`, `[groups, length]`, are what each token sees of `n_blocks`."""
     if (keys == n_blocks * block_size).all():
         return None
-    seen = mx.arange(n_blocks * block_size) < mx.array(keys)[:, None]
-    return mx.where(seen, 0.0, HIDDEN).reshape(-1, n_blocks, 1, 1, block_size)
+    positions = mx.arange(n_blocks * block_size).reshape(n_blocks, 1, 1, 1, block_size)
+    seen = positions < mx.array(keys)[:, None, None, None, :, None]
+    return mx.where(seen, 0.0, HIDDEN)
 
 
 def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAttention:
-    """Attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`, to each group's blocks."""
+    """Attention of scaled `queries`, `[rows, kv_heads, n, key_dim]`, to each group's blocks. The n
+    are those of each head that reads a KV head, one token behind another.
+    """
     n, key_dim = queries.shape[2:]
     tiles = mx.gather_mm(
         queries.reshape(-1, n, key_dim),
@@ -98,7 +104,8 @@ def attend(queries: mx.array, layer: LayerArena, where: BlockReads) -> PartialAt
         where.blocks,
     ).astype(mx.float32)  # [groups, blocks, kv_heads, n, block_size]
     if where.bias is not None:
-        tiles = tiles + where.bias
+        by_token = tiles.reshape(*tiles.shape[:3], -1, *where.bias.shape[4:])
+        tiles = (by_token + where.bias).reshape(tiles.shape)
     # One axis after the other: over both at once MLX takes twice as long.
     peak = tiles.max(axis=1, keepdims=True).max(axis=4, keepdims=True)
     weights = softmax_exp(tiles - peak)

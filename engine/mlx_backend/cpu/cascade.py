@@ -1,9 +1,9 @@
-"""The attention `cascade`, for CPUs: decodes read the arena's blocks without gathering them, and
-blocks that rows share only once for all of them.
+"""The attention `cascade`, for CPUs: decodes, with drafts too, read the arena's blocks without
+gathering them, and blocks that rows share only once for all of them.
 
 The plain path beside it is `gather` (`attention/strategy.py`): the check at load takes it where a
 model does not run with this one, and a view leaves to it what is not causal attention to all keys.
-Prompt chunks are gathered here too and go through `tiles.py`: the scores, not the reads, are what
+Longer chunks are gathered here too and go through `tiles.py`: the scores, not the reads, are what
 costs there.
 """
 
@@ -24,7 +24,7 @@ from engine.mlx_backend.cpu.blocks import (
     reads,
 )
 from engine.mlx_backend.cpu.tiles import TiledView, TilePlan
-from engine.mlx_backend.cpu.work import WorkList, work_list
+from engine.mlx_backend.cpu.work import Counts, WorkList, work_list
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import BlockTable, Forward
 from engine.mlx_backend.model.forward_batch import group_by_length
@@ -43,6 +43,12 @@ PASS_BLOCKS = 64
 Measured on two cores with 4 KV heads of 64: 32 and 128 lose where 64 gains.
 """
 
+SHORT_TOKENS = 16
+"""Rows of up to so many tokens read blocks, as decodes do; longer ones are gathered and tiled.
+
+At 24 and 32 tokens neither gains much on the other. Measured in docs/adr/0003.
+"""
+
 
 class CascadeAttention:
     """Implements `Attention`. Rows that share a prefix must be neighbours, sorted by table."""
@@ -58,14 +64,15 @@ class CascadeAttention:
     def views(self, arena: Arena, forward: Forward) -> Sequence[CacheView]:
         if not arena.layers:
             return ()
-        if forward.length > 1:
+        if forward.length > SHORT_TOKENS:
             streams = (mx.default_stream(mx.default_device()), self._second_stream)
             tiles = TilePlan(forward, arena.block_size, streams)
             return [TiledView(layer, forward, tiles) for layer in arena.layers]
-        work = work_list(
-            forward.table, forward.stops_host, arena.block_size, self._min_saved_blocks
-        )
-        plan = CascadePlan(arena, forward.table, work)
+        starts, stops = forward.starts_host, forward.stops_host
+        work = work_list(forward.table, starts, stops, arena.block_size, self._min_saved_blocks)
+        positions = starts[:, None] + np.arange(forward.length, dtype=np.int32)
+        stops_seen = np.minimum(positions + 1, stops[:, None])
+        plan = CascadePlan(arena, forward.table, stops_seen, work)
         return [CascadeView(layer, forward, plan) for layer in arena.layers]
 
 
@@ -84,9 +91,11 @@ class CascadePlan:
     all rows are padded to the longest.
     """
 
-    def __init__(self, arena: Arena, table: BlockTable, work: WorkList) -> None:
+    def __init__(self, arena: Arena, table: BlockTable, stops: Counts, work: WorkList) -> None:
+        """`stops`, `[rows, length]`: each token sees the positions below."""
         self._arena = arena
         self._table = table
+        self._stops = stops
         own = work[work["rows"] == 1]
         self.shared = work[work["rows"] > 1]
         self._passes = [
@@ -123,17 +132,20 @@ class CascadePlan:
         within = np.minimum(entries, self._table.shape[1] - 1)
         table = self._table[items["row"][:, None], within]
         table[entries >= (items["block"] + items["blocks"])[:, None]] = self._arena.blank
-        return reads(self._arena, table, items["row"], items["keys"], kv_heads)
+        keys = self._stops[items["row"]] - items["block"][:, None] * self._arena.block_size
+        return reads(self._arena, table, items["row"], keys, kv_heads)
 
     def _shared_reads(self, item: np.void, kv_heads: int) -> BlockReads:
         """One group, whose queries are those of the item's rows."""
         entries = slice(item["block"], item["block"] + item["blocks"])
-        row, keys = np.zeros(1, np.int32), np.array([item["keys"]])
+        row, keys = np.zeros(1, np.int32), np.array([[item["keys"]]])
         return reads(self._arena, self._table[item["row"], entries][None], row, keys, kv_heads)
 
 
 class CascadeView(CacheView):
-    """A layer's view in a decode; computes attention when the model passes on what it was given."""
+    """A layer's view while rows are short; computes attention when the model passes on what it was
+    given.
+    """
 
     def __init__(self, layer: LayerArena, forward: Forward, plan: CascadePlan) -> None:
         super().__init__(layer, forward)
@@ -148,8 +160,9 @@ class CascadeView(CacheView):
         mask: mx.array | str | None,
         sinks: mx.array | None = None,
     ) -> mx.array | None:
-        """As `KVView.attend`. `queries`: `[rows, heads, 1, key_dim]`."""
+        """As `KVView.attend`. `queries`: `[rows, heads, length, key_dim]`."""
         if not self.is_causal_attention(keys, values, mask, sinks):
             return None
-        output = self._plan.attend(self.by_kv_head(queries * scale).squeeze(3), self.layer)
+        grouped = self.by_kv_head(queries * scale)
+        output = self._plan.attend(grouped.flatten(2, 3), self.layer)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)

@@ -1,5 +1,5 @@
-"""What a step's decodes read in `cascade`, as a list of work items: plain numbers from the block
-tables. The plain path, `gather`, needs none: each row reads all its blocks.
+"""What a step's decodes and short chunks read in `cascade`, as a list of work items: plain numbers
+from the block tables. The plain path, `gather`, needs none: each row reads all its blocks.
 
 An item is neighbouring blocks of a table that neighbouring rows attend to together: a prefix that
 they share, or one row's own blocks. A row's attention is the softmax over all items that it is in,
@@ -37,15 +37,18 @@ class SharedPrefix(NamedTuple):
     last_block: int
 
 
-def work_list(table: BlockTable, stops: Counts, block_size: int, min_saved_blocks: int) -> WorkList:
-    """The work of rows that see the positions below `stops`, `[rows]`, at least one each.
+def work_list(
+    table: BlockTable, starts: Counts, stops: Counts, block_size: int, min_saved_blocks: int
+) -> WorkList:
+    """The work of rows whose queries are at the positions from `starts` to below `stops`, `[rows]`,
+    at least one each.
 
-    `table` is sorted by row, so that rows which share a prefix are neighbours. The block of a row's
-    last position is its own. A prefix is an item when that saves `min_saved_blocks` block reads.
+    `table` is sorted by row, so that rows which share a prefix are neighbours. The blocks of a
+    row's queries are its own. A prefix is an item when that saves `min_saved_blocks` block reads.
     """
     prefixes: list[SharedPrefix] = []
     if len(stops) > 1:
-        common = common_prefixes(table, (stops - 1) // block_size)
+        common = common_prefixes(table, starts // block_size)
         prefixes = shared_prefixes(common, min_saved_blocks)
     skipped = np.zeros(len(stops), dtype=np.int32)
     for prefix in prefixes:  # the deepest of a row comes last

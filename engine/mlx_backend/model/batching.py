@@ -63,7 +63,7 @@ def joined(spans: Sequence[TokenSpan], cost: ForwardCost) -> StepForwards:
     rows = [span for span in whole if span.n_tokens > 1]
     single = [span for span in whole if span.n_tokens == 1]
     groups = [
-        *_row_groups(rows, of_equal_length, cost),
+        *_row_groups(_neighbours(rows), of_equal_length, cost),
         *_row_groups(_neighbours(single), padded, cost),
     ]
     batches = list(_filled(groups, cost.most_keys))

@@ -110,7 +110,8 @@ class Forward:
         """A slot mapping of what to zero in a layer of `kv_heads`: behind each row's last token.
 
         None when this forward begins no block that it does not fill: behind the last token of any
-        other there is nothing but zeros since it was begun, or copied.
+        other there is nothing but zeros since it was begun, or copied, and what rejected drafts
+        have left. These are numbers: else the tokens computed with them would be none.
         """
         if not self._begun:
             return None
