@@ -110,6 +110,7 @@ class Progress:
 
     def _count(self, sequence: LiveSequence, draft: Draft, n_right: int) -> None:
         """So many of the draft's tokens were right."""
+        self._counters.count_draft(draft.source, len(draft.tokens), n_right)
         sequence.accepted_drafts += n_right
         sequence.rejected_drafts += len(draft.tokens) - n_right
 
