@@ -1,5 +1,6 @@
 """The objects that routes work with. One Service per application, passed as a dependency."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Annotated, Generic, cast
 from anyio.abc import TaskGroup
 from fastapi import Depends, Query, Request
 
-from engine.api import EngineStopped
+from engine.api import Engine, EngineStopped
 from engine.types.statistics import EngineStats, RequestInfo
 from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
@@ -62,24 +63,21 @@ class Service:
 
     async def stats(self) -> dict[str, EngineStats]:
         """Of each loaded model, by its name. At once, whatever step is running."""
-        return {name: await one.engine.stats() for name, one in self.models.all_loaded().items()}
+        loaded = self.models.all_loaded()
+        stats = await asyncio.gather(*(one.engine.stats() for one in loaded.values()))
+        return dict(zip(loaded, stats, strict=True))
 
     async def requests(self) -> list[RequestInfo]:
-        """The live sequences of all models. Waits for the ends of the running steps.
+        """The live sequences of all models. Waits for the ends of the running steps, but not long.
 
         Raises EngineStopped where no engine answers of those that are there.
         """
-        found: list[RequestInfo] = []
-        stopped: list[EngineStopped] = []
         loaded = self.models.all_loaded().values()
-        for one in loaded:
-            try:
-                found += await one.engine.requests()
-            except EngineStopped as error:  # its requests have ended with it
-                stopped.append(error)
-        if stopped and len(stopped) == len(loaded):
+        found = await asyncio.gather(*(_sequences(one.engine) for one in loaded))
+        stopped = [each for each in found if isinstance(each, EngineStopped)]
+        if stopped and len(stopped) == len(found):
             raise stopped[0]
-        return found
+        return [info for each in found if not isinstance(each, EngineStopped) for info in each]
 
     async def figures(self) -> list[ModelFigures]:
         """Of all models, loaded or not."""
@@ -136,6 +134,14 @@ def create_service(
         created=int(time.time()),
         agents=tuple(agents),
     )
+
+
+async def _sequences(engine: Engine) -> Sequence[RequestInfo] | EngineStopped:
+    """The live ones. None are left of an engine that has stopped."""
+    try:
+        return await engine.requests()
+    except EngineStopped as error:
+        return error
 
 
 async def _service(request: Request) -> Service:

@@ -16,7 +16,7 @@ from engine.api import Engine, ModelError, Telemetry
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.settings import EngineConfig
-from engine.types.statistics import EngineStats
+from engine.types.statistics import EngineStats, RequestInfo
 from server.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
@@ -305,6 +305,37 @@ def test_a_model_that_dies_ends_its_own_requests_and_is_loaded_again(
         pass
     assert chat(client, "one").status_code == 200
     assert said(chat(client, "two")) == "I am load 3"
+
+
+def test_all_engines_are_asked_at_once_how_things_stand(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    assert chat(client, "two").status_code == 200
+    asked = [asyncio.Event(), asyncio.Event()]
+    for engine, mine, others in zip(engines.made, asked, asked[::-1], strict=True):
+        answer_together(engine, mine, others)
+    for path in ("/health", "/load", "/metrics", "/admin/models", "/admin/requests"):
+        for event in asked:
+            event.clear()
+        assert client.get(path).status_code == 200, path
+
+
+def answer_together(engine: FakeEngine, mine: asyncio.Event, others: asyncio.Event) -> None:
+    """It answers when the other has been asked."""
+    stats, requests = engine.stats, engine.requests
+
+    async def both_asked() -> None:
+        mine.set()
+        await others.wait()
+
+    async def told_stats() -> EngineStats:
+        await both_asked()
+        return await stats()
+
+    async def told_requests() -> tuple[RequestInfo, ...]:
+        await both_asked()
+        return await requests()
+
+    engine.stats, engine.requests = told_stats, told_requests  # type: ignore[method-assign]
 
 
 def test_the_names_of_several_models_are_in_their_entries() -> None:
