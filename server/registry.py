@@ -91,9 +91,8 @@ class ModelRegistry:
         room. Raises PoolError.
         """
         for name, known in self.known.items():
-            if known.settings.preload and await self._has_room(name):
-                async with self.pool.using(name):
-                    pass
+            if known.settings.preload:
+                await self.pool.preload(name)
 
     def find(self, name: str) -> str:
         """The model's own name; of no name, the first model's.
@@ -234,14 +233,6 @@ class ModelRegistry:
         if self.settings.memory_budget is not None:
             return self.settings.memory_budget
         return sys.maxsize if self._is_alone else int(free_bytes() * BUDGET_SHARE)
-
-    async def _has_room(self, name: str) -> bool:
-        """Beside what is loaded already. The first is loaded in any case, or says why not."""
-        states = self.pool.states()
-        taken = sum(state.need_bytes for state in states.values() if state.is_resident)
-        if not taken:
-            return True
-        return taken + await self._needs(self.known[name]) <= self.pool.budget_bytes
 
     async def _needs(self, known: KnownModel) -> int:
         """Bytes of memory. A repository that is not in the cache is fetched."""
