@@ -15,7 +15,7 @@ from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
 from server.dialects.responses.storage.background import BackgroundResponses
 from server.dialects.responses.storage.store import ResponseStore
-from server.errors import ApiError, invalid
+from server.errors import invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
 from server.metrics.models import ModelFigures
@@ -49,17 +49,22 @@ class Service:
 
         Raises ApiError (400, 403, 404, 503) and EngineStopped.
         """
+        await self.chosen(name, record)
+        return await self.hold(name, record)
+
+    async def chosen(self, name: str, record: RequestRecord) -> str:
+        """The own name of the model that the request names, loaded or not.
+
+        Raises ApiError: 404 where there is none, 403 where the request's key may not use it.
+        """
         await self.models.discover(name)
-        self.check_allowed(name, record)
+        return self.models.find(name, record.allowed_models)
+
+    async def hold(self, name: str, record: RequestRecord) -> ServedModel:
+        """Likewise, of a name that has been looked up."""
         model = await record.held.enter_async_context(self.models.using(name))
         record.model = model.name
         return model
-
-    def check_allowed(self, name: str, record: RequestRecord) -> None:
-        """Raise ApiError (403) for a model that the request's key may not use."""
-        if not self.models.is_among(name, record.allowed_models):
-            message = f"This API key may not use the model '{name or self.models.find(name)}'."
-            raise ApiError(403, message, param="model", code="model_not_allowed")
 
     async def stats(self) -> dict[str, EngineStats]:
         """Of each loaded model, by its name. At once, whatever step is running."""
