@@ -124,7 +124,9 @@ class Engine(Protocol):
         ...
 
     async def stats(self) -> EngineStats:
-        """What was last published, at once: also while a step runs, and when the loop is dead."""
+        """What was last published, at once: also while a step runs, and when the loop is dead. Of a
+        process that does not answer, what is known, soon.
+        """
         ...
 
     async def clear_cache(
@@ -144,7 +146,9 @@ class Engine(Protocol):
         ...
 
     async def requests(self) -> tuple[RequestInfo, ...]:
-        """The live sequences. Asks the loop, which answers when the running step has ended."""
+        """The live sequences. Asks the loop, which answers when the running step has ended; of one
+        that does not answer, what is known, soon. Raises EngineStopped.
+        """
         ...
 
     def is_alive(self) -> bool:

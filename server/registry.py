@@ -91,22 +91,25 @@ class ModelRegistry:
         room. Raises PoolError.
         """
         for name, known in self.known.items():
-            if known.settings.preload and await self._has_room(name):
-                async with self.pool.using(name):
-                    pass
+            if known.settings.preload:
+                await self.pool.preload(name)
 
-    def find(self, name: str) -> str:
+    def find(self, name: str, allowed: frozenset[str] | None = None) -> str:
         """The model's own name; of no name, the first model's.
 
-        Raises ApiError (404) for one that is not served.
+        Raises ApiError: 404 for one that is not served, 403 for one that a key may not use which
+        allows these.
         """
-        if not name:
-            return next(iter(self.known))
-        if name in self._name_of:
-            return self._name_of[name]
-        served = ", ".join(f"'{name}'" for name in self._name_of)
-        message = f"The model '{name}' does not exist; this server has {served}."
-        raise ApiError(404, message, param="model", code="model_not_found")
+        own = self._name_of.get(name) if name else next(iter(self.known))
+        if own is None:
+            names = (f"'{one}'" for one in self._name_of if self.is_among(one, allowed))
+            known = ", ".join(names) or "none for this key"
+            message = f"The model '{name}' does not exist; there is {known}."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        if not self.is_among(name or own, allowed):
+            message = f"This API key may not use the model '{name or own}'."
+            raise ApiError(403, message, param="model", code="model_not_allowed")
+        return own
 
     def has(self, name: str) -> bool:
         """Whether a model has this name."""
@@ -142,16 +145,18 @@ class ModelRegistry:
         """Whether a key that allows these models, by any of their names, allows this one. Who may
         use a model may use its adapters. None: all are allowed. Raises ApiError (404).
         """
+        if allowed is None:
+            return True
         naming = self.naming(name)
-        return allowed is None or not allowed.isdisjoint(
+        return not allowed.isdisjoint(
             each.name
             for each in self.known[self.find(name)].namings
             if each.root in {naming.root, naming.parent}
         )
 
     def is_ready(self, name: str) -> bool:
-        """Whether a request for it need not wait. Raises ApiError (404)."""
-        return self.pool.models[self.find(name)].state.state is State.READY
+        """Whether a request for it need not wait."""
+        return self.state(name).state is State.READY
 
     def is_well(self, name: str) -> bool:
         """Whether it serves, or would when asked."""
@@ -159,6 +164,11 @@ class ModelRegistry:
         if model.resident is not None:
             return model.resident.engine.is_alive()
         return model.state.state is not State.FAILED
+
+    def is_returning(self, name: str) -> bool:
+        """Whether it has failed, and is being loaded again."""
+        model = self.pool.models[name]
+        return model.state.state is State.LOADING and bool(model.failure)
 
     def failure(self, name: str) -> str:
         return self.pool.models[name].failure or "its engine does not turn"
@@ -187,7 +197,6 @@ class ModelRegistry:
 
         Raises ApiError, and EngineStopped where the server stops.
         """
-        await self.discover(name)
         own = self.find(name)
         try:
             async with self.pool.using(own) as loaded:
@@ -234,14 +243,6 @@ class ModelRegistry:
         if self.settings.memory_budget is not None:
             return self.settings.memory_budget
         return sys.maxsize if self._is_alone else int(free_bytes() * BUDGET_SHARE)
-
-    async def _has_room(self, name: str) -> bool:
-        """Beside what is loaded already. The first is loaded in any case, or says why not."""
-        states = self.pool.states()
-        taken = sum(state.need_bytes for state in states.values() if state.is_resident)
-        if not taken:
-            return True
-        return taken + await self._needs(self.known[name]) <= self.pool.budget_bytes
 
     async def _needs(self, known: KnownModel) -> int:
         """Bytes of memory. A repository that is not in the cache is fetched."""

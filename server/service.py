@@ -1,5 +1,6 @@
 """The objects that routes work with. One Service per application, passed as a dependency."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +9,13 @@ from typing import Annotated, Generic, cast
 from anyio.abc import TaskGroup
 from fastapi import Depends, Query, Request
 
-from engine.api import EngineStopped
+from engine.api import Engine, EngineStopped
 from engine.types.statistics import EngineStats, RequestInfo
 from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
 from server.dialects.responses.storage.background import BackgroundResponses
 from server.dialects.responses.storage.store import ResponseStore
-from server.errors import ApiError, invalid
+from server.errors import invalid
 from server.generation.models import ServedModel
 from server.metrics.metrics import Metrics
 from server.metrics.models import ModelFigures
@@ -48,38 +49,40 @@ class Service:
 
         Raises ApiError (400, 403, 404, 503) and EngineStopped.
         """
+        await self.chosen(name, record)
+        return await self.hold(name, record)
+
+    async def chosen(self, name: str, record: RequestRecord) -> str:
+        """The own name of the model that the request names, loaded or not.
+
+        Raises ApiError: 404 where there is none, 403 where the request's key may not use it.
+        """
         await self.models.discover(name)
-        self.check_allowed(name, record)
+        return self.models.find(name, record.allowed_models)
+
+    async def hold(self, name: str, record: RequestRecord) -> ServedModel:
+        """Likewise, of a name that has been looked up."""
         model = await record.held.enter_async_context(self.models.using(name))
         record.model = model.name
         return model
 
-    def check_allowed(self, name: str, record: RequestRecord) -> None:
-        """Raise ApiError (403) for a model that the request's key may not use."""
-        if not self.models.is_among(name, record.allowed_models):
-            message = f"This API key may not use the model '{name or self.models.find(name)}'."
-            raise ApiError(403, message, param="model", code="model_not_allowed")
-
     async def stats(self) -> dict[str, EngineStats]:
         """Of each loaded model, by its name. At once, whatever step is running."""
-        return {name: await one.engine.stats() for name, one in self.models.all_loaded().items()}
+        loaded = self.models.all_loaded()
+        stats = await asyncio.gather(*(one.engine.stats() for one in loaded.values()))
+        return dict(zip(loaded, stats, strict=True))
 
     async def requests(self) -> list[RequestInfo]:
-        """The live sequences of all models. Waits for the ends of the running steps.
+        """The live sequences of all models. Waits for the ends of the running steps, but not long.
 
         Raises EngineStopped where no engine answers of those that are there.
         """
-        found: list[RequestInfo] = []
-        stopped: list[EngineStopped] = []
         loaded = self.models.all_loaded().values()
-        for one in loaded:
-            try:
-                found += await one.engine.requests()
-            except EngineStopped as error:  # its requests have ended with it
-                stopped.append(error)
-        if stopped and len(stopped) == len(loaded):
+        found = await asyncio.gather(*(_sequences(one.engine) for one in loaded))
+        stopped = [each for each in found if isinstance(each, EngineStopped)]
+        if stopped and len(stopped) == len(found):
             raise stopped[0]
-        return found
+        return [info for each in found if not isinstance(each, EngineStopped) for info in each]
 
     async def figures(self) -> list[ModelFigures]:
         """Of all models, loaded or not."""
@@ -136,6 +139,14 @@ def create_service(
         created=int(time.time()),
         agents=tuple(agents),
     )
+
+
+async def _sequences(engine: Engine) -> Sequence[RequestInfo] | EngineStopped:
+    """The live ones. None are left of an engine that has stopped."""
+    try:
+        return await engine.requests()
+    except EngineStopped as error:
+        return error
 
 
 async def _service(request: Request) -> Service:

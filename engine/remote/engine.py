@@ -22,6 +22,11 @@ from engine.types.request import Request
 from engine.types.settings import EngineConfig
 from engine.types.statistics import EngineStats, ProcessStats, RequestInfo
 
+ANSWER_SECONDS = 1.0
+"""For a process to say how things stand: one that has been stopped from outside holds up nobody who
+only looks.
+"""
+
 StartProcess: TypeAlias = Callable[[], tuple[socket.socket, ChildProcess]]
 """A process that serves one engine, and the socket to it. Raises OSError."""
 
@@ -49,6 +54,7 @@ class RemoteEngine:
         self.card = card
         self.tokenizer = tokenizer
         self._last_stats = stats
+        self._last_requests: tuple[RequestInfo, ...] = ()
         self._counters = RequestCounters()
 
     @classmethod
@@ -98,8 +104,8 @@ class RemoteEngine:
         await self._connection.ask(calls.Check(request))
 
     async def stats(self) -> EngineStats:
-        with suppress(EngineStopped):
-            self._last_stats = await self._connection.ask(calls.Stats())
+        with suppress(EngineStopped, TimeoutError):
+            self._last_stats = await self._told(calls.Stats())
         last = self._last_stats
         return EngineStats(self._counters.counts(), last.loop, last.memory)
 
@@ -120,8 +126,9 @@ class RemoteEngine:
         return probed
 
     async def requests(self) -> tuple[RequestInfo, ...]:
-        requests: tuple[RequestInfo, ...] = await self._connection.ask(calls.ListRequests())
-        return requests
+        with suppress(TimeoutError):
+            self._last_requests = await self._told(calls.ListRequests())
+        return self._last_requests
 
     def is_alive(self) -> bool:
         return self._connection.is_alive()
@@ -144,6 +151,17 @@ class RemoteEngine:
                 await asyncio.shield(
                     asyncio.ensure_future(self._connection.ask(calls.CloseWatch()))
                 )
+
+    async def _told(self, call: calls.Call) -> Any:
+        """What the process says within ANSWER_SECONDS. Raises TimeoutError behind that, and
+        EngineStopped.
+        """
+        number, answer = self._connection.send(call)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await asyncio.wrap_future(answer)
+        finally:
+            self._connection.cancel(number)
 
     def _abort(self, number: int, request_id: str) -> None:
         """End a request, whether or not the engine has taken it. Does nothing on a stopped one."""

@@ -71,6 +71,13 @@ def can_ever_fit(models: Models, name: str, budget_bytes: int) -> bool:
     return models[name].need_bytes + sum(model.need_bytes for model in others) <= budget_bytes
 
 
+def fits_now(models: Models, name: str, budget_bytes: int) -> bool:
+    """Whether there is room for it beside what is resident; where nothing is, in any case."""
+    resident = [model for model in models.values() if model.is_resident]
+    taken_bytes = sum(model.need_bytes for model in resident)
+    return not resident or taken_bytes + models[name].need_bytes <= budget_bytes
+
+
 def patience_seconds(wanted: ModelState, victim: ModelState) -> float:
     """How long one waits before another in use has to go: as long as loading both takes, so that
     models in turn cost no more time than they serve.

@@ -16,7 +16,7 @@ from anyio import (
 )
 from anyio.abc import TaskGroup, TaskStatus
 
-from server.pool.decide import Load, Unload, can_ever_fit, decide, next_due
+from server.pool.decide import Load, Unload, can_ever_fit, decide, fits_now, next_due
 from server.pool.errors import LoadFailed, NeverFits, PoolClosed, WaitedTooLong
 from server.pool.pooled_model import Measuring, PooledModel, ResidentT, Stay, Waiter
 from server.pool.states import ModelState, State
@@ -88,6 +88,28 @@ class ModelPool(Generic[ResidentT]):
             if not stay.n_users:
                 self._wake.set()
 
+    async def preload(self, name: str) -> None:
+        """Load it, if it needs no others to go: else the log says that it has been left out. The
+        first is loaded in any case, or raises why not.
+
+        Raises NeverFits, LoadFailed, WaitedTooLong or PoolClosed.
+        """
+        model = self.models[name]
+        self._begin_measuring(name, model)
+        while model.measuring is Measuring.RUNS:
+            await model.changed.wait()
+        if fits_now(self.states(), name, self.budget_bytes):
+            async with self.using(name):
+                pass
+        else:
+            log.warning(
+                "%s is not loaded at start: it needs %.1f GiB, more than the others leave of the "
+                "%.1f GiB of memory_budget; it is loaded when a request names it",
+                name,
+                model.state.need_bytes / 2**30,
+                self.budget_bytes / 2**30,
+            )
+
     async def unload(self, name: str) -> None:
         """Returns when it is gone, and what it had accepted has ended. Forgets that it failed."""
         model = self.models[name]
@@ -152,15 +174,18 @@ class ModelPool(Generic[ResidentT]):
 
     def _ask_for(self, name: str, model: PooledModel[ResidentT]) -> None:
         """Somebody waits for the model. What it needs is known before it has a place in line."""
+        self._begin_measuring(name, model)
         match model.measuring:
-            case Measuring.NOT_YET:
-                model.measuring = Measuring.RUNS
-                self._tasks.start_soon(self._measure, name)
             case Measuring.DONE if not can_ever_fit(self.states(), name, self.budget_bytes):
                 model.refuse_waiters(NeverFits(model.state.need_bytes, self.budget_bytes))
             case Measuring.DONE if model.state.waiting_since is None:
                 model.set(waiting_since=self._clock())
                 self._wake.set()
+
+    def _begin_measuring(self, name: str, model: PooledModel[ResidentT]) -> None:
+        if model.measuring is Measuring.NOT_YET:
+            model.measuring = Measuring.RUNS
+            self._tasks.start_soon(self._measure, name)
 
     async def _measure(self, name: str) -> None:
         model = self.models[name]

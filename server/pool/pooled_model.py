@@ -76,7 +76,7 @@ class PooledModel(Generic[ResidentT]):
         self.state = ModelState(0, ttl_seconds=ttl_seconds, is_pinned=is_pinned)
         self.stay: Stay[ResidentT] | None = None
         self.waiters: list[Waiter[ResidentT]] = []
-        self.failure = ""  # the reason of the last one; "" when it has been loaded since
+        self.failure = ""  # the reason of the last one; "" when it was loaded or unloaded since
         self.changed = Event()
         self._n_failures = 0  # in a row
 
@@ -131,7 +131,7 @@ class PooledModel(Generic[ResidentT]):
         return self.stay
 
     def unloaded(self) -> None:
-        self.stay = None
+        self.stay, self.failure = None, ""
         self._n_failures = 0
         self.set(state=State.UNLOADED, n_users=0)
 

@@ -30,20 +30,20 @@ async def when_loaded(name: str, begin: Begin, http: Request, service: Service) 
     Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
     """
     record = request_record(http.scope)
-    await service.models.discover(name)
-    if service.models.is_ready(name):
-        return await begin(await service.model(name, record))
+    own = await service.chosen(name, record)
+    if service.models.is_ready(own):
+        return await begin(await service.hold(name, record))
     async with client_waiting(http.receive):
-        model = await service.model(name, record)
+        model = await service.hold(name, record)
     return await begin(model)
 
 
 async def stream_when_loaded(name: str, begin: Begin, http: Request, service: Service) -> Response:
     """Likewise, for server-sent events: while the model is being loaded there are comments."""
-    await service.models.discover(name)
-    if service.models.is_ready(name):
-        return await when_loaded(name, begin, http, service)
-    service.check_allowed(name, request_record(http.scope))
+    record = request_record(http.scope)
+    own = await service.chosen(name, record)
+    if service.models.is_ready(own):
+        return await begin(await service.hold(name, record))
     return LoadingStream(name, begin, service)
 
 
@@ -81,7 +81,7 @@ class LoadingStream(Response):
     async def _response(self, scope: Scope, receive: Receive, opening: "_Opening") -> Response:
         async with client_waiting(receive), task_scope() as tasks:
             tasks.start_soon(self._comment, opening)
-            model = await self._service.model(self._name, request_record(scope))
+            model = await self._service.hold(self._name, request_record(scope))
         return await self._begin(model)
 
     async def _comment(self, opening: "_Opening") -> None:

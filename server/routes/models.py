@@ -43,8 +43,7 @@ async def list_models(
 @router.head("/v1/models/{id:path}", include_in_schema=False)
 @router.get("/v1/models/{id:path}", responses=errors(403, 404, 503))
 async def get_model(id: str, service: ServiceDependency, record: RecordDependency) -> Model:
-    service.check_allowed(id, record)
-    return _model(service, id, service.models.find(id))
+    return _model(service, id, await service.chosen(id, record))
 
 
 def _model(service: Service, name: str, own: str) -> Model:

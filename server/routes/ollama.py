@@ -57,7 +57,7 @@ async def create_chat(
 ) -> Response:
     watch = Stopwatch()
     if not body.messages and body.keep_alive == 0:
-        return _unloaded(body, service, record, chat_answer)
+        return await _unloaded(body, service, record, chat_answer)
 
     async def begin(model: ServedModel) -> Response:
         keep(body.keep_alive, model, service)
@@ -81,7 +81,7 @@ async def generate(
 ) -> Response:
     watch = Stopwatch()
     if not body.prompt and body.keep_alive == 0:
-        return _unloaded(body, service, record, generate_answer)
+        return await _unloaded(body, service, record, generate_answer)
 
     async def begin(model: ServedModel) -> Response:
         keep(body.keep_alive, model, service)
@@ -116,13 +116,12 @@ def keep(seconds: float | None, model: ServedModel, service: Service) -> None:
     service.models.pool.set_ttl(own, None if seconds is None or isinf(seconds) else seconds)
 
 
-def _unloaded(
+async def _unloaded(
     body: OllamaAsking, service: Service, record: RecordDependency, shape: Shape
 ) -> Response:
     """At once where nobody uses it, else behind the last of its requests."""
     name = named(service, body.model)
-    service.check_allowed(name, record)
-    service.models.pool.set_ttl(service.models.find(name), 0.0)
+    service.models.pool.set_ttl(await service.chosen(name, record), 0.0)
     return _answer_of(name, shape, "unload")
 
 

@@ -87,7 +87,7 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
 
 @router.post(
     "/api/show",
-    responses=errors(400, 404, 408, 413, 503),
+    responses=errors(400, 403, 404, 408, 413, 503),
     openapi_extra=json_body(OllamaShowRequest),
 )
 async def show(
@@ -95,8 +95,7 @@ async def show(
 ) -> OllamaModelInfo:
     """Loads nothing: of a model that is not loaded, what its files say."""
     name = named(service, body.named)
-    service.check_allowed(name, record)
-    own = service.models.find(name)
+    own = await service.chosen(name, record)
     loaded, known = service.models.all_loaded().get(own), service.models.known[own]
     read = partial(described_unloaded, name or own, known.settings.source)
     if loaded is not None:

@@ -17,13 +17,19 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health", responses=errors(503), response_model_exclude_none=True)
 async def health(service: ServiceDependency) -> Health:
-    """Red as soon as no model can be served. Degraded, and still 200, where all is
-    answered but something has been lost that only another start brings back.
+    """Red as soon as no model can be served. Degraded, and still 200, where one of several has
+    failed, where one is being loaded again, or where something has been lost that only another
+    start brings back.
     """
     failed = [name for name in service.models.known if not service.models.is_well(name)]
     if len(failed) == len(service.models.known):
         raise EngineStopped("The engine has stopped.")
     reasons = [f"{name} has failed: {service.models.failure(name)}" for name in failed]
+    reasons += [
+        f"{name} has failed and is being loaded again: {service.models.failure(name)}"
+        for name in service.models.known
+        if service.models.is_returning(name)
+    ]
     for stats in (await service.stats()).values():
         reasons += _losses(stats.loop)
     if reasons:

@@ -24,6 +24,10 @@ class NotFound(TerminalError):
     """The server does not have the path (404)."""
 
 
+class UnknownModel(TerminalError):
+    """The server has no model of that name (404)."""
+
+
 @contextmanager
 def errors_printed() -> Iterator[None]:
     """Print a TerminalError as a line on standard error, and exit with status 1."""

@@ -14,6 +14,7 @@ from engine.api import EngineStopped
 from engine.launch import launch
 from engine.measuring.telemetry import SilentTelemetry
 from engine.remote import connection
+from engine.remote import engine as remote_engine
 from engine.remote.engine import RemoteEngine
 from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Request
@@ -98,6 +99,31 @@ async def test_a_process_that_says_nothing_any_more_is_ended(
     await asyncio.wait_for(task, PATIENCE)
     assert answer[-1].finish_reason is FinishReason.ERROR
     await asyncio.wait_for(engine.drain(0.0), PATIENCE)
+
+
+async def test_who_only_looks_does_not_wait_for_a_stopped_process(
+    engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer: list[OutputEvent] = []
+    task = await begun(engine, answer)
+    before = await engine.stats()
+    (running,) = await engine.requests()
+    monkeypatch.setattr(remote_engine, "ANSWER_SECONDS", 0.05)
+    os.kill(pid_of(engine), signal.SIGSTOP)
+    try:
+        stats = await asyncio.wait_for(engine.stats(), PATIENCE)
+        (info,) = await asyncio.wait_for(engine.requests(), PATIENCE)
+        assert engine.is_alive(), "nobody has ended it meanwhile"
+    finally:
+        os.kill(pid_of(engine), signal.SIGCONT)
+    assert stats.sequences.live == 1
+    assert stats.loop.generated_tokens >= before.loop.generated_tokens
+    assert info.request_id == running.request_id
+    await asyncio.wait_for(task, PATIENCE)
+    assert answer[-1].finish_reason is FinishReason.LENGTH
+    monkeypatch.undo()
+    assert await engine.requests() == ()
+    assert (await engine.stats()).loop.generated_tokens == LONG.max_tokens
 
 
 async def test_drained_it_is_gone(engine: RemoteEngine) -> None:

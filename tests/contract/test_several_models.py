@@ -16,7 +16,8 @@ from engine.api import Engine, ModelError, Telemetry
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.settings import EngineConfig
-from engine.types.statistics import EngineStats
+from engine.types.statistics import EngineStats, RequestInfo
+from server import registry
 from server.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
@@ -295,6 +296,38 @@ def test_a_key_reaches_the_models_it_names(serve: Serve, tmp_path: Path) -> None
     assert client.get("/admin/models", headers=bearer(secret_of("root"))).status_code == 200
 
 
+def test_an_unknown_name_is_answered_with_those_that_the_key_may_use(
+    serve: Serve, tmp_path: Path
+) -> None:
+    keys = key_file(tmp_path, alice={"models": ["uno"]}, eve={"models": ["gone"]})
+    client = serve(settings_of(api_keys_file=keys))
+    for key, known in (("alice", "'one', 'uno'"), ("eve", "none for this key")):
+        client.headers.update(bearer(secret_of(key)))
+        asked = [chat(client, "four", **body) for body in ({}, {"stream": True})]
+        for answer in (*asked, client.get("/v1/models/four")):
+            assert answer.status_code == 404
+            message = f"The model 'four' does not exist; there is {known}."
+            assert answer.json()["error"]["message"] == message
+
+
+def test_a_model_that_is_loaded_again_is_no_secret_of_health(
+    serve: Serve, engines: Engines
+) -> None:
+    pinned = ModelSettings(model="rootstock-demo", served_model_name=("one",), pinned=True)
+    client = serve(settings_of(models=(pinned,)))
+    assert chat(client, "one").status_code == 200
+    engines.gate = Gate()
+    engines.made[0].die("SIGKILL")
+    while states(client)["one"] != "loading":
+        pass
+    health = client.get("/health")
+    reason = "one has failed and is being loaded again: SIGKILL"
+    assert (health.status_code, health.json()) == (200, {"status": "degraded", "reason": reason})
+    engines.gate.open()
+    assert chat(client, "one").status_code == 200
+    assert client.get("/health").json() == {"status": "ok"}
+
+
 def test_a_model_that_dies_ends_its_own_requests_and_is_loaded_again(
     serve: Serve, engines: Engines
 ) -> None:
@@ -305,6 +338,37 @@ def test_a_model_that_dies_ends_its_own_requests_and_is_loaded_again(
         pass
     assert chat(client, "one").status_code == 200
     assert said(chat(client, "two")) == "I am load 3"
+
+
+def test_all_engines_are_asked_at_once_how_things_stand(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    assert chat(client, "two").status_code == 200
+    asked = [asyncio.Event(), asyncio.Event()]
+    for engine, mine, others in zip(engines.made, asked, asked[::-1], strict=True):
+        answer_together(engine, mine, others)
+    for path in ("/health", "/load", "/metrics", "/admin/models", "/admin/requests"):
+        for event in asked:
+            event.clear()
+        assert client.get(path).status_code == 200, path
+
+
+def answer_together(engine: FakeEngine, mine: asyncio.Event, others: asyncio.Event) -> None:
+    """It answers when the other has been asked."""
+    stats, requests = engine.stats, engine.requests
+
+    async def both_asked() -> None:
+        mine.set()
+        await others.wait()
+
+    async def told_stats() -> EngineStats:
+        await both_asked()
+        return await stats()
+
+    async def told_requests() -> tuple[RequestInfo, ...]:
+        await both_asked()
+        return await requests()
+
+    engine.stats, engine.requests = told_stats, told_requests  # type: ignore[method-assign]
 
 
 def test_the_names_of_several_models_are_in_their_entries() -> None:
@@ -346,6 +410,23 @@ def test_on_demand_every_fetched_model_can_be_named(
     assert said(chat(client, "org/small")) == "I am load 2"
     assert engines.started[-1].model == "org/small"
     assert chat(client, str(DEFAULT_CHECKPOINT)).status_code == 404, "a path is no name"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_on_demand_the_cache_is_looked_through_once_a_request(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    n_looks = 0
+
+    def looked() -> list[Any]:
+        nonlocal n_looks
+        n_looks += 1
+        return []
+
+    monkeypatch.setattr(registry, "cached_models", looked)
+    client = serve(settings_of(on_demand=True))
+    assert chat(client, "org/small", stream=stream).status_code == 404
+    assert n_looks == 1
 
 
 def test_without_that_only_the_settings_name_models(

@@ -25,17 +25,20 @@ TIMEOUT = httpx.Timeout(30.0, connect=2.0)  # some answers wait for the end of t
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """A client of one daemon. Every method raises TerminalError."""
+    """A client of one daemon, of whose models a method has the first unless it is given another's
+    name. Every method raises TerminalError.
+    """
 
     http: httpx.Client
 
-    def cache_stats(self) -> CacheStatsResponse:
-        return self._asked(CacheStatsResponse, "GET", "cache/stats")
+    def cache_stats(self, model: str | None = None) -> CacheStatsResponse:
+        return self._asked(CacheStatsResponse, "GET", _path("cache/stats", model=model))
 
-    def clear_cache(self, tiers: str | None = None, what: str | None = None) -> ClearResponse:
-        named = {"tiers": tiers, "what": what}
-        query = urlencode({name: value for name, value in named.items() if value is not None})
-        return self._asked(ClearResponse, "POST", f"cache/clear?{query}")
+    def clear_cache(
+        self, tiers: str | None = None, what: str | None = None, model: str | None = None
+    ) -> ClearResponse:
+        path = _path("cache/clear", tiers=tiers, what=what, model=model)
+        return self._asked(ClearResponse, "POST", path)
 
     def probe_cache(self, body: dict[str, object]) -> ProbeResponse:
         return self._asked(ProbeResponse, "POST", "cache/probe", body)
@@ -54,29 +57,35 @@ class Admin:
     def requests(self) -> list[LiveRequest]:
         return self._asked(LiveRequests, "GET", "requests").requests
 
-    def picture(self) -> CacheTree:
+    def picture(self, model: str | None = None) -> CacheTree:
         """The cache as it is now."""
         with _pictures_needed():
-            return self._asked(CacheTree, "GET", "cache/tree")
+            return self._asked(CacheTree, "GET", _path("cache/tree", model=model))
 
-    def pictures(self) -> Generator[CacheTree]:
+    def pictures(self, model: str | None = None) -> Generator[CacheTree]:
         """The cache, each time it has changed, for as long as the daemon runs."""
-        stream = EventStream()
+        stream, path = EventStream(), _path("cache/tree/stream", model=model)
         with (
             _pictures_needed(),
-            answer(self.http, "GET", "cache/tree/stream", timeout=PATIENT) as response,
+            answer(self.http, "GET", path, timeout=PATIENT) as response,
         ):
             for piece in response.iter_bytes():
                 for data in stream.feed(piece):
                     yield _read(CacheTree, data)
 
     def _acted(self, action: str, model: str) -> PooledModelInfo:
-        path = f"models/{action}?{urlencode({'model': model})}"
+        path = _path(f"models/{action}", model=model)
         with answer(self.http, "POST", path, timeout=PATIENT) as response:
             return _read(PooledModelInfo, response.read())
 
     def _asked(self, model: type[Answer], method: str, path: str, body: object = None) -> Answer:
         return _read(model, ask(self.http, method, path, body))
+
+
+def _path(path: str, **query: str | None) -> str:
+    """With what is given of the query."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def _read(model: type[Answer], content: bytes) -> Answer:

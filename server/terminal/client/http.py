@@ -9,8 +9,8 @@ from types import MappingProxyType
 import httpx
 
 from server.addresses import is_loopback
-from server.terminal.client.wire import error_message
-from server.terminal.errors import KeyRefused, NotFound, TerminalError, Unreachable
+from server.terminal.client.wire import error_code, error_message
+from server.terminal.errors import KeyRefused, NotFound, TerminalError, UnknownModel, Unreachable
 
 PATIENT = httpx.Timeout(None, connect=10.0)  # an answer may take its time: a long prompt, a queue
 BRIEF = httpx.Timeout(2.0)
@@ -90,10 +90,17 @@ def answer(
         http.stream(method, path, content=content, headers=headers, timeout=timeout) as response,
     ):
         if response.status_code != httpx.codes.OK:
-            message = error_message(_body(response)) or response.reason_phrase
-            kind = KINDS.get(response.status_code, TerminalError)
-            raise kind(f"HTTP {response.status_code} from {shown(response.url)}: {message}")
+            raise _refusal(response)
         yield response
+
+
+def _refusal(response: httpx.Response) -> TerminalError:
+    body = _body(response)
+    message = error_message(body) or response.reason_phrase
+    kind = KINDS.get(response.status_code, TerminalError)
+    if error_code(body) == "model_not_found":
+        kind = UnknownModel
+    return kind(f"HTTP {response.status_code} from {shown(response.url)}: {message}")
 
 
 def _body(response: httpx.Response) -> bytes:

@@ -99,6 +99,19 @@ def error_message(body: bytes) -> str:
             return one_line(body)
 
 
+def error_code(body: bytes) -> str | None:
+    """The code in OpenAI's error object."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    match content:
+        case {"error": {"code": str(code)}}:
+            return code
+        case _:
+            return None
+
+
 def one_line(text: bytes) -> str:
     """The text's beginning, its line breaks and indents become spaces."""
     line = " ".join(text.decode(errors="replace").split())

@@ -15,7 +15,7 @@ from server.terminal.client.admin import Admin, administered
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import errors_printed
 from server.terminal.flags import settings_or_exit
-from server.terminal.options import ApiKey, DaemonUrl
+from server.terminal.options import ApiKey, DaemonUrl, ModelName
 from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
 from server.terminal.text import bytes_text, fullness_text, recent_text
@@ -33,10 +33,10 @@ def cache() -> None:
 
 
 @app.command()
-def stats(url: DaemonUrl = None, api_key: ApiKey = "") -> None:
+def stats(model: ModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
     """Show what the cache holds, and how much it has saved."""
     with _daemon(url, api_key) as daemon:
-        counts = daemon.cache_stats()
+        counts = daemon.cache_stats(model)
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
         heads = ("slots", "total", "free", "cached", "held", "evicted", "tokens lost")
@@ -71,17 +71,19 @@ def clear(
             "responses (stored ones), with commas between them. Without it kv."
         ),
     ] = None,
+    model: ModelName = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Forget every prompt that no live request holds, in memory and on disk; or empty a disk
-    cache's directory, of all models.
+    """Forget every prompt of a model that no live request holds, in memory and on disk; or empty a
+    disk cache's directory, of all models.
     """
     if directory is not None:
-        _clear_directory(directory, {"--tiers": tiers, "--what": what, "--url": url})
+        others = {"--tiers": tiers, "--what": what, "--model": model, "--url": url}
+        _clear_directory(directory, others)
         return
     with _daemon(url, api_key) as daemon:
-        cleared = daemon.clear_cache(tiers, what)
+        cleared = daemon.clear_cache(tiers, what, model)
     freed = bytes_text(cleared.bytes_freed)
     typer.echo(f"{cleared.blocks_freed:,} blocks freed in memory, {freed}")
     typer.echo(f"forgotten: {_remembered_text(cleared.forgotten)}")
@@ -121,15 +123,18 @@ def probe(
     system: Annotated[str, typer.Option(help="The system prompt before it.")] = "",
     raw: Annotated[bool, typer.Option("--raw", help="A prompt of /v1/completions.")] = False,
     cache_salt: Annotated[str, typer.Option(help="As in the requests.")] = "",
+    model: ModelName = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Say how much of a prompt the cache has, and compute nothing."""
+    """Say how much of a prompt the cache has, and compute nothing; a model that is not loaded is
+    loaded for it.
+    """
     replace_bad_text()
     text = sys.stdin.read() if text is None else text
     asked = {"prompt": text} if raw else {"messages": _messages(system, text)}
     with _daemon(url, api_key) as daemon:
-        probed = daemon.probe_cache({**asked, "cache_salt": cache_salt})
+        probed = daemon.probe_cache({"model": model or "", "cache_salt": cache_salt, **asked})
     typer.echo(f"{probed.cached_tokens:,} of {probed.prompt_tokens:,} tokens are cached")
 
 

@@ -19,7 +19,10 @@ def chat(
     api_key: ApiKey = "",
     model: Annotated[
         str | None,
-        typer.Option(help="With --url its name there, or else the first one; without, as serve."),
+        typer.Option(
+            help="As the daemon that runs, or the server at --url, lists it; without it the first. "
+            "Where no daemon runs that has it: what the chat's own serves."
+        ),
     ] = None,
     system: Annotated[str, typer.Option(help="The system prompt.")] = "",
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,

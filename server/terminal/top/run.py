@@ -17,23 +17,23 @@ REDRAWS_PER_SECOND = 4
 LINES_WITHOUT_TERMINAL = 60
 
 
-def top(daemon: Admin, url: str) -> None:
-    """Raises TerminalError, also when the daemon ends."""
+def top(daemon: Admin, url: str, model: str | None) -> None:
+    """Of the model of that name, or the first. Raises TerminalError, also when the daemon ends."""
     replace_bad_text()
     if sys.stdout.isatty():
         with exiting_on(TERMINAL_ENDS):
-            _follow(daemon, url)
+            _follow(daemon, url, model)
     else:
         console = Console()
-        seen = Seen(daemon.picture(), 0.0, None)
+        seen = Seen(daemon.picture(model), 0.0, None)
         console.print(drawn(seen, url, Size(console.width, LINES_WITHOUT_TERMINAL)))
 
 
-def _follow(daemon: Admin, url: str) -> None:
+def _follow(daemon: Admin, url: str, model: str | None) -> None:
     """Draw until Ctrl-C."""
     console = Console()
     try:
-        with closing(daemon.pictures()) as pictures:
+        with closing(daemon.pictures(model)) as pictures:
             watch = Watch(next(pictures))
 
             def now_drawn() -> RenderableType:

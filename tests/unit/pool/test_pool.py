@@ -187,6 +187,27 @@ async def test_what_never_fits_is_refused_at_once(house: House) -> None:
     assert source.given_bytes == []
 
 
+async def test_what_is_loaded_at_start_is_measured_once_and_pushes_nothing_out(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, large, small = house.add("a", 60), house.add("b", 60), house.add("c", 40)
+    for name in house.sources:
+        await house.pool.preload(name)
+    assert [house.state(name) for name in "abc"] == [State.READY, State.UNLOADED, State.READY]
+    assert [each.n_measured for each in (first, large, small)] == [1, 1, 1]
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "b is not loaded at start"
+    ]
+    async with house.pool.using("b"):
+        assert large.n_measured == 1
+
+
+async def test_the_first_is_loaded_at_start_or_says_why_not(house: House) -> None:
+    house.add("a", 101)
+    with pytest.raises(NeverFits):
+        await house.pool.preload("a")
+
+
 async def test_a_load_that_fails_is_remembered_and_tried_again_later(house: House) -> None:
     source = house.add("a", 60)
     source.failure = ValueError("no weights")
