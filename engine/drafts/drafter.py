@@ -9,6 +9,9 @@ from engine.drafts.suffix_index import Proposal, SuffixIndex
 
 TokenIds: TypeAlias = tuple[int, ...]
 
+Forced: TypeAlias = Callable[[], TokenIds]
+"""What must follow a sequence's tokens now, as far as there is no choice."""
+
 TREE_TOKENS = 512
 """How far the tree is looked up at a time."""
 LOOKUP_TOKENS = 16
@@ -19,7 +22,8 @@ class Drafter:
     """Drafts one sequence's next tokens. Nothing is indexed before the first draft.
 
     Sources are asked in order, and the first that has anything is taken: the request's prediction,
-    what is cached behind the same tokens, the sequence's own text, other answers.
+    what is cached behind the same tokens, the sequence's own text, other answers. Where a guide
+    leaves no choice, a draft that goes on from there is taken, or else these tokens are.
     """
 
     def __init__(
@@ -28,10 +32,12 @@ class Drafter:
         prediction: TokenIds,
         known: Callable[[int], TokenIds],
         answers: Callable[[Sequence[int], int], Proposal],
+        forced: Forced,
     ) -> None:
         """`known`: up to so many tokens that are cached behind all tokens of the sequence.
         `answers`: what followed these tokens in other answers, up to so many.
         """
+        self._forced = forced
         self._prompt = prompt
         self._output = list[int]()
         self._known = known
@@ -57,11 +63,12 @@ class Drafter:
         """Up to `most` tokens that may come next. Asked twice, it gives the same."""
         if most < 1:
             return None
+        forced = self._forced()[:most]
         for source, propose in self._sources:
             found = propose(most)
-            if found.tokens:
+            if found.tokens and _goes_on(found.tokens, forced):
                 return Draft(found.tokens, source, found.matched)
-        return None
+        return Draft(forced, DraftSource.GRAMMAR) if forced else None
 
     def _from_prediction(self, most: int) -> Proposal:
         return self._prediction.propose(self._output, most)
@@ -99,3 +106,8 @@ class _Trail:
 
     def ahead(self, most: int) -> Proposal:
         return Proposal(self._tokens[self._at : self._at + most], self._at)
+
+
+def _goes_on(tokens: TokenIds, forced: TokenIds) -> bool:
+    """Whether they begin as they must, and say more than that."""
+    return not forced or (len(tokens) > len(forced) and tokens[: len(forced)] == forced)

@@ -4,7 +4,7 @@ from functools import partial
 
 from engine.drafts.acceptance import AcceptanceRates, SequenceRates
 from engine.drafts.answers import Answers
-from engine.drafts.drafter import Drafter
+from engine.drafts.drafter import Drafter, Forced
 from engine.drafts.speculation import NO_SPECULATION, LiveSpeculation, Speculation
 from engine.types.request import Request
 from kvstore.store import KVStore
@@ -15,8 +15,12 @@ from kvstore.types import Namespace
 class Speculator:
     """Drafts nothing: what `--speculate off` uses. This base class is the interface."""
 
-    def begin(self, request: Request, namespace: Namespace, tokens: Tokens) -> Speculation:
-        """The speculation of one of the request's sequences, of which `tokens` are the prompt."""
+    def begin(
+        self, request: Request, namespace: Namespace, tokens: Tokens, forced: Forced
+    ) -> Speculation:
+        """The speculation of one of the request's sequences, of which `tokens` are the prompt, and
+        which has no choice but to go on with what is `forced`.
+        """
         return NO_SPECULATION
 
     def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
@@ -37,15 +41,17 @@ class LiveSpeculator(Speculator):
         self._answers = Answers()
         self._rates = AcceptanceRates()
 
-    def begin(self, request: Request, namespace: Namespace, tokens: Tokens) -> Speculation:
-        is_guided = request.constraint is not None or request.thinking_budget is not None
-        if not request.speculate or request.max_tokens <= 1 or is_guided:
+    def begin(
+        self, request: Request, namespace: Namespace, tokens: Tokens, forced: Forced
+    ) -> Speculation:
+        if not request.speculate or request.max_tokens <= 1:
             return NO_SPECULATION
         drafter = Drafter(
             request.prompt,
             request.prediction,
             partial(self._store.continuation, namespace, tokens),
             partial(self._answers.propose, namespace),
+            forced,
         )
         return LiveSpeculation(drafter, SequenceRates(self._rates))
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
+from engine.constraints.drafted import forced_tokens
 from engine.constraints.guide import FreeGuide, Guide, GuideFactory
 from engine.drafts.speculator import Speculator
 from engine.output.output import OutputFactory
@@ -72,7 +74,7 @@ class SequenceFactory:
         first: LiveSequence | None = None
         namespace = self._namespaces.of(request.cache_salt, request.adapter)
         for index in range(request.n):
-            tokens = submission.prompts[index]
+            tokens, guide = submission.prompts[index], submission.guides[index]
             sequence = LiveSequence(
                 id=SequenceId(next(self._ids)),
                 index=index,
@@ -82,10 +84,12 @@ class SequenceFactory:
                 output=self._outputs.new(request),
                 seed=base_seed + index,
                 stop_token_ids=self._outputs.stop_token_ids(request),
-                guide=submission.guides[index],
+                guide=guide,
                 block_hashes=submission.block_hashes,
                 first=first,
-                speculation=self._speculator.begin(request, namespace, tokens),
+                speculation=self._speculator.begin(
+                    request, namespace, tokens, partial(forced_tokens, guide)
+                ),
             )
             first = first or sequence
             yield sequence

@@ -100,7 +100,7 @@ class Workload:
         tokens = Tokens(self._prompt)
         continuation = partial(self._store.continuation, NAMESPACE, tokens)
         answers = partial(self._answers.propose, NAMESPACE)
-        drafter = Drafter(tuple(self._prompt), (), continuation, answers)
+        drafter = Drafter(tuple(self._prompt), (), continuation, answers, tuple)
         lookup = _seconds(partial(continuation, TREE_TOKENS))
         drafts, accepting, n_found = [], 0.0, 0
         drafter.accept(0)  # the tree's answer goes on in another way, so that all else is asked

@@ -43,6 +43,7 @@ class Happening(StrEnum):
     MIXED = "turns in which sequences of several adapters ran"
     DRAFT_ACCEPTED = "draft tokens accepted"
     DRAFT_REJECTED = "draft tokens rejected"
+    GUIDED_DRAFT_ACCEPTED = "draft tokens accepted that a grammar leads"
     CLIENT_SLOT = "sequences preempted for another client's slot"
     CLIENT_BLOCKS = "sequences preempted for another client's blocks"
 

@@ -284,6 +284,9 @@ class Simulation:
             if event.usage is not None:
                 self.census[Happening.DRAFT_ACCEPTED] += event.usage.accepted_draft_tokens
                 self.census[Happening.DRAFT_REJECTED] += event.usage.rejected_draft_tokens
+                if receiver.request.constraint is not None:
+                    n_accepted = event.usage.accepted_draft_tokens
+                    self.census[Happening.GUIDED_DRAFT_ACCEPTED] += n_accepted
             if event.pooled and event.usage is not None:
                 self.census[Happening.POOLED] += 1
                 self.census[Happening.POOLED_SHARED] += event.usage.cached_tokens > 0

@@ -31,6 +31,7 @@ class Answers:
     clock: list[float]
     waits: list[float] = field(default_factory=list)
     asked: list[Matcher] = field(default_factory=list)
+    ahead: Callable[[LookAhead], tuple[Allowed, ...] | None] = lambda question: None
     n_words: int = mask_words(VOCAB_SIZE)
 
     def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
@@ -38,7 +39,9 @@ class Answers:
         self.asked.append(matcher)
 
     def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
-        raise AssertionError("nothing is drafted")
+        if question.matcher.answer is None:
+            self.ask(sequence, client, question.matcher)
+        question.answers = self.ahead(question)
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None: ...
 
@@ -150,6 +153,48 @@ def test_a_step_that_has_mostly_waited_teaches_nothing(late: PipelineHarness) ->
     late.clock[0] -= 1 - ALONE_SECONDS / 2  # this step takes half of what is waited
     late.turn()
     took.assert_called_once()
+
+
+class TestGuidedDrafts:
+    """Of a grammar that allows anything."""
+
+    N_TOKENS = 30
+
+    def said(
+        self, script: Sequence[int], ahead: Callable[[LookAhead], tuple[Allowed, ...] | None]
+    ) -> tuple[list[int], PipelineHarness]:
+        harness = PipelineHarness(ANYTHING)
+        harness.answers.ahead = ahead
+        harness.ask("held", 5, self.N_TOKENS)
+        harness.harness.speculate("held", ScriptedDrafter(script))
+        for _ in range(2 * self.N_TOKENS):
+            harness.turn()
+        return [token for event in harness.events for token in event.token_ids], harness
+
+    @pytest.fixture
+    def truth(self) -> list[int]:
+        said, harness = self.said([], lambda question: None)
+        assert len(harness.answers.asked) >= self.N_TOKENS
+        return said
+
+    def test_masks_are_asked_for_along_a_draft_and_for_the_last_token(
+        self, truth: list[int]
+    ) -> None:
+        said, harness = self.said(truth, lambda question: (ANYTHING,) * len(question.tokens))
+        assert said == truth
+        assert len(harness.answers.asked) < self.N_TOKENS // 2
+
+    def test_what_is_not_known_in_time_costs_the_drafts_alone(self, truth: list[int]) -> None:
+        said, harness = self.said(truth, lambda question: None)
+        assert said == truth
+        assert max(harness.answers.waits) <= LATE_SHARE
+        usages = [event.usage for event in harness.events if event.usage is not None]
+        assert not any(usage.accepted_draft_tokens for usage in usages)
+
+    def test_as_much_of_a_draft_is_verified_as_is_known(self, truth: list[int]) -> None:
+        said, harness = self.said(truth, lambda question: (ANYTHING,))
+        assert said == truth
+        assert len(harness.answers.asked) > self.N_TOKENS // 3
 
 
 class TestDrafts:

@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 
 from engine.constraints.worker.grammar import first_line
 
-MOST_FORCED = 64
+MOST_FORCED = 32
 """Tokens that are told beside a mask: more are never verified in one step."""
 
 

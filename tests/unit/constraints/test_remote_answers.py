@@ -2,7 +2,14 @@
 
 import pytest
 
-from engine.constraints.matcher import Allowed, Complete, Refused
+from engine.constraints.matcher import (
+    Allowed,
+    Complete,
+    LookAhead,
+    Matcher,
+    Refused,
+    Unanswerable,
+)
 from engine.constraints.remote.answers import (
     ALLOWED_SECONDS,
     QUICK_LIMIT_SECONDS,
@@ -12,6 +19,7 @@ from engine.constraints.remote.answers import (
     TOO_COSTLY,
 )
 from engine.constraints.remote.wire import Message, Said
+from engine.step.plan import SequenceId
 from tests.unit.constraints.told import BITS, Told, matcher
 
 
@@ -147,3 +155,135 @@ def test_the_masks_of_a_sequence_together_have_a_limit(told: Told) -> None:
     told.process(0).mask(opened["id"], 1, BITS, 0.03)
     told.wait()
     assert one.answer == Refused(TOO_COSTLY)
+
+
+def drafted(told: Told, one: Matcher, *tokens: int) -> LookAhead:
+    question = LookAhead(one, tokens)
+    told.answers.look_ahead(SequenceId(0), "a", question)
+    return question
+
+
+def test_a_draft_is_asked_about_behind_its_matcher(told: Told) -> None:
+    one = matcher(tokens=(7,))
+    question = drafted(told, one, 8, 9)
+    opened, asked = told.asked(0)
+    assert (opened["do"], opened["tokens"]) == ("open", [7])
+    assert (asked["do"], asked["id"], asked["tokens"]) == ("ahead", opened["id"], [8, 9])
+    assert asked["seconds"] == QUICK_LIMIT_SECONDS
+    told.process(0).mask(opened["id"], 1, BITS, forced=(8,))
+    told.wait()
+    assert isinstance(one.answer, Allowed)
+    assert one.answer.forced == (8,)
+    assert question.answers is None
+    told.process(0).ahead(asked, BITS, 0.25, is_complete=True)
+    told.wait()
+    match question.answers:
+        case (Allowed(mask=mask), Complete()):
+            assert mask.tolist() == [5]
+        case other:
+            raise AssertionError(other)
+    assert (one.seconds, one.draft_seconds) == (0.0, 0.25)
+    assert len(told.seconds) == 1, "what drafts take is no mask that a row waited for"
+
+
+def test_a_matcher_knows_what_was_found_out_along_a_draft_that_comes_true(told: Told) -> None:
+    one = matcher()
+    one.ahead = drafted(told, one, 8, 9)
+    _, asked = told.asked(0)
+    told.process(0).ahead(asked, BITS + BITS)
+    told.wait()
+    one.accept(8)
+    assert isinstance(one.answer, Allowed)
+    one.accept(5)
+    assert one.answer is None
+    told.ask(0, "a", one)
+    (stepped,) = told.asked(0)
+    assert stepped["tokens"] == [8, 5]
+
+
+def test_only_the_last_draft_of_a_sequence_is_answered(told: Told) -> None:
+    one = matcher()
+    first, second = drafted(told, one, 8), drafted(told, one, 9)
+    assert first.answers == ()
+    _, early, late = told.asked(0)
+    told.process(0).ahead(early, BITS)
+    told.wait()
+    assert second.answers is None
+    told.process(0).ahead(late, BITS)
+    told.wait()
+    assert second.answers is not None
+    assert len(second.answers) == 1
+
+
+def test_a_draft_that_no_token_of_concerns_the_grammar_asks_for_its_matcher_alone(
+    told: Told,
+) -> None:
+    question = drafted(told, matcher())
+    assert question.answers == ()
+    assert [said["do"] for said in told.asked(0)] == ["open"]
+
+
+def test_a_draft_of_who_has_gone_is_given_up(told: Told) -> None:
+    question = drafted(told, matcher(), 8)
+    told.answers.retain(lambda sequence: False)
+    assert question.answers == ()
+
+
+def test_masks_of_another_length_make_no_sense_along_a_draft(told: Told) -> None:
+    question = drafted(told, matcher(), 8)
+    _, asked = told.asked(0)
+    told.process(0).ahead(asked, BITS + b"1")
+    told.wait()
+    assert question.answers == ()
+    assert [said["do"] for said in told.asked(1)] == ["open"], "the draft is not asked about again"
+
+
+def test_tokens_that_no_mask_has_make_no_sense(told: Told) -> None:
+    told.ask(0, "a", matcher())
+    (opened,) = told.asked(0)
+    told.process(0).mask(opened["id"], 0, BITS, forced=(32,))
+    told.wait()
+    assert len(told.asked(1)) == 1
+
+
+def test_a_draft_that_keeps_others_waiting_moves_its_client(told: Told) -> None:
+    one = matcher()
+    drafted(told, one, 8)
+    opened, asked = told.asked(0)
+    told.process(0).mask(opened["id"], 0, BITS)
+    told.process(0).ahead(asked, b"", QUICK_SECONDS + 0.01)
+    told.wait()
+    drafted(told, one, 8)
+    assert [said["do"] for said in told.asked(1)] == ["open", "ahead"]
+
+
+def test_a_draft_that_ends_a_process_refuses_nobody_and_is_the_last(told: Told) -> None:
+    one = matcher(trial_seconds=1.0)
+    question = drafted(told, one, 8)
+    _, asked = told.asked(0)
+    told.lose(0, asked)
+    assert question.answers == ()
+    assert one.refusal is None
+    assert drafted(told, one, 8).answers == ()
+    (again,) = told.asked(1)
+    assert again["do"] == "open"
+    told.lose(1, again)
+    assert one.answer == Refused(TOO_COSTLY), "without a draft it is the grammar"
+
+
+def test_drafts_of_a_sequence_together_have_a_limit_that_refuses_nobody(told: Told) -> None:
+    one = matcher()
+    drafted(told, one, 8)
+    opened, asked = told.asked(0)
+    told.process(0).mask(opened["id"], 0, BITS)
+    told.process(0).ahead(asked, BITS, ALLOWED_SECONDS + 0.01)
+    told.wait()
+    assert isinstance(one.answer, Allowed)
+    assert drafted(told, one, 8).answers == ()
+
+
+def test_a_draft_is_given_up_where_no_process_can_be_started(told: Told) -> None:
+    told.starts.is_possible = False
+    one = matcher()
+    assert drafted(told, one, 8).answers == ()
+    assert isinstance(one.answer, Unanswerable)

@@ -3,11 +3,13 @@
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from engine.constraints.remote.wire import (
+    Ahead,
     Answered,
     Mask,
     Message,
@@ -58,6 +60,10 @@ def stepping(number: int, *tokens: int) -> Message:
     return {**job, "tokens": list(tokens)}
 
 
+def drafting(number: int, question: int, *tokens: int) -> Message:
+    return {**stepping(number, *tokens), "do": "ahead", "question": question}
+
+
 class TickingClock:
     """Between two looks at it two turns are over."""
 
@@ -71,9 +77,22 @@ class TickingClock:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
+    with served(TickingClock()) as client:
+        yield client
+
+
+@pytest.fixture
+def patient() -> Iterator[Client]:
+    """Of a service for which no time passes."""
+    with served(lambda: 0.0) as client:
+        yield client
+
+
+@contextmanager
+def served(clock: Callable[[], float]) -> Iterator[Client]:
     ours, theirs = socket.socketpair()
     ours.settimeout(60)
-    service = Service(theirs, demo_tokenizer(END), TickingClock())
+    service = Service(theirs, demo_tokenizer(END), clock)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signal, "setitimer", lambda which, seconds: None)  # it would end the tests
         thread = threading.Thread(target=service.run)
@@ -173,3 +192,53 @@ def test_a_matcher_that_is_closed_is_let_go() -> None:
         assert len(service._open) == 1
         service._take({"do": "close", "id": 1})
         assert not service._open
+
+
+def test_a_draft_is_followed_and_the_matcher_is_as_before(patient: Client) -> None:
+    tokenizer = demo_tokenizer(END)
+    a, b, c = (tokenizer.tokenize_str(one)[0] for one in "abc")
+    patient.post(opening(1, "a[bc]{2}"), drafting(1, 7, a, b, c, c), drafting(1, 8, a, a))
+    before = patient.answer()
+    assert patient.begun == [1]
+    draft, wrong = patient.answer(), patient.answer()
+    assert isinstance(draft, Ahead)
+    assert isinstance(wrong, Ahead)
+    assert (draft.question, draft.is_complete) == (7, True)
+    patient.post(stepping(1, a), stepping(1, b))
+    assert draft.bits == b"".join(told_mask(patient.answer()) for _ in range(2))
+    assert (wrong.question, wrong.is_complete) == (8, False)
+    assert wrong.bits == draft.bits[: len(wrong.bits)]
+    patient.post(opening(2, "a[bc]{2}"))
+    assert told_mask(patient.answer()) == told_mask(before)
+
+
+def told_mask(answer: Answered | Report) -> bytes:
+    assert isinstance(answer, Mask)
+    return answer.bits
+
+
+def test_a_draft_takes_no_longer_than_a_turn(client: Client) -> None:
+    (a,) = demo_tokenizer(END).tokenize_str("a")
+    client.post(opening(1, "a*"), drafting(1, 7, a, a))
+    client.answer()
+    draft = client.answer()
+    assert isinstance(draft, Ahead)
+    assert (draft.bits, draft.is_complete) == (b"", False)
+
+
+def test_a_draft_of_a_grammar_that_could_not_be_opened_has_no_masks(patient: Client) -> None:
+    patient.post(opening(1, "("), drafting(1, 7, 3))
+    assert isinstance(patient.answer(), Report)
+    draft = patient.answer()
+    assert isinstance(draft, Ahead)
+    assert draft.bits == b""
+
+
+def test_what_must_follow_is_told_beside_the_mask(patient: Client) -> None:
+    said = demo_tokenizer(END).tokenize_str("yes, of course")
+    patient.post(opening(1, "yes, of course|no"))
+    patient.post(stepping(1, said[0]), stepping(1, said[1]), stepping(1, *said[2:5]))
+    for n_said in (0, 1, 2, 5):
+        mask = patient.answer()
+        assert isinstance(mask, Mask)
+        assert mask.forced == (tuple(said[n_said:]) if n_said else ())

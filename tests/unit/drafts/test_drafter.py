@@ -40,8 +40,10 @@ def drafter(
     prediction: tuple[int, ...] = (),
     known: Cached | None = None,
     answers: Iterable[int] = (),
+    forced: tuple[int, ...] = (),
 ) -> Drafter:
-    return Drafter(prompt, prediction, known or Cached(), Remembered(SuffixIndex(answers)))
+    remembered = Remembered(SuffixIndex(answers))
+    return Drafter(prompt, prediction, known or Cached(), remembered, lambda: forced)
 
 
 def accept(subject: Drafter, tokens: Iterable[int]) -> None:
@@ -179,3 +181,12 @@ def test_drafting_changes_nothing(
         for each in (subject, often, seldom, never):
             each.accept(token_id)
     assert often.draft(most) == seldom.draft(most) == never.draft(most)
+
+
+def test_what_a_guide_forces_is_drafted_where_no_other_source_goes_on_from_there() -> None:
+    assert drafter(forced=(1, 2, 3)).draft(2) == Draft((1, 2), DraftSource.GRAMMAR)
+    for prediction in ((1, 2), (1, 5, 3, 4)):
+        subject = drafter(prediction=prediction, forced=(1, 2))
+        assert subject.draft(9) == Draft((1, 2), DraftSource.GRAMMAR)
+    subject = drafter(prediction=(1, 2, 3), forced=(1, 2))
+    assert subject.draft(9) == Draft((1, 2, 3), DraftSource.PREDICTION)
