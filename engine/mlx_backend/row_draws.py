@@ -1,12 +1,15 @@
 """What a step samples of each row, and how much of that counts."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+
+import mlx.core as mx
 
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.step.plan import SampledToken
+from engine.step.plan import SampledToken, SequenceId, StepMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,83 @@ def ranges(draws: Sequence[RowDraws]) -> list[range]:
     """Which of all draws, one row's behind another's, are each row's."""
     bounds = accumulate((one.n for one in draws), initial=0)
     return [range(first, stop) for first, stop in pairwise(bounds)]
+
+
+@dataclass(slots=True)
+class StepDraws:
+    """All draws of a step, one row's behind another's, and the logits of each: `[draws, vocab]`, in
+    several arrays.
+    """
+
+    rows: list[RowDraws] = field(default_factory=list)
+    _logits: list[mx.array] = field(default_factory=list)
+
+    def add(self, rows: Sequence[RowDraws], logits: mx.array) -> None:
+        self.rows += rows
+        self._logits.append(logits)
+
+    def keep(self, late: Collection[SequenceId]) -> list[mx.array]:
+        """Rows whose masks are late do not sample in this step: they keep the logits behind their
+        last own token. Returns these, to be evaluated.
+        """
+        kept = [(one, own) for one, own in self._ranges() if one.row.sequence_id in late]
+        if not kept:
+            return []
+        logits = self.logits()
+        found = [mx.contiguous(logits[own.start : own.start + 1]) for _, own in kept]
+        for (one, _), its_logits in zip(kept, found, strict=True):
+            one.first(1).row.logits = its_logits
+        self._reduce([pair for pair in self._ranges() if pair[0].row.sequence_id not in late])
+        return found
+
+    def limit(self, masks: StepMasks) -> None:
+        """Of a row with masks as many draws take place as it has."""
+        n_masks = Counter(masks.sequence_ids)
+        counts = [n_masks.get(one.row.sequence_id, one.n) for one in self.rows]
+        pairs = zip(self._ranges(), counts, strict=True)
+        self._reduce([(one.first(n), own[:n]) for (one, own), n in pairs])
+
+    def logits(self) -> mx.array:
+        """Of all draws."""
+        return self._logits[0] if len(self._logits) == 1 else mx.concatenate(self._logits)
+
+    def drop_logits(self) -> None:
+        """They have been read."""
+        self._logits.clear()
+
+    def states(self) -> list[SamplingRow]:
+        """Of all draws."""
+        return [state for one in self.rows for state in one.states()]
+
+    def masked(self, masks: StepMasks) -> list[int]:
+        """The draw that each mask is for."""
+        draws = {one.row.sequence_id: iter(own) for one, own in self._ranges()}
+        return [next(draws[sequence_id]) for sequence_id in masks.sequence_ids]
+
+    def firsts(self) -> list[int]:
+        """The first draw of each row."""
+        return [own.start for own in ranges(self.rows)]
+
+    def counted(
+        self, drawn: Sequence[SampledToken | None]
+    ) -> Iterator[tuple[RowDraws, tuple[SampledToken, ...] | None]]:
+        """See `RowDraws.counted`; `drawn`: the token of each draw."""
+        for one, own in self._ranges():
+            yield one, one.counted(drawn[own.start : own.stop])
+
+    def _ranges(self) -> list[tuple[RowDraws, range]]:
+        return list(zip(self.rows, ranges(self.rows), strict=True))
+
+    def _reduce(self, stay: Sequence[tuple[RowDraws, range]]) -> None:
+        """`stay`: what is left of the rows, and which draws these are now."""
+        indices = [index for _, own in stay for index in own]
+        self._logits = [rows_of(self.logits(), indices)] if indices else []
+        self.rows = [one for one, _ in stay]
+
+
+def rows_of(array: mx.array, rows: Sequence[int]) -> mx.array:
+    """Some rows of an array, in order: the array itself where these are all."""
+    return array if len(rows) == len(array) else array[mx.array(list(rows))]
 
 
 def _is(token: SampledToken | None, draft: int) -> bool:

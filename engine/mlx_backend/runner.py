@@ -1,9 +1,8 @@
 """The model runner: a step's ops, prompt chunks, decodes and samples on the device."""
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +13,7 @@ from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardBatch
 from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
-from engine.mlx_backend.row_draws import RowDraws, ranges
+from engine.mlx_backend.row_draws import RowDraws, StepDraws, rows_of
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.mlx_backend.storage.storage import NO_READS, PendingReads
 from engine.step.plan import (
@@ -40,14 +39,12 @@ NO_VECTOR = "the model's hidden states are no numbers"
 class _SubmittedStep:
     """A step that has been submitted and not collected.
 
-    `rest`: its forwards that have not been launched. `sampling`: the rows that sample, and `logits`
-    one for each of their draws, `[draws, vocab]`, in several arrays. Once `awaited` have been
-    evaluated, all of the step is computed.
+    `rest`: its forwards that have not been launched. Once `awaited` have been evaluated, all of the
+    step is computed.
     """
 
     rest: Iterator[PendingForward] = field(default_factory=lambda: iter(()))
-    sampling: list[RowDraws] = field(default_factory=list)
-    logits: list[mx.array] = field(default_factory=list)
+    draws: StepDraws = field(default_factory=StepDraws)
     scored: dict[SequenceId, list[Scored]] = field(default_factory=dict)
     pooled: list[PendingVectors] = field(default_factory=list)
     awaited: list[mx.array] = field(default_factory=list)
@@ -101,8 +98,8 @@ class MlxRunner:
         try:
             self._launch.finish(step.rest)
             ruled_out = masks()
-            self._keep(step, ruled_out.late)
-            if step.sampling:
+            step.awaited += step.draws.keep(ruled_out.late)
+            if step.draws.rows:
                 self._draw(step, ruled_out)
         except Exception:
             self._in_flight.pop()
@@ -150,8 +147,7 @@ class MlxRunner:
         for batch in forwards.sampling:
             yield self._compute(step, inputs, batch)
         for row, logits in self._batch.take_kept(plan.kept):
-            step.logits.append(logits)
-            step.sampling.append(RowDraws(row))
+            step.draws.add([RowDraws(row)], logits)
         self._storage.execute(plan.after)
         if saved := self._storage.states.unevaluated():
             yield step.pending(saved)
@@ -178,12 +174,12 @@ class MlxRunner:
             step.pooled.append(self._pooler.rows(computed, pooled, ids))
             arrays.append(step.pooled[-1].vectors)
         if sampled:
-            step.logits.append(_rows_of(computed.logits, sampled))
-            step.sampling += [
+            rows = [
                 RowDraws(inputs.rows[index], inputs.drafts.get(index, ()))
                 for index in dict.fromkeys(read[at] for at in sampled)
             ]
-            arrays.append(step.logits[-1])
+            arrays.append(rows_of(computed.logits, sampled))
+            step.draws.add(rows, arrays[-1])
         return step.pending(arrays, computed.first_layer)
 
     def _pool(
@@ -230,74 +226,28 @@ class MlxRunner:
         mx.async_eval(step.reads.arrays())
         step.awaited += step.reads.arrays()
 
-    def _keep(self, step: _SubmittedStep, late: Collection[SequenceId]) -> None:
-        """Rows whose masks are late do not sample in this step: they keep their logits."""
-        if not late:
-            return
-        together = _together(step.logits)
-        stay, rows = list[RowDraws](), list[int]()
-        for draws, own in zip(step.sampling, ranges(step.sampling), strict=True):
-            if draws.row.sequence_id not in late:
-                stay.append(draws)
-                rows += own
-                continue
-            row = draws.first(1).row
-            row.logits = mx.contiguous(together[own.start : own.start + 1])
-            step.awaited.append(row.logits)
-        step.sampling = stay
-        step.logits = [together[mx.array(rows)]] if rows else []
-
     def _draw(self, step: _SubmittedStep, masks: StepMasks) -> None:
-        logits = _logits_to_draw(step, masks)
-        states = [state for draws in step.sampling for state in draws.states()]
+        draws = step.draws
+        draws.limit(masks)
         drawn = step.drawn = self._sampler.sample(
-            logits, states, masks.masks, _masked(step.sampling, masks)
+            draws.logits(), draws.states(), masks.masks, draws.masked(masks)
         )
-        firsts = [own.start for own in ranges(step.sampling)]
-        rows = [draws.row for draws in step.sampling]
-        self._batch.set_next_tokens(rows, _rows_of(drawn.tokens, firsts))
+        rows = [one.row for one in draws.rows]
+        self._batch.set_next_tokens(rows, rows_of(drawn.tokens, draws.firsts()))
         mx.async_eval(drawn.arrays())
         step.awaited += drawn.arrays()
-        step.logits = []
+        draws.drop_logits()
 
     def _go_on(self, step: _SubmittedStep, result: StepResult) -> None:
         """Rows with drafts go on behind what counts: only now is that known."""
         rows = [
-            draws.row
-            for draws in step.sampling
-            if draws.drafts and draws.row.sequence_id in result.sampled
+            one.row
+            for one in step.draws.rows
+            if one.drafts and one.row.sequence_id in result.sampled
         ]
         if rows:
             lasts = [result.sampled[row.sequence_id][-1].token_id for row in rows]
             self._batch.set_next_tokens(rows, mx.array(lasts, dtype=mx.uint32))
-
-
-def _together(logits: list[mx.array]) -> mx.array:
-    return logits[0] if len(logits) == 1 else mx.concatenate(logits)
-
-
-def _rows_of(array: mx.array, rows: Sequence[int]) -> mx.array:
-    """Some rows of an array, in order: the array itself where these are all."""
-    return array if len(rows) == len(array) else array[mx.array(list(rows))]
-
-
-def _logits_to_draw(step: _SubmittedStep, masks: StepMasks) -> mx.array:
-    """The logits of the draws that take place: of a row with masks as many as it has."""
-    n_masks = Counter(masks.sequence_ids)
-    before = ranges(step.sampling)
-    step.sampling = [
-        draws.first(n_masks.get(draws.row.sequence_id, draws.n)) for draws in step.sampling
-    ]
-    stay = [own[: draws.n] for own, draws in zip(before, step.sampling, strict=True)]
-    return _rows_of(_together(step.logits), list(chain.from_iterable(stay)))
-
-
-def _masked(sampling: Sequence[RowDraws], masks: StepMasks) -> list[int]:
-    """The draw that each mask is for."""
-    draws = {
-        one.row.sequence_id: iter(own) for one, own in zip(sampling, ranges(sampling), strict=True)
-    }
-    return [next(draws[sequence_id]) for sequence_id in masks.sequence_ids]
 
 
 def _result(step: _SubmittedStep) -> StepResult:
@@ -313,11 +263,10 @@ def _result(step: _SubmittedStep) -> StepResult:
     pooled = dict[SequenceId, Vector](one for part in step.pooled for one in part.read())
     failed |= {id: NO_VECTOR for id, vector in pooled.items() if not np.isfinite(vector).all()}
     tokens = step.drawn.read() if step.drawn is not None else []
-    for draws, own in zip(step.sampling, ranges(step.sampling), strict=True):
-        counted = draws.counted(tokens[own.start : own.stop])
+    for one, counted in step.draws.counted(tokens):
         if counted is None:
-            failed[draws.row.sequence_id] = UNUSABLE
+            failed[one.row.sequence_id] = UNUSABLE
         else:
-            draws.accept(counted)
-            sampled[draws.row.sequence_id] = counted
+            one.accept(counted)
+            sampled[one.row.sequence_id] = counted
     return StepResult(sampled, scored, failed, step.reads.parts(), pooled)
