@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from engine.drafts.draft import Draft, DraftSource
+from engine.drafts.draft import Draft
+from engine.types.draft import DraftSource
 
 MOST_DRAFT_TOKENS = 32
 """Of one row, in one step."""

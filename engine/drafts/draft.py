@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 
 from engine.types.draft import DraftSource
 
-__all__ = ["Draft", "DraftSource"]
-
 
 @dataclass(frozen=True, slots=True)
 class Draft:

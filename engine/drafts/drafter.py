@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from engine.drafts.draft import Draft, DraftSource
+from engine.drafts.draft import Draft
 from engine.drafts.prediction import Prediction
 from engine.drafts.suffix_index import Proposal, SuffixIndex
+from engine.types.draft import DraftSource
 
 TokenIds: TypeAlias = tuple[int, ...]
 

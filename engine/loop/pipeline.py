@@ -66,6 +66,7 @@ class Pipeline:
         self._scheduler = scheduler
         self._latency = latency
         self._began = 0.0  # of the clock: when the device was free for the step in flight
+        self._follows = False  # the next step follows one that has just been collected
         self._filled: list[int] = []  # the numbers of the steps that have been filled in since then
         self._step_seconds = 0.0  # of the last step, without what it waited
         self._waited_seconds = 0.0  # in the step in flight
@@ -90,6 +91,7 @@ class Pipeline:
         result = self._collect(plan)
         if isinstance(result, Failure):
             return self._fail(plan, result)
+        self._follows = True  # so what the device waits for a plan is part of its time
         return self._commit(plan, result, began)
 
     def advance(self, plan: StepPlan) -> list[OutputEvent]:
@@ -102,7 +104,9 @@ class Pipeline:
         self._ask()
         self._look_ahead(plan)
         before, self._in_flight = self._in_flight, NO_STEP
-        began, self._began = self._began, self._latency.now()
+        began, follows, self._follows = self._began, self._follows, False
+        if not follows:
+            self._began = self._latency.now()
         if not before.is_due:
             self._filled = []
         if plan.is_filling:  # at its submission, while the step before has the device

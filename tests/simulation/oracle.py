@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from random import Random
 
-from engine.drafts.draft import Draft, DraftSource
+from engine.drafts.draft import Draft
+from engine.types.draft import DraftSource
 
 
 class Oracle:

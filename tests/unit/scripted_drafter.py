@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine.drafts.draft import Draft, DraftSource
+from engine.drafts.draft import Draft
+from engine.types.draft import DraftSource
 
 
 class ScriptedDrafter:

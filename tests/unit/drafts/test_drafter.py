@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafts.draft import Draft, DraftSource
+from engine.drafts.draft import Draft
 from engine.drafts.drafter import LOOKUP_TOKENS, Drafter
 from engine.drafts.suffix_index import FARTHER_TOKENS, Proposal, SuffixIndex
+from engine.types.draft import DraftSource
 
 PROMPT = tuple(range(100, 140))
 
