@@ -41,7 +41,8 @@ def record(id: str = "r", **fields: Any) -> RequestRecord:
 
 def token(index: int = 0, n_tokens: int = 1, *, ends: bool = False) -> OutputEvent:
     reason = FinishReason.STOP if ends else None
-    return OutputEvent("r", index, token_ids=(7,) * n_tokens, finish_reason=reason)
+    usage = Usage(10, 0, n_tokens, accepted_draft_tokens=n_tokens - 1) if ends else None
+    return OutputEvent("r", index, token_ids=(7,) * n_tokens, finish_reason=reason, usage=usage)
 
 
 def admission(index: int = 0, cached_tokens: int = 0) -> OutputEvent:
@@ -67,8 +68,8 @@ def test_a_request_is_live_until_it_is_over(tracker: RequestTracker, clock: Cloc
         clock.now += 1
         tracked.note(token())
         clock.now += 4
-        tracked.note(token(n_tokens=7))
-        tracked.note(token(ends=True))
+        tracked.note(token(n_tokens=5))
+        tracked.note(token(n_tokens=3, ends=True))
         clock.now += 10  # for which the client reads
     assert not tracker.live
     (over,) = tracker.finished()
@@ -82,6 +83,7 @@ def test_a_request_is_live_until_it_is_over(tracker: RequestTracker, clock: Cloc
         "prompt_tokens": 10,
         "cached_tokens": 6,
         "output_tokens": 9,
+        "accepted_draft_tokens": 2,
         "first_token_seconds": 2.0,
         "tokens_per_second": 2.0,
         "number": 1,
