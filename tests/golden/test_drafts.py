@@ -141,7 +141,7 @@ def _logprobs(said: Sequence[SampledToken]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize(("family", "attention"), CASES, ids="-".join)
+@pytest.mark.parametrize(("family", "attention"), CASES)
 def test_what_is_said_with_drafts_is_what_is_said_without(
     served_of: Callable[[str], Served], family: str, attention: str
 ) -> None:
@@ -173,7 +173,7 @@ def test_with_masks_by_kv_head(tmp_path: Path) -> None:
     expect_alike(drafted, plain)
 
 
-@pytest.mark.parametrize(("family", "attention"), CASES, ids="-".join)
+@pytest.mark.parametrize(("family", "attention"), CASES)
 def test_what_rejected_drafts_have_written_is_never_seen(
     served_of: Callable[[str], Served],
     peer_of: Callable[[str], Module],
