@@ -200,9 +200,10 @@ class Pipeline:
         """
         rows = [s for s in map(self._scheduler.sequence, plan.sampling()) if s is not None]
         self._settled = self._scheduler.settle()  # what is known already
+        began = self._latency.now()
         if any(sequence.unanswered for sequence in rows):
             self._await_answers(rows, len(list(plan.rows())))
-        self._await_drafts()
+        self._await_drafts(began + LATE_SHARE * self._step_seconds)
         late, draws = list[SequenceId](), list[_Draw]()
         for sequence in rows:
             sequence.keeps_logits = False
@@ -234,11 +235,11 @@ class Pipeline:
             for behind, choice in enumerate(choices)
         ]
 
-    def _await_drafts(self) -> None:
-        """Wait for what may follow drafts. What is late by then is not drawn."""
+    def _await_drafts(self, until: float) -> None:
+        """Wait for what may follow drafts, until then. What is late is not drawn."""
         drafted = [draft for draft in self._drafted.values() if not draft.is_known]
         if drafted:
-            seconds = LATE_SHARE * self._step_seconds
+            seconds = max(until - self._latency.now(), 0.0)
             self._wait(lambda: all(draft.is_known for draft in drafted), seconds)
             self._settled += self._scheduler.settle()
 
