@@ -143,6 +143,11 @@ class LiveSequence:
         return self.request.max_tokens - self.output_tokens
 
     @property
+    def has_said_all(self) -> bool:
+        """Whether all its tokens are generated; the last is not read yet."""
+        return self.unread is not None and self.lacks_tokens == 0
+
+    @property
     def is_live(self) -> bool:
         return self.status is not Status.FINISHED
 
