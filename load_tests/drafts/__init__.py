@@ -1,0 +1,1 @@
+"""What drafts bring and cost: loads with and without them, in one daemon."""
