@@ -124,8 +124,7 @@ def assemble(
 
 
 def _speculator(config: EngineConfig, store: KVStore) -> Speculator:
-    """A model with recurrent layers is not drafted: its states cannot be rewound."""
-    return LiveSpeculator(store) if config.speculate == "auto" and store.rewinds else NO_SPECULATOR
+    return LiveSpeculator(store) if config.speculate == "auto" else NO_SPECULATOR
 
 
 def _release(processes: GrammarProcesses, backend: Backend) -> None:

@@ -37,6 +37,7 @@ class Lease:
     shared_tokens: int = NEVER
     group_states: tuple[GroupState, ...] = ()
     is_fork: bool = False
+    is_tentative: bool = False  # what is planned stays as a whole, or not at all
     is_patched: bool = True  # since `take_patches` was last asked
 
     @classmethod
@@ -85,6 +86,34 @@ class Lease:
             for state in self.group_states:
                 state.checkpoint(n_tokens)
             self.ready_tokens = min(self.ready_tokens, n_tokens - 1)
+
+    def keep_back(self, n_tokens: int) -> Sequence[StorageOp] | None:
+        """Be ready to go back to before the next step, in which so many tokens more may turn out to
+        be others. Returns the ops for that; None where a group cannot.
+        """
+        kept = list[StorageOp]()
+        for state in self.group_states:
+            ops = state.keep_back(self.planned_tokens, n_tokens)
+            if ops is None:
+                return None  # there is one group of states, so none has kept anything
+            kept += ops
+        self.is_tentative = bool(kept)
+        return kept
+
+    def go_back(self) -> None:
+        """Go back to what it has written: what was planned behind that are other tokens."""
+        self.planned_tokens = self.written_tokens
+        if self.is_tentative:
+            for state in self.group_states:
+                state.go_back()
+            self.is_tentative, self.is_patched = False, True
+            self.ready_tokens = 0
+
+    def go_on(self) -> None:
+        """What was planned are the right tokens."""
+        for state in self.group_states:
+            state.go_on()
+        self.is_tentative = False
 
     def plan(
         self,

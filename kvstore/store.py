@@ -13,6 +13,7 @@ A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvstore.actions import NO_OPS, CopyBlock, StepOps, StorageOp
 from kvstore.blocks.pool import BlockPool
@@ -207,6 +208,21 @@ class KVStore:
         self._supply.release([copy.source for copy in copies])
         return step_ops
 
+    def extend_by_draft(self, lease: Lease, n_tokens: int) -> StepOps | Refusal:
+        """The same for tokens behind the step's last that may turn out to be others.
+
+        The lease is `tentative` where that is all or nothing: then nothing of the step is published
+        before it is known that all are right. Otherwise it is rewound, or ends.
+        """
+        kept = lease.keep_back(n_tokens)
+        if kept is None:
+            return Refusal(needed_blocks=1, available_blocks=0)
+        step_ops = self.extend(lease, n_tokens)
+        if isinstance(step_ops, Refusal):
+            lease.go_on()
+            return step_ops
+        return replace(step_ops, before=(*kept, *step_ops.before)) if kept else step_ops
+
     def take_ops(self) -> list[StorageOp]:
         """The ops for the next step that `extend` has not handed out."""
         return self._groups.take_ops()
@@ -220,6 +236,8 @@ class KVStore:
 
         Where an equal block is indexed already the table is repointed to it.
         """
+        if lease.is_tentative:
+            lease.go_on()
         published = lease.indexable_tokens // self._block_size
         lease.written_tokens = n_tokens
         lease.planned_tokens = max(lease.planned_tokens, n_tokens)  # of what no step computes
@@ -232,14 +250,14 @@ class KVStore:
 
     @property
     def rewinds(self) -> bool:
-        """Whether leases can be rewound."""
+        """Whether no lease is ever tentative."""
         return all(group.rewinds for group in self.groups)
 
     def rewind(self, lease: Lease) -> None:
         """What has been planned behind the tokens that it has written is to be planned again: other
-        tokens than were thought stand there. To be called where `rewinds`.
+        tokens than were thought stand there.
         """
-        lease.planned_tokens = lease.written_tokens
+        lease.go_back()
 
     def donate(self, lease: Lease) -> None:
         """Release the lease, leaving what it has written to the index, the tail too; of tokens that
@@ -247,6 +265,8 @@ class KVStore:
 
         Raises ValueError when the lease has been released before.
         """
+        if lease.is_tentative:
+            self.rewind(lease)
         if lease in self._leases and (n_tokens := lease.indexable_tokens):
             self._published.insert(lease, n_tokens)
             if self.groups and (block := self._published.attach_at_end(lease)) is not None:

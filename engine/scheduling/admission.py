@@ -134,9 +134,7 @@ class Admission:
         return pending.awaited.lease
 
     def _may_start(self, sequence: LiveSequence) -> bool:
-        """Whether the sequence has something to compute, and no lease is about to bring what it could
-        adopt.
-        """
+        """Whether it lacks something, and no lease is about to bring what it could adopt."""
         if _waits_for_first(sequence) or sequence.has_said_all:
             return False
         if not sequence.may_adopt or _forkable(sequence) is not None:

@@ -66,12 +66,14 @@ class Drafting:
                 self._draft(builder, sequence, most)
 
     def _draft(self, builder: StepBuilder, sequence: LiveSequence, most: int) -> None:
+        if sequence.unanswered is not None and not self._store.rewinds:
+            return  # it may keep its logits: then it cannot go back to before these
         draft = sequence.speculation.draft(most)
         if draft is None:
             return
         lease = lease_of(sequence)
         n_tokens = self._store.max_step_tokens(lease, len(draft.tokens))
-        step_ops = self._store.extend(lease, n_tokens)
+        step_ops = self._store.extend_by_draft(lease, n_tokens)
         if not isinstance(step_ops, Refusal):
             builder.draft(sequence, draft.shortened(n_tokens), step_ops)
 

@@ -42,6 +42,8 @@ class Progress:
         draft, sequence.draft = sequence.draft, None
         if message := result.failed.get(sequence.id):
             return [self.fail(sequence, message)]
+        if draft is not None and lease_of(sequence).is_tentative:
+            return self._take_whole(sequence, n_tokens, draft, result.sampled[sequence.id])
         self._publish(sequence, n_tokens)
         sequence.prompt_scores += result.scored.get(sequence.id, ())
         if (vector := result.pooled.get(sequence.id)) is not None:
@@ -93,6 +95,32 @@ class Progress:
             news += self._append(sequence, token)
             if not sequence.is_live:
                 break
+        return news
+
+    def _take_whole(
+        self,
+        sequence: LiveSequence,
+        n_tokens: int,
+        draft: Draft,
+        sampled: Sequence[SampledToken],
+    ) -> list[OutputEvent]:
+        """Of what a step has computed of it, and of its draft, all has KV or nothing. What has none
+        is computed again.
+        """
+        if sequence.is_aborted:
+            return [self.end(sequence, FinishReason.ABORT)]
+        n_right = len(sampled) - 1
+        self._count(sequence, draft, n_right)
+        sequence.have_sampled()
+        news = list[OutputEvent]()
+        for token in sampled:
+            news += self._append(sequence, token)
+            if not sequence.is_live:
+                return news
+        if n_right == len(draft.tokens):
+            self._publish(sequence, n_tokens + n_right)
+        else:
+            self._store.rewind(lease_of(sequence))
         return news
 
     def _publish(self, sequence: LiveSequence, n_tokens: int) -> None:

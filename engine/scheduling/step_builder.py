@@ -63,7 +63,7 @@ class StepBuilder:
             self.time.decode(start)
         else:
             self.time.chunk(start, n_tokens)
-        if sequence.is_sampling:
+        if sequence.is_sampling and n_tokens == 1:
             self.decodes.append(sequence.id)
             sequence.plan_sample()
             return

@@ -64,6 +64,21 @@ class GroupState(Protocol):
         """A step will have written so many tokens. Returns the ops that save the state there."""
         ...
 
+    def keep_back(self, planned_tokens: int, n_tokens: int) -> Sequence[StorageOp] | None:
+        """Be ready to go back to what there is before the next step, in which `planned_tokens` end
+        and so many more may turn out to be others. Returns the ops for that, before the step; none
+        where nothing is needed to write other tokens; None where that cannot be.
+        """
+        ...
+
+    def go_back(self) -> None:
+        """Go on from what was kept."""
+        ...
+
+    def go_on(self) -> None:
+        """What was kept is not needed."""
+        ...
+
     def due_tokens(self) -> int:
         """How many tokens are written when the next planned save has been made."""
         ...

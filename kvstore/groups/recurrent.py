@@ -24,6 +24,7 @@ class RecurrentState:
         self._group = group
         self._checkpoints = checkpoints
         self._saving: deque[tuple[int, SlotId]] = deque()  # tokens, and where the state goes
+        self._kept: SlotId | None = None  # the state before the step that is computed
         self._is_new = True
 
     def max_step_tokens(self, planned_tokens: int, n_tokens: int, last_position: int) -> int:
@@ -56,6 +57,25 @@ class RecurrentState:
         self._saving.append((planned_tokens, target))
         return (CopyState(self.slot, target),)
 
+    def keep_back(self, planned_tokens: int, n_tokens: int) -> Sequence[StorageOp] | None:
+        """A state knows no tokens, so it cannot be rid of some: a copy is kept."""
+        end = planned_tokens + n_tokens
+        if self._saving or any(planned_tokens < c <= end for c in self._checkpoints):
+            return None  # what is saved in this step would have the other tokens, too
+        self._kept = self._group.begin_saving()
+        return None if self._kept is None else (CopyState(self.slot, self._kept),)
+
+    def go_back(self) -> None:
+        if self._kept is not None:
+            self._group.restore(self.slot)
+            self.slot, self._kept = self._kept, None
+            self._is_new = True
+
+    def go_on(self) -> None:
+        if self._kept is not None:
+            self._group.end_saving(self._kept)
+            self._kept = None
+
     def due_tokens(self) -> int:
         return self._saving[0][0] if self._saving else NEVER
 
@@ -69,7 +89,7 @@ class RecurrentState:
         return len(self._saving) < n_saving
 
     def take_changes(self) -> Sequence[tuple[int, tuple[SlotId, ...]]]:
-        """Its one slot is the same for as long as it lives."""
+        """It has one slot, which is another one when it has gone back."""
         is_new, self._is_new = self._is_new, False
         return ((0, (self.slot,)),) if is_new else ()
 
@@ -86,12 +106,15 @@ class RecurrentState:
         for _, slot in self._saving:
             self._group.end_saving(slot)
         self._saving.clear()
+        self.go_on()
         self._group.end(self.slot)
 
     def slots(self) -> Iterator[SlotId]:
         """All slots that it uses."""
         yield self.slot
         yield from (slot for _, slot in self._saving)
+        if self._kept is not None:
+            yield self._kept
 
 
 class RecurrentGroup:
@@ -146,6 +169,11 @@ class RecurrentGroup:
 
     def end_saving(self, slot: SlotId) -> None:
         """The state is attached to a block now, or not needed."""
+        self.slots.release(slot)
+        self._n_saving -= 1
+
+    def restore(self, slot: SlotId) -> None:
+        """A lease goes on from the state that it was saving, and lets go of this one."""
         self.slots.release(slot)
         self._n_saving -= 1
 

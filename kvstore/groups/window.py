@@ -63,6 +63,15 @@ class WindowState:
         """Slots are attached to their blocks from the beginning."""
         return ()
 
+    def keep_back(self, planned_tokens: int, n_tokens: int) -> Sequence[StorageOp] | None:
+        return ()
+
+    def go_back(self) -> None:
+        """Other tokens are written where some were."""
+
+    def go_on(self) -> None:
+        """Nothing was kept."""
+
     def due_tokens(self) -> int:
         return NEVER
 

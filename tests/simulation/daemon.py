@@ -11,7 +11,7 @@ from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
 from engine.disk_cache.writer import DiskWriter, WriteRules
-from engine.drafts.speculator import NO_SPECULATOR, LiveSpeculator
+from engine.drafts.speculator import LiveSpeculator
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver, EngineLoop
 from engine.measuring.telemetry import SilentTelemetry
@@ -154,7 +154,7 @@ class Daemon:
             lambda: random.getrandbits(32),
             NAMESPACES,
             disk=NO_DISK_CACHE if tier is None else self._disk(tier),
-            speculator=LiveSpeculator(self.store) if self.store.rewinds else NO_SPECULATOR,
+            speculator=LiveSpeculator(self.store),
         )
         fairness.watch(self.scheduler, census)
         self.loop = EngineLoop(

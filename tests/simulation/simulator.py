@@ -203,7 +203,7 @@ class Simulation:
 
     def _speculate(self, sequence: LiveSequence, truth: Expected) -> None:
         error = self._draft_error
-        if error is None or not self.daemon.store.rewinds:
+        if error is None:
             return
         oracle = Oracle(truth.token_ids, self.random, error, self._layout.vocab_size)
         sequence.speculation = LiveSpeculation(oracle, SequenceRates(self._rates))
@@ -303,7 +303,8 @@ class Simulation:
         uncomputed = len(sequence.tokens) - sequence.cached_tokens - computed
         needless = 1 if sequence.output_tokens else 0  # the last sampled token needs no KV
         is_late = sequence.request.constraint is not None  # who learns late that it was the last
-        if sequence.accepted_drafts:  # the last of these may lie behind its end
+        if sequence.accepted_drafts + sequence.rejected_drafts:
+            # What lies behind its end is computed, too, and what a state went back from twice.
             assert uncomputed <= needless
         else:
             assert uncomputed == needless or (is_late and uncomputed == 0)

@@ -156,10 +156,41 @@ def test_windows_hold_what_was_accepted() -> None:
     assert harness.output(name) == truth()
 
 
-def test_states_cannot_be_rewound() -> None:
-    assert Harness().store.rewinds
+@pytest.mark.parametrize("places", [(), (4,), (2, 3, 17), (4, 11, 23), tuple(range(N_TOKENS))])
+def test_states_stay_as_a_whole_or_go_back(places: tuple[int, ...]) -> None:
     states = RecurrentGroup(n_running=4, n_saved=4, block_size=4, interval_tokens=8)
-    assert not Harness(groups=[states]).store.rewinds
+    harness = Harness(groups=[states])
+    name = harness.add(PROMPT, N_TOKENS)
+    harness.speculate(name, ScriptedDrafter(wrong(truth(), *places)))
+    harness.finish()
+    assert harness.output(name) == truth()
+    assert (harness.usage(name).rejected_draft_tokens > 0) is bool(places)
+    assert states.stats().held == 0
+    again = harness.serve([*PROMPT, *truth(), 1, 2])
+    assert harness.output(again) == served([*PROMPT, *truth(), 1, 2], 4)
+    assert harness.usage(again).cached_tokens > len(PROMPT)
+
+
+def test_who_ends_within_a_draft_leaves_the_state_of_what_it_has_written() -> None:
+    states = RecurrentGroup(n_running=4, n_saved=4, block_size=4, interval_tokens=8)
+    harness = Harness(groups=[states])
+    stop = text_of(truth())[20:23]
+    name = harness.add(PROMPT, N_TOKENS, stop=(stop,))
+    harness.speculate(name, ScriptedDrafter(truth()))
+    harness.finish()
+    said = harness.output(name)
+    assert said == truth(stop=(stop,))
+    assert harness.output(harness.serve(PROMPT + said, 9)) == served(PROMPT + said, 9)
+
+
+def test_without_room_for_a_state_there_are_no_drafts() -> None:
+    states = RecurrentGroup(n_running=4, n_saved=0, block_size=4, interval_tokens=8)
+    harness = Harness(groups=[states])
+    name = harness.add(PROMPT, N_TOKENS)
+    harness.speculate(name, ScriptedDrafter(truth()))
+    harness.finish()
+    assert harness.output(name) == truth()
+    assert not any(plan.is_drafted for plan in harness.plans)
 
 
 def test_with_a_seed_and_bans_the_text_is_the_same() -> None:
