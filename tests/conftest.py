@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+import os
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -15,6 +16,12 @@ load_blas()
 # A busy machine is no failure. A failure prints what brings it back.
 settings.register_profile("rootstock", deadline=None, print_blob=True)
 settings.load_profile("rootstock")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait, for processes or for time to pass."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,6 +25,9 @@ SILENT_SECONDS = 20.0
 from outside, or hangs where no other of its threads can run.
 """
 
+FIRST_WORD_SECONDS = 120.0
+"""The same before its first word: until then it imports, perhaps from a slow disk."""
+
 END_SECONDS = 5.0
 """For a process that has nothing to do any more to be gone."""
 
@@ -51,7 +54,7 @@ class Connection:
         self._socket = connection
         self._process = process
         self._receivers = receivers
-        self._socket.settimeout(SILENT_SECONDS)
+        self._socket.settimeout(FIRST_WORD_SECONDS)
         self._unsent: SimpleQueue[Numbered | Cancel | None] = SimpleQueue()
         self._pending: dict[int, tuple[Call, Future[Any]]] = {}
         self._n_calls = 0
@@ -121,11 +124,15 @@ class Connection:
     def _read_all(self) -> None:
         frames = FrameBuffer()
         try:
-            while data := self._socket.recv(RECEIVED_BYTES):
+            data = self._socket.recv(RECEIVED_BYTES)
+            self._socket.settimeout(SILENT_SECONDS)
+            while data:
                 for body in frames.add(data):
                     self._take(body)
+                data = self._socket.recv(RECEIVED_BYTES)
         except TimeoutError:
-            logger.error("an engine's process that is silent for %g s is ended", SILENT_SECONDS)
+            seconds = self._socket.gettimeout()
+            logger.error("an engine's process that is silent for %g s is ended", seconds)
             self._process.kill()
         except ConnectionError:
             logger.debug("the engine's process has ended in the midst of a frame")

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from server.cli import app
 from server.settings import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX, Settings
-from server.terminal.commands.on_demand import NAMES
+from server.terminal.commands.on_demand import SUMMARIES
 
 ROOT = Path(__file__).parents[2]
 PLACES = (
@@ -23,7 +23,7 @@ PACKAGES = ("engine", "kvstore", "server", "tests")
 SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
-COMMANDS = "|".join(NAMES)
+COMMANDS = "|".join(SUMMARIES)
 COMMAND = re.compile(rf"(?:rootstock (?:{COMMANDS})|make (?:serve|chat|doctor))\b[^`#\n]*")
 FLAG = re.compile(r"[\s\"](--[a-z][a-z-]*)")
 FLAG_ALONE = re.compile(r"`(--[a-z][a-z-]*)(?=[` =])")

@@ -48,6 +48,12 @@ def test_it_runs_without_mlx(module: str) -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
+def test_help_waits_for_no_import_of_a_command() -> None:
+    program = "import sys; from server.cli import app; app(['--help'], standalone_mode=False)"
+    after = "sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{program}; {after}"], cwd=ROOT, check=True)
+
+
 def test_loading_the_launcher_leaves_mlx_to_the_blas_loader() -> None:
     program = "import sys, engine.launch; sys.exit('mlx' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

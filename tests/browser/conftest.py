@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -82,6 +82,19 @@ def scripted_url(serve: Serve, engine: FakeEngine) -> str:
 
 @pytest.fixture
 def visit(browser: Browser, daemons: ExitStack) -> Iterator[Visit]:
+    with visiting(browser) as visit:
+        yield visit
+
+
+@pytest.fixture(scope="module")
+def lasting_page(browser: Browser) -> Iterator[Page]:
+    """Where the page's modules are imported and asked, and the page itself is left as it is."""
+    with running(FakeEngine(), Settings(port=0)) as url, visiting(browser) as visit:
+        yield visit(url)
+
+
+@contextmanager
+def visiting(browser: Browser) -> Iterator[Visit]:
     """Pages that ask nobody else for anything, break no policy, and put no error on the console."""
     contexts, problems = [], []
 

@@ -168,11 +168,10 @@ def test_a_clear_that_fails_says_so(
     expect(dialog.get_by_role("alert")).to_contain_text("stopped")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_grave_in_the_dialog_and_the_settings(
-    visit: Visit, remembering: httpx.Client, scheme: str
+    visit: Visit, remembering: httpx.Client
 ) -> None:
-    page = visit(str(remembering.base_url).rstrip("/"), color_scheme=scheme)
+    page = visit(str(remembering.base_url).rstrip("/"))
     page.get_by_text("as they are by default").click()
     page.get_by_role("button", name="Clear the cache").click()
     expect(page.get_by_role("dialog")).to_contain_text("1 conversation")

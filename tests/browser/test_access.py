@@ -49,11 +49,10 @@ def test_it_comes_back_when_the_daemon_does(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_grave(
-    visit: Visit, demo_url: str, daemon: httpx.Client, viewport: Any, scheme: str
+    visit: Visit, demo_url: str, daemon: httpx.Client, viewport: Any
 ) -> None:
-    page = visit(demo_url, viewport=viewport, color_scheme=scheme)
+    page = visit(demo_url, viewport=viewport)
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
     assert not grave(page)
     usage = say(daemon, "Who are you?")

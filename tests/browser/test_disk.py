@@ -150,9 +150,8 @@ def test_memory_and_disk_are_cleared_apart_or_at_once(
     expect(page.get_by_role("heading", name="Nothing is cached yet")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_grave_in_it(open_page: Callable[..., Page], scheme: str) -> None:
-    page = open_page(color_scheme=scheme)
+def test_axe_finds_nothing_grave_in_it(open_page: Callable[..., Page]) -> None:
+    page = open_page()
     page.locator(".bar").click()
     page.get_by_text("The same as tables").click()
     expect(page.get_by_role("table").first).to_be_visible()

@@ -9,7 +9,6 @@ from playwright.sync_api import Page
 
 from engine.types.picture import CachePicture
 from server.schemas.cache_tree import CacheTree
-from tests.browser.conftest import Visit
 from tests.cache_scenes import Scene, agent_beside_short_prompts, many_leaves
 
 LAYOUT = """async ([snapshot, mostAlone, top]) => {
@@ -29,12 +28,10 @@ Laid = Callable[..., Any]
 
 
 @pytest.fixture
-def laid_out(visit: Visit, scripted_url: str) -> Laid:
-    page: Page = visit(scripted_url)
-
+def laid_out(lasting_page: Page) -> Laid:
     def laid(picture: CachePicture, most_alone: int = 5, top: int | None = None) -> Any:
         snapshot = CacheTree.of(picture, "a/model").model_dump(mode="json")
-        return page.evaluate(LAYOUT, [snapshot, most_alone, top])
+        return lasting_page.evaluate(LAYOUT, [snapshot, most_alone, top])
 
     return laid
 

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from tests.browser.conftest import Visit
-
 RENDERED = """async (pieces) => {
   const { Markdown } = await import("/dashboard/markdown/markdown.js");
   const { html, render } = await import("/dashboard/parts/html.js");
@@ -53,8 +51,8 @@ SEED = 8
 
 
 @pytest.fixture
-def page(visit: Visit, scripted_url: str) -> Page:
-    return visit(scripted_url)
+def page(lasting_page: Page) -> Page:
+    return lasting_page
 
 
 def rendered(page: Page, *pieces: str) -> Any:

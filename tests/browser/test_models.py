@@ -265,12 +265,11 @@ def test_one_model_without_a_budget_is_a_line(scripted_url: str, visit: Visit) -
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_grave(
-    start: Start, visit: Visit, engines: Engines, viewport: Any, scheme: str
+    start: Start, visit: Visit, engines: Engines, viewport: Any
 ) -> None:
     settings = settings_of(SECOND, {**SECOND, "served_model_name": ["third"]}, ttl_seconds=600)
-    page = visit(start(settings), expected="503", viewport=viewport, color_scheme=scheme)
+    page = visit(start(settings), expected="503", viewport=viewport)
     expect(row(page, "first").locator(".state")).to_contain_text("unloaded after 10:00")
     engines.failure = "the file is torn"
     row(page, "second").get_by_role("button", name="Load").click()

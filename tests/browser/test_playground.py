@@ -298,11 +298,10 @@ def test_the_embedded_model_can_try_the_tool(
     expect(answer.locator(".figures b").first).not_to_have_text("0")  # the first leg's prompt
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_grave_in_what_was_said(visit: Visit, serve: Serve, scheme: str) -> None:
+def test_axe_finds_nothing_grave_in_what_was_said(visit: Visit, serve: Serve) -> None:
     engine = CallingEngine(said=iter((call("get_time"), MARKDOWN)))
     url = serve(engine, Settings(port=0, tool_parser="hermes"))
-    page = visit(url, color_scheme=scheme)
+    page = visit(url)
     offer_tool(page)
     send(page, "Hi")
     expect(page.locator(".message.assistant table")).to_be_visible()

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from engine.types.picture import CachePicture
 from server.settings import Settings
-from tests.browser.axe import grave
+from tests.browser.axe import grave, in_each_scheme
 from tests.browser.conftest import Visit
 from tests.browser.demo import DESKTOP, PHONE
 from tests.browser.picture import bars
@@ -21,6 +21,14 @@ SEEN_PIXELS = 48  # a tenth of the width at least, on a desktop
 
 COLOURS = """(names) => names.map(([selector, property]) =>
   getComputedStyle(document.querySelector(selector))[property].match(/\\d+/g).map(Number))"""
+PARTS = [
+    [".picture", "backgroundColor"],
+    [".bar.cached .body", "stroke"],
+    [".bar.held .body", "fill"],
+    [".lane .done", "fill"],
+    [".bar .found .outline", "stroke"],
+]
+SWATCHES = [[".swatch.found", "borderTopColor"], [".swatch.done", "backgroundColor"]]
 
 LOOK = """() => {
   const far = (body, name) => Math.abs(body.getBBox()[name] - body.getAttribute(name));
@@ -117,29 +125,22 @@ def test_a_leaf_lights_up_as_far_as_it_was_found(leaves: Page) -> None:
     assert lit["width"] < leaf.width / 20
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_are_told_apart_and_old_bars_seen(
-    visit: Visit, scripted_url: str, engine: FakeEngine, scheme: str
+    visit: Visit, scripted_url: str, engine: FakeEngine
 ) -> None:
     engine.picture = agent_beside_short_prompts()
-    page = visit(scripted_url, color_scheme=scheme)
+    page = visit(scripted_url)
     expect(page.locator(".bar .found").first).to_be_visible()
-    panel, old, held, computed, found = page.evaluate(
-        COLOURS,
-        [
-            [".picture", "backgroundColor"],
-            [".bar.cached .body", "stroke"],
-            [".bar.held .body", "fill"],
-            [".lane .done", "fill"],
-            [".bar .found .outline", "stroke"],
-        ],
-    )
-    assert found != computed
-    for colour in (old, held, computed, found):
-        assert contrast(colour, panel) >= LEAST_CONTRAST
     expect(page.locator(".legend")).to_contain_text("found by a prompt just now")
-    swatches = [[".swatch.found", "borderTopColor"], [".swatch.done", "backgroundColor"]]
-    assert page.evaluate(COLOURS, swatches) == [found, computed]
+    panels = []
+    for scheme in in_each_scheme(page):
+        panel, old, held, computed, found = page.evaluate(COLOURS, PARTS)
+        panels.append(panel)
+        assert found != computed, scheme
+        for colour in (old, held, computed, found):
+            assert contrast(colour, panel) >= LEAST_CONTRAST, scheme
+        assert page.evaluate(COLOURS, SWATCHES) == [found, computed], scheme
+    assert panels[0] != panels[1]
 
 
 def contrast(one: list[int], other: list[int]) -> float:
@@ -210,12 +211,9 @@ def test_a_daemon_that_is_gone_dims_what_it_said(visit: Visit, port: int, viewpo
         expect(page.locator(".notice")).to_have_count(0)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_grave_in_it(
-    visit: Visit, scripted_url: str, engine: FakeEngine, scheme: str
-) -> None:
+def test_axe_finds_nothing_grave_in_it(visit: Visit, scripted_url: str, engine: FakeEngine) -> None:
     engine.picture = agent_beside_short_prompts()
-    page = visit(scripted_url, color_scheme=scheme)
+    page = visit(scripted_url)
     expect(page.locator(".bar")).to_have_count(33)
     assert not grave(page)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from load_tests.bench.floor import Floor, Work
 from load_tests.conditions import observe
 from load_tests.report import Percentiles
@@ -22,6 +21,7 @@ from load_tests.side_by_side.plots import draw
 from load_tests.side_by_side.record import Record, read, write
 from load_tests.side_by_side.rounds import FLOOR, Bench, Failure, Rounds
 from load_tests.side_by_side.tables import Ratio, ratio, tables
+from tests.checkpoints import SHALLOW, write_family
 
 PEERS = ("rootstock", "mlx_lm.server", "vllm-mlx")
 BARE = Floor(Work(1000, 480, 4, 561), 2000.0, 0.01, 5.0)
@@ -177,7 +177,7 @@ def test_a_floor_is_its_work_at_the_bare_models_speed(tmp_path: Path) -> None:
     load = Load(
         description="", concurrency=2, conversations=2, turns=2, user_words=6, output_tokens=3
     )
-    found = Bench(DEFAULT_CHECKPOINT, tmp_path).measure_floor(load, seed=0)
+    found = Bench(write_family(SHALLOW, tmp_path), tmp_path).measure_floor(load, seed=0)
     assert isinstance(found, Floor)
     assert (found.work.steps, found.work.rows) == (2 * 2 * 3 // 2, 2)
     assert found.work.new_prompt_tokens > 2 * 2 * 6

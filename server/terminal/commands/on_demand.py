@@ -1,5 +1,5 @@
 """Commands whose modules are imported when they are called: `ls` does not wait for the server's
-imports, and `--version` for none.
+imports, and `--help` and `--version` for none.
 """
 
 from collections import UserDict
@@ -9,21 +9,38 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-NAMES = (
-    *("serve", "chat", "launch", "bench", "ps", "load", "unload", "top", "cache"),
-    *("pull", "ls", "rm", "doctor", "key"),
-)
+SUMMARIES = {
+    "serve": "Load models, then serve them until SIGINT or SIGTERM.",
+    "chat": "Talk to a model: the daemon's that runs, or any server's.",
+    "launch": "Start a coding agent on the daemon that runs.",
+    "bench": "Measure a server by answers to short and long prompts.",
+    "ps": "Show what runs: the daemon, its models, requests.",
+    "load": "Have the running daemon load a model.",
+    "unload": "Have the running daemon unload a model.",
+    "top": "Watch the cache and what runs.",
+    "cache": "Look into the KV cache of the daemon, or a disk cache.",
+    "pull": "Fetch a model into the Hugging Face cache.",
+    "ls": "List the models in the Hugging Face cache.",
+    "rm": "Delete models from the Hugging Face cache.",
+    "doctor": "Print what the machine offers, or measure it.",
+    "key": "Make an API key.",
+}
+"""In the order in which help shows them."""
 
 
 class CommandsOnDemand(TyperGroup):
-    """Help shows the commands in the order of NAMES."""
+    """Help is made of SUMMARIES; a command that is looked up is imported."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Imported({name: f"{__package__}.{name}" for name in NAMES})
+        self.commands = _Imported({name: f"{__package__}.{name}" for name in SUMMARIES})
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Of the options that are carried out here --install-completion alone writes files."""

@@ -24,7 +24,7 @@ from server import __version__
 from server.cli import app
 from server.settings import Settings
 from server.terminal.commands.doctor import machine_table
-from server.terminal.commands.on_demand import NAMES
+from server.terminal.commands.on_demand import SUMMARIES
 from server.terminal.flags import IN_YAML_ALONE, flag, with_settings
 from server.terminal.measured import to_markdown
 
@@ -89,10 +89,10 @@ def test_an_arena_larger_than_memory_ends_in_a_line_and_not_in_a_signal() -> Non
 def test_help_names_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert {*NAMES} <= set(result.stdout.split())
+    assert {*SUMMARIES} <= set(result.stdout.split())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SUMMARIES)
 def test_every_command_has_a_module_and_says_what_it_is_for(name: str) -> None:
     result = CliRunner().invoke(app, [name, "--help"])
     assert result.exit_code == 0

@@ -1,5 +1,6 @@
 """What is measured on the device, in small: that it runs, and that what it compares is the same."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -32,6 +33,7 @@ from engine.mlx_backend.measuring.room import TooLarge
 from engine.mlx_backend.measuring.rounds import LEAST_ROUNDS, rounds
 from engine.types.measurements import MeasureConfig, Sizes
 from engine.types.settings import EngineConfig
+from tests.checkpoints import SHALLOW, write_family
 
 SIZES = Sizes(
     contexts=(64,),
@@ -85,8 +87,9 @@ def test_layouts_are_compared() -> None:
     assert figures.keys() == ours | theirs | {"today_gather_ms", "other_gather_ms", "rounds"}
 
 
-def test_a_step_over_the_bare_model_where_the_context_is_long_enough() -> None:
-    measurement = StepMeasurement(CONFIG)
+def test_a_step_over_the_bare_model_where_the_context_is_long_enough(tmp_path: Path) -> None:
+    engine = replace(CONFIG.engine, model=str(write_family(SHALLOW, tmp_path)))
+    measurement = StepMeasurement(replace(CONFIG, engine=engine))
     assert measurement.cases() == ["1 x 16", "2 x 16"]
     figures = measurement.measure("2 x 16")
     assert figures.keys() >= {"engine_ms", "bare_ms", "engine_times"}
