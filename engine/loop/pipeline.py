@@ -167,6 +167,8 @@ class Pipeline:
                 self._drafted[sequence.id] = drafted
                 if drafted.question is not None:
                     self._answers.look_ahead(sequence.id, sequence.request.client, drafted.question)
+        if not all(drafted.is_known for drafted in self._drafted.values()):
+            self._wait(lambda: True, 0.0)  # what was asked leaves now
 
     def _rest(self) -> list[OutputEvent]:
         """No step is due. Sequences that are complete wait for their last tokens to be read."""

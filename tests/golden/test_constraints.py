@@ -119,6 +119,22 @@ async def test_free_rows_say_what_they_say_alone(engine: Engine) -> None:
     assert [_tokens(events) for events in beside[:4]] == [_tokens(events) for events in alone]
 
 
+async def test_drafts_change_nothing_that_a_grammar_holds(engine: Engine) -> None:
+    """The second time the tree knows the answer."""
+    marked = regex("(hello there|hello world), ", behind=(BEGIN,), repeats=True)
+    constraints = [schema(), schema({"enum": ["one long word", "another"]}), marked]
+    for nth, constraint in enumerate([*constraints, regex("(yes, of course|no) [a-z]{40}")]):
+        options: dict[str, Any] = {
+            "seed": nth,
+            "max_tokens": 60,
+            "constraint": constraint,
+            "sampling": {"logit_bias": {BEGIN: 4.0}},
+        }
+        plain = _tokens(await said(engine, request(f"p{nth}", speculate=False, **options)))
+        for time in "12":
+            assert _tokens(await said(engine, request(f"d{nth}{time}", **options))) == plain
+
+
 async def test_the_outputs_of_one_request_are_guided_each_for_itself(engine: Engine) -> None:
     events = await said(engine, request("n", n=4, constraint=regex("(yes|no) (maybe)?")))
     for index in range(4):

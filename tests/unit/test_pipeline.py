@@ -188,6 +188,7 @@ class TestGuidedDrafts:
         said, harness = self.said(truth, lambda question: None)
         assert said == truth
         assert max(harness.answers.waits) <= LATE_SHARE
+        assert 0.0 in harness.answers.waits, "what is asked leaves while the device computes"
         usages = [event.usage for event in harness.events if event.usage is not None]
         assert not any(usage.accepted_draft_tokens for usage in usages)
 
