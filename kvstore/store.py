@@ -15,7 +15,7 @@ A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvstore.actions import NO_OPS, CopyBlock, StepOps, StorageOp
+from kvstore.actions import NO_OPS, StepOps, StorageOp
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import BlockTable, blocks_for
 from kvstore.groups.group import NEVER, Group
@@ -27,6 +27,7 @@ from kvstore.index.supply import BlockSupply, StoreCounters
 from kvstore.lease import Lease, Refusal
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
+from kvstore.writable import WritableBlocks
 
 
 class KVStore:
@@ -50,6 +51,7 @@ class KVStore:
         self.counters = StoreCounters()
         self._supply = BlockSupply(pool, index, self.counters)
         self._published = Publication(pool, index, self._supply, self._groups)
+        self._writable = WritableBlocks(pool, self._supply, self._groups, self.counters, block_size)
 
     @property
     def block_size(self) -> int:
@@ -201,7 +203,7 @@ class KVStore:
         if end_tokens <= lease.ready_tokens:
             lease.planned_tokens = end_tokens
             return NO_OPS
-        copies = self._make_writable(lease, end_tokens)
+        copies = self._writable.extend(lease, end_tokens)
         if isinstance(copies, Refusal):
             return copies
         step_ops = lease.plan(end_tokens, last_position, copies, self.take_ops())
@@ -346,26 +348,3 @@ class KVStore:
         self._leases.add(lease)
         self.in_flight.begin(lease)
         return lease
-
-    def _make_writable(self, lease: Lease, end_tokens: int) -> Sequence[CopyBlock] | Refusal:
-        """Blocks of the lease's own for what it has not written, up to `end_tokens`."""
-        first = lease.planned_tokens // self._block_size
-        end = blocks_for(end_tokens, self._block_size)
-        reached = range(first, min(end, len(lease.table)))
-        shared = [i for i in reached if self._pool.total_refs(lease.table[i]) > 1]
-        blocks = self._supply.take(len(shared) + max(end - len(lease.table), 0))
-        if isinstance(blocks, Refusal):
-            return blocks
-        lease.table.append(blocks[len(shared) :])
-        lease.ready_tokens = end * self._block_size
-        copies = []
-        for i, target in zip(shared, blocks, strict=False):
-            source = lease.table.repoint(i, target)
-            copied_tokens = max(lease.planned_tokens - i * self._block_size, 0)
-            copies.append(CopyBlock(source, target, copied_tokens))
-            self._groups.copy(source, target, copied_tokens)
-        if lease.is_fork or lease.planned_tokens > lease.cached_tokens:
-            self.counters.fork_copies += len(copies)  # it has written there, so others forked it
-        else:
-            self.counters.prefix_copies += len(copies)
-        return copies

@@ -16,6 +16,7 @@ from engine.scheduling.costs import StepCosts
 from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
 from engine.scheduling.step_builder import StepBuilder
+from engine.scheduling.validation import Limits
 from engine.step.plan import VERIFICATION, StepWork, draft_work
 from kvstore.lease import Refusal
 from kvstore.store import KVStore
@@ -27,24 +28,24 @@ _LEAST_SECONDS = 1e-9
 class Drafting:
     """Plans the drafts of a scheduler's steps. `costs` are what these steps have taught."""
 
-    def __init__(self, store: KVStore, costs: StepCosts, stretch: float) -> None:
+    def __init__(self, store: KVStore, costs: StepCosts, limits: Limits) -> None:
         self._store = store
         self._costs = costs
-        self._stretch = stretch
+        self._limits = limits
 
-    def is_due(self, running: Iterable[LiveSequence], step_tokens: int) -> bool:
+    def is_due(self, running: Iterable[LiveSequence]) -> bool:
         """Whether drafts of the next step would pay for waiting until all tokens are known."""
         decodes = [sequence for sequence in running if sequence.remaining_tokens == 1]
         if not any(sequence.in_flight_outputs for sequence in decodes):
             return False
-        time = StepBudget(self._costs, self._stretch, len(decodes))
+        time = StepBudget(self._costs, self._limits.step_stretch, len(decodes))
         for sequence in decodes:
             time.decode(sequence.planned_tokens)
         rows = [
             self._row(sequence, sequence.planned_tokens, sequence.in_flight_outputs)
             for sequence in decodes
         ]
-        return any(allot(rows, self._price(time, step_tokens - len(decodes))))
+        return any(allot(rows, self._price(time, self._limits.step_tokens - len(decodes))))
 
     def widen(self, builder: StepBuilder, sequences: Iterable[LiveSequence]) -> None:
         """Let those of the step's decodes whose tokens are known verify drafts behind these.
@@ -69,8 +70,8 @@ class Drafting:
         if sequence.unanswered is not None and not self._store.rewinds:
             return  # it may keep its logits: then it cannot go back to before these
         draft = sequence.speculation.draft(most)
-        if draft is None:
-            return
+        if draft is None or max(draft.tokens) >= self._limits.vocab_size:
+            return  # a grammar may know tokens that the model does not have
         lease = lease_of(sequence)
         n_tokens = self._store.max_step_tokens(lease, len(draft.tokens))
         step_ops = self._store.extend_by_draft(lease, n_tokens)

@@ -63,7 +63,7 @@ class Scheduler:
         self._sequences = SequenceFactory(outputs, draw_seed, namespaces, speculator)
         self._limits = limits
         self._costs = StepCosts()
-        self._drafting = Drafting(store, self._costs, limits.step_stretch)
+        self._drafting = Drafting(store, self._costs, limits)
         self._numbers = count(1)  # of steps
         self._running: list[LiveSequence] = []
         self._live = LiveSequences()
@@ -150,7 +150,7 @@ class Scheduler:
         """Whether the step in flight had better be collected before the next one is planned: then
         drafts can go on from its tokens.
         """
-        return self._drafting.is_due(self._running, self._limits.step_tokens)
+        return self._drafting.is_due(self._running)
 
     def plan(self) -> StepPlan:
         """Plan the next step. Allocates its blocks; preempts sequences where there are too few."""
