@@ -13,17 +13,15 @@ from tools.demo_model.words import split_words
 Body: TypeAlias = Mapping[str, Any]
 
 EDITED_EVERY = 16
-SENTENCES = 4  # the demonstration model repeats so many without a mistake
+SENTENCES = 3  # the demonstration model repeats so many without a mistake, and four mostly
+PREDICTED_EVERY = 8  # words, of some twenty
 MOST_TOKENS = 800  # of an answer that a grammar or the model ends
-RECORDS = 2  # some 700 characters, of which the random model writes each as a token
 STATES = ("waiting_for_confirmation", "confirmed_by_customer", "cancelled_by_customer")
 CARRIERS = ("international_express", "domestic_standard", "collected_in_person")
 RECORD: Mapping[str, Any] = {
     "shipment_confirmation_state": {"enum": STATES},
     "preferred_carrier_service": {"enum": CARRIERS},
     "requires_signature_on_delivery": {"type": "boolean"},
-    "insurance_coverage_category": {"enum": ("not_insured", "insured_up_to_declared_value")},
-    "is_eligible_for_free_return": {"type": "boolean"},
     "customer_notification_channel": {"enum": ("electronic_mail", "text_message", "telephone")},
 }
 
@@ -85,10 +83,10 @@ def repeated(rng: random.Random) -> Body:
 
 
 def repeated_with_edits(rng: random.Random) -> Body:
-    """The same with a prediction in which every 16th word is another one."""
+    """The same with a prediction in which every eighth word is another one."""
     words = _sentences(rng)
     predicted = list(words)
-    for place in range(EDITED_EVERY - 1, len(words), EDITED_EVERY):
+    for place in range(PREDICTED_EVERY - 1, len(words), PREDICTED_EVERY):
         predicted[place] = rng.choice(WORDS)
     content = " ".join(predicted)
     return {**_to_repeat(words), "prediction": {"type": "content", "content": content}}
@@ -107,15 +105,17 @@ def _to_repeat(words: Sequence[str]) -> Body:
     }
 
 
-def records(rng: random.Random) -> Body:
-    """JSON lines: objects with long keys and few values."""
+def records(rng: random.Random, count: int) -> Body:
+    """So many lines of JSON, with long keys and few values: some 200 characters each, of which the
+    random model writes every one as a token.
+    """
     item = {
         "type": "object",
         "properties": RECORD,
         "required": list(RECORD),
         "additionalProperties": False,
     }
-    lines = {"type": "array", "items": item, "minItems": RECORDS, "maxItems": RECORDS}
+    lines = {"type": "array", "items": item, "minItems": count, "maxItems": count}
     schema = {
         "type": "object",
         "properties": {"shipment_records": lines},

@@ -1,5 +1,6 @@
 """Which loads are played on which model, and what the command says of them."""
 
+import asyncio
 import dataclasses
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from load_tests.checkpoint import checkpoint
 from load_tests.client import TargetError
 from load_tests.conditions import Conditions, observe
 from load_tests.drafts.loads import QUICK, SCALES, TASKS, Load, Model, draw
-from load_tests.drafts.rounds import Measured, measure_all
+from load_tests.drafts.rounds import Effort, Measured, measure
 from load_tests.drafts.successor import successor_checkpoint
 from load_tests.drafts.tables import table
 from load_tests.models.daemon import served
@@ -49,7 +50,7 @@ def drafts(
         list[str] | None,
         typer.Option("--task", callback=_known, help="May be repeated. By default all."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Behind one that warms up.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Behind one that is not measured.")] = 5,
     quick: Annotated[bool, typer.Option("--quick", help="Only whether it runs.")] = False,
     seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
     json: Annotated[Path | None, typer.Option("--json", help="Where to write it all.")] = None,
@@ -57,9 +58,11 @@ def drafts(
 ) -> None:
     """Measure loads with drafts and without. Fails if an answer is not the same."""
     conditions = observe(seed, ("rootstock serve",), blas="the daemon's")
-    scale, n_rounds = (QUICK, 1) if quick else (SCALES[shape], rounds)
+    scale, effort = SCALES[shape], Effort(rounds, warm_ups=1)
+    if quick:
+        scale, effort = QUICK, Effort(1, warm_ups=0)
     try:
-        found = _measure(shape, draw(tasks or (), scale, seed), n_rounds)
+        found = _measure(shape, draw(tasks or (), scale, seed), effort)
     except TargetError as error:
         raise typer.Exit(fail(str(error))) from error
     show(conditions, markdown, table(found))
@@ -70,16 +73,16 @@ def drafts(
         raise typer.Exit(fail("\n".join(["Drafts have changed answers:", *lines])))
 
 
-def _measure(shape: Served, loads: Sequence[Load], n_rounds: int) -> list[Measured]:
+def _measure(shape: Served, loads: Sequence[Load], effort: Effort) -> list[Measured]:
     """All loads of a model on one daemon, then those of the next."""
     found = dict[int, Measured]()
     for model in sorted({load.model for load in loads}):
-        chosen = [i for i, load in enumerate(loads) if load.model == model]
-        with tempfile.TemporaryDirectory() as folder:
-            entry = {**_entry(model, shape), "served_model_name": [model]}
-            with served([entry], Path(folder)) as daemon:
-                measured = measure_all(daemon.url, [loads[i] for i in chosen], n_rounds)
-        found |= zip(chosen, measured, strict=True)
+        entry = {**_entry(model, shape), "served_model_name": [model]}
+        with tempfile.TemporaryDirectory() as folder, served([entry], Path(folder)) as daemon:
+            for i, load in enumerate(loads):
+                if load.model == model:
+                    found[i] = asyncio.run(measure(daemon.url, load, effort))
+                    typer.echo(found[i].headline, err=True)
     return [found[i] for i in range(len(loads))]
 
 

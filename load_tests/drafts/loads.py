@@ -34,20 +34,21 @@ class Scale:
     prompt_words: int
     output_tokens: int
     asks: int
-    texts: int  # that the demonstration model repeats, and calls and schemas of a stream
+    texts: int  # for the demonstration model, whose answers are short
+    records: int  # in an answer
 
 
 SCALES: Mapping[Shape, Scale] = {
-    "qwen3": Scale(512, 256, asks=3, texts=12),
-    "wide": Scale(512, 256, asks=3, texts=12),
-    "real": Scale(512, 256, asks=1, texts=4),
+    "qwen3": Scale(512, 256, asks=3, texts=16, records=3),
+    "wide": Scale(512, 256, asks=3, texts=16, records=3),
+    "real": Scale(512, 256, asks=1, texts=16, records=1),
 }
-QUICK = Scale(64, 24, asks=1, texts=1)
+QUICK = Scale(64, 24, asks=1, texts=1, records=1)
 
 
 def copy(scale: Scale, rng: random.Random) -> Iterator[Load]:
     yield _computed("copy", "demo", [_times(scale.texts, bodies.repeated, rng)], 1.8)
-    yield _computed("copy", "successor", [_asks(scale, bodies.copied, rng)], 1.8)
+    yield _computed("copy", "successor", [_asks(scale, bodies.copied, rng)])
 
 
 def edit(scale: Scale, rng: random.Random) -> Iterator[Load]:
@@ -71,13 +72,14 @@ def regenerate(scale: Scale, rng: random.Random) -> Iterator[Load]:
 
 
 def schema(scale: Scale, rng: random.Random) -> Iterator[Load]:
-    yield _computed("schema", "demo", [_times(scale.texts, bodies.records, rng)])
-    yield _computed("schema", "random", [_times(1, bodies.records, rng)])
+    demo = [bodies.records(rng, scale.records) for _ in range(_few(scale))]
+    yield _computed("schema", "demo", [demo])
+    yield _computed("schema", "random", [[bodies.records(rng, scale.records)]])
 
 
 def tools(scale: Scale, rng: random.Random) -> Iterator[Load]:
-    yield _computed("tools", "demo", [_times(scale.texts, bodies.called, rng)])
-    yield _computed("tools", "random", [_times(2, bodies.called, rng)])
+    yield _computed("tools", "demo", [_times(_few(scale), bodies.called, rng)])
+    yield _computed("tools", "random", [_times(scale.asks, bodies.called, rng)])
 
 
 def unique(scale: Scale, rng: random.Random) -> Iterator[Load]:
@@ -92,7 +94,7 @@ def mixed(scale: Scale, rng: random.Random) -> Iterator[Load]:
     """As they come: prompts are computed beside the answers."""
     size = scale.prompt_words // 4, scale.output_tokens // 2
     yield _as_it_comes("chat", "random", [bodies.conversation(rng, 3, *size) for _ in range(4)])
-    lines = [_times(1, bodies.records, rng) for _ in range(4)]
+    lines = [[bodies.records(rng, scale.records)] for _ in range(4)]
     yield _as_it_comes("JSON lines", "random", lines)
     loops = [
         [asked for _ in range(_few(scale)) for asked in bodies.tool_loop(rng)] for _ in range(4)

@@ -71,7 +71,10 @@ class Player:
 
     async def ask(self, model: str, body: Body) -> Answer:
         fields = {"model": model, "cache_salt": self.salt, "speculate": self.speculate}
-        response = await self.http.post("/v1/chat/completions", json={**body, **fields})
+        try:
+            response = await self.http.post("/v1/chat/completions", json={**body, **fields})
+        except httpx.HTTPError as error:
+            raise TargetError(repr(error)) from error
         if response.status_code != httpx.codes.OK:
             raise TargetError(f"HTTP {response.status_code}: {response.text[:500]}")
         return answer(response.json())

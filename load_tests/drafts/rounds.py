@@ -1,8 +1,6 @@
 """Rounds of a load: with drafts and without, the order changed each time."""
 
-import asyncio
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 
@@ -13,6 +11,14 @@ from load_tests.drafts.play import Player, Turn
 
 LIMIT_SECONDS = 900.0
 AROUND = 40  # characters shown of answers that differ
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How many rounds are measured, and how many are played before these."""
+
+    rounds: int
+    warm_ups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +47,33 @@ class Measured:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.model}, {self.streams} streams"
+        return f"{self.name}, {self.model}, {self.streams} at once"
+
+    @property
+    def headline(self) -> str:
+        """For a line of progress."""
+        return f"{self.title}: {self.ratio:.2f} times as fast"
 
     @property
     def ratio(self) -> float:
         return statistics.median(each.ratio for each in self.rounds)
 
 
-async def measure(url: str, load: Load, n_rounds: int) -> Measured:
-    """Play the load so often, and once before to warm up. Raises TargetError."""
+async def measure(url: str, load: Load, effort: Effort) -> Measured:
+    """Play the load so often. Raises TargetError."""
+    limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(
-        base_url=url, timeout=LIMIT_SECONDS, limits=httpx.Limits(max_connections=None)
+        base_url=url, timeout=LIMIT_SECONDS, limits=limits, trust_env=False
     ) as http:
-        warm_up = await _round(http, load, -1)
-        rounds = [await _round(http, load, number) for number in range(n_rounds)]
-    different = [line for each in (warm_up, *rounds) for line in differences(each)]
-    n_streams = len(load.streams)
+        played = [await _round(http, load, i) for i in range(effort.warm_ups + effort.rounds)]
+    different = [line for each in played for line in differences(each)]
     return Measured(
-        load.name, load.model, n_streams, load.least, tuple(rounds), tuple(dict.fromkeys(different))
+        name=load.name,
+        model=load.model,
+        streams=len(load.streams),
+        least=load.least,
+        rounds=tuple(played[effort.warm_ups :]),
+        differences=tuple(dict.fromkeys(different)),
     )
 
 
@@ -85,7 +100,3 @@ def _difference(number: int, drafted: str, plain: str) -> str:
     place = len(list(same))
     shown = [repr(said[max(place - AROUND, 0) : place + AROUND]) for said in (drafted, plain)]
     return f"answer {number}, from character {place} on: {shown[0]} with drafts, {shown[1]} without"
-
-
-def measure_all(url: str, loads: Sequence[Load], n_rounds: int) -> list[Measured]:
-    return [asyncio.run(measure(url, load, n_rounds)) for load in loads]
