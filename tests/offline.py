@@ -11,6 +11,8 @@ import numpy as np
 from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.remote.answers import Answers
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.drafts.acceptance import AcceptanceRates, SequenceRates
+from engine.drafts.speculation import DraftMaker, LiveSpeculation
 from engine.loop.pipeline import Pipeline
 from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.assembly import attentions
@@ -115,6 +117,7 @@ class OfflineDaemon:
         watch: Callable[[ModelRunner], ModelRunner] = lambda runner: runner,
         disk: Callable[[KVStore, Storage], DiskCache] = lambda store, storage: NO_DISK_CACHE,
         answers: Callable[[int], Answers] = NoAnswers,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`answers` is given the size of the vocabulary."""
         vocab_size = served.layout.vocab_size
@@ -143,7 +146,7 @@ class OfflineDaemon:
             self.scheduler,
             self.runner,
             answers(vocab_size),
-            LatencyTracker(time.monotonic, SilentTelemetry()),
+            LatencyTracker(clock, SilentTelemetry()),
         )
         self.usage: dict[str, Usage] = {}
         self.vectors: dict[str, Vector] = {}
@@ -166,6 +169,13 @@ class OfflineDaemon:
     def add(self, request: Request, new_guide: GuideFactory = FreeGuide) -> None:
         self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.block_hashes))
 
+    def speculate(self, request_id: str, drafter: DraftMaker) -> None:
+        """Have the sequences of a request that waits drafted."""
+        for sequence in self.scheduler.waiting:
+            if sequence.request.id == request_id:
+                rates = SequenceRates(AcceptanceRates())
+                sequence.speculation = LiveSpeculation(drafter, rates)
+
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""
         for _ in range(n_steps):
@@ -173,7 +183,9 @@ class OfflineDaemon:
 
     def turn(self) -> list[OutputEvent]:
         """One step more is submitted, and the one before is collected."""
-        return self.pipeline.advance(self.scheduler.plan()) + (self.pipeline.sample() or [])
+        news = self.pipeline.collect_early()
+        news += self.pipeline.advance(self.scheduler.plan())
+        return news + (self.pipeline.sample() or [])
 
     def _step(self, said: dict[tuple[str, int], list[int]]) -> None:
         for event in self.turn():

@@ -1,6 +1,6 @@
 """With drafts a sequence says what it says without them, whatever they are and whoever is beside.
 
-Recurrent families are not drafted: their states cannot go back.
+The runner alone, of families without recurrent layers; test_speculation.py has the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ DRAFTED = (
     "qwen3_8bit",
     "qwen3_mixed",
 )
-"""All families without recurrent layers."""
+"""All families without recurrent layers: a driver of the runner alone cannot go back."""
 
 CASES = [
     *((family, "gather") for family in DRAFTED),

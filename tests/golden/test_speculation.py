@@ -1,0 +1,71 @@
+"""Scheduler, store and runner with drafts on real models, hybrids too: what is said is the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mlx.nn.layers.base import Module
+
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
+from engine.types.request import Request, SamplingParams
+from tests.golden.driving import expect_greedy, random_tokens
+from tests.offline import OfflineDaemon, Room, Served
+from tests.unit.scripted_drafter import ScriptedDrafter
+
+OUTPUT_TOKENS = 40
+PROMPTS = {f"r{at}": random_tokens(13 + 9 * at, seed=70 + at) for at in range(3)}
+
+
+def drafting(served: Served, attention: Attention, n_blocks: int) -> OfflineDaemon:
+    """Its clock stands still, so that how many drafts are verified depends on no machine."""
+    return OfflineDaemon(served, attention, Room(n_blocks), clock=lambda: 0.0)
+
+
+def request(name: str, sampling: SamplingParams) -> Request:
+    return Request(name, tuple(PROMPTS[name]), OUTPUT_TOKENS, sampling)
+
+
+def wrong(tokens: Sequence[int], places: Sequence[int]) -> list[int]:
+    return [(token + 1) % VOCAB_SIZE if at in places else token for at, token in enumerate(tokens)]
+
+
+def served_with(
+    daemon: OfflineDaemon, scripts: Mapping[str, Sequence[int]], sampling: SamplingParams
+) -> dict[str, Sequence[int]]:
+    """What is said where these are drafted."""
+    for name, script in scripts.items():
+        daemon.add(request(name, sampling))
+        daemon.speculate(name, ScriptedDrafter(script))
+    said = daemon.serve()
+    return {name: said[name, 0] for name in scripts}
+
+
+def test_greedy(served: Served, peer: Module, attention: Attention) -> None:
+    sampling = SamplingParams(temperature=0)
+    plain = OfflineDaemon(served, attention, Room(64))
+    truth = plain.serve(*(request(name, sampling) for name in PROMPTS))
+    scripts = {
+        "r0": truth["r0", 0],
+        "r1": wrong(truth["r1", 0], (4, 9, 10, 23, 37)),
+        "r2": wrong(truth["r2", 0], range(0, OUTPUT_TOKENS, 3)),
+    }
+    daemon = drafting(served, attention, 64)
+    said = served_with(daemon, scripts, sampling)
+    for name, prompt in PROMPTS.items():
+        assert len(said[name]) == OUTPUT_TOKENS
+        expect_greedy(peer, prompt, said[name])
+    assert daemon.usage["r0"].accepted_draft_tokens > OUTPUT_TOKENS // 2
+    assert daemon.usage["r1"].rejected_draft_tokens > 0
+    assert daemon.scheduler.counters.steps < plain.scheduler.counters.steps
+    again = daemon.serve(replace(request("r1", sampling), id="again"))
+    expect_greedy(peer, PROMPTS["r1"], again["again", 0])
+
+
+def test_seeded_and_preempted(served: Served, attention: Attention) -> None:
+    """In an arena that has no room for all three."""
+    sampling = SamplingParams(seed=5, temperature=0.7, repetition_penalty=1.2, min_tokens=9)
+    plain = OfflineDaemon(served, attention, Room(64))
+    truth = plain.serve(*(request(name, sampling) for name in PROMPTS))
+    scripts = {name: wrong(truth[name, 0], (7, 18, 29)) for name in PROMPTS}
+    daemon = drafting(served, attention, 16)
+    assert served_with(daemon, scripts, sampling) == {name: truth[name, 0] for name in PROMPTS}
