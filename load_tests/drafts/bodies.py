@@ -16,14 +16,35 @@ EDITED_EVERY = 16
 SENTENCES = 3  # the demonstration model repeats so many without a mistake, and four mostly
 PREDICTED_EVERY = 8  # words, of some twenty
 MOST_TOKENS = 800  # of an answer that a grammar or the model ends
-STATES = ("waiting_for_confirmation", "confirmed_by_customer", "cancelled_by_customer")
-CARRIERS = ("international_express", "domestic_standard", "collected_in_person")
-RECORD: Mapping[str, Any] = {
-    "shipment_confirmation_state": {"enum": STATES},
-    "preferred_carrier_service": {"enum": CARRIERS},
-    "requires_signature_on_delivery": {"type": "boolean"},
-    "customer_notification_channel": {"enum": ("electronic_mail", "text_message", "telephone")},
-}
+
+
+def object_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON schema of an object with these fields, all of them and no others."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+RECORD = object_of(
+    {
+        "shipment_confirmation_state": {
+            "enum": (
+                "waiting_for_confirmation",
+                "confirmed_by_customer",
+                "cancelled_by_customer",
+            )
+        },
+        "preferred_carrier_service": {
+            "enum": ("international_express", "domestic_standard", "collected_in_person")
+        },
+        "requires_signature_on_delivery": {"type": "boolean"},
+        "customer_notification_channel": {"enum": ("electronic_mail", "text_message", "telephone")},
+    }
+)
+"""Long keys and few values: some 200 characters."""
 
 
 def user(content: str) -> dict[str, str]:
@@ -106,22 +127,9 @@ def _to_repeat(words: Sequence[str]) -> Body:
 
 
 def records(rng: random.Random, count: int) -> Body:
-    """So many lines of JSON, with long keys and few values: some 200 characters each, of which the
-    random model writes every one as a token.
-    """
-    item = {
-        "type": "object",
-        "properties": RECORD,
-        "required": list(RECORD),
-        "additionalProperties": False,
-    }
-    lines = {"type": "array", "items": item, "minItems": count, "maxItems": count}
-    schema = {
-        "type": "object",
-        "properties": {"shipment_records": lines},
-        "required": ["shipment_records"],
-        "additionalProperties": False,
-    }
+    """So many lines of JSON. The random model writes each of their characters as a token."""
+    lines = {"type": "array", "items": RECORD, "minItems": count, "maxItems": count}
+    schema = object_of({"shipment_records": lines})
     named = {"name": "shipments", "schema": schema, "strict": True}
     return {
         "messages": [user(text(rng, 32))],
@@ -133,16 +141,10 @@ def records(rng: random.Random, count: int) -> Body:
 
 def called(rng: random.Random) -> Body:
     """A call of a tool with long names, which the request demands."""
-    parameters = {
-        "type": "object",
-        "properties": RECORD,
-        "required": list(RECORD),
-        "additionalProperties": False,
-    }
     function = {
         "name": "register_shipment_preferences",
         "description": "Registers how a shipment goes.",
-        "parameters": parameters,
+        "parameters": RECORD,
         "strict": True,
     }
     return {

@@ -39,9 +39,9 @@ class Scale:
 
 
 SCALES: Mapping[Shape, Scale] = {
-    "qwen3": Scale(512, 256, asks=3, texts=16, records=3),
-    "wide": Scale(512, 256, asks=3, texts=16, records=3),
-    "real": Scale(512, 256, asks=1, texts=16, records=1),
+    "qwen3": Scale(512, 256, asks=2, texts=12, records=2),
+    "wide": Scale(512, 256, asks=2, texts=12, records=2),
+    "real": Scale(512, 256, asks=1, texts=12, records=1),
 }
 QUICK = Scale(64, 24, asks=1, texts=1, records=1)
 
@@ -96,10 +96,7 @@ def mixed(scale: Scale, rng: random.Random) -> Iterator[Load]:
     yield _as_it_comes("chat", "random", [bodies.conversation(rng, 3, *size) for _ in range(4)])
     lines = [[bodies.records(rng, scale.records)] for _ in range(4)]
     yield _as_it_comes("JSON lines", "random", lines)
-    loops = [
-        [asked for _ in range(_few(scale)) for asked in bodies.tool_loop(rng)] for _ in range(4)
-    ]
-    yield _as_it_comes("tool loop", "demo", loops)
+    yield _as_it_comes("tool loop", "demo", [bodies.tool_loop(rng) for _ in range(4)])
     edits = [[bodies.edited(rng, *_size(scale))] for _ in range(2)]
     beside = [[bodies.random_chat(rng, *_size(scale))] for _ in range(2)]
     yield _as_it_comes("code edits", "successor", [*edits, *beside])

@@ -1,14 +1,16 @@
 """Loads with drafts and without: weights that count, what is asked, what counts as different."""
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
 
+from load_tests.drafts import command
 from load_tests.drafts.bodies import EDITED_EVERY, copied, edited, tool_loop
-from load_tests.drafts.command import _known
 from load_tests.drafts.loads import QUICK, SCALES, TASKS, Load, Scale, draw
 from load_tests.drafts.play import Answer, Turn, answer
 from load_tests.drafts.rounds import Measured, Round, differences
@@ -109,9 +111,9 @@ def test_what_is_sent_again_is_answered_before_and_all_else_has_its_prompt_compu
 
 
 def test_an_unknown_task_is_named_with_those_there_are() -> None:
-    assert _known(None) == list(TASKS)
+    assert command._known(None) == list(TASKS)
     with pytest.raises(typer.BadParameter, match="nothing is none of copy, edit"):
-        _known(["copy", "nothing"])
+        command._known(["copy", "nothing"])
 
 
 def completion(message: dict[str, Any]) -> dict[str, Any]:
@@ -142,6 +144,25 @@ def test_answers_that_drafts_changed_are_shown_where_they_differ() -> None:
 def test_answers_of_other_lengths_in_tokens_differ() -> None:
     longer = Turn(1, (Answer("same", 11, 0, 0),))
     assert len(differences(Round(longer, turn(1, "same")))) == 1
+
+
+@pytest.mark.parametrize(("changed", "status"), [((), 0), (("answer 0 is another",), 1)])
+def test_the_command_fails_if_drafts_have_changed_an_answer(
+    changed: tuple[str, ...],
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = Measured("copy", "demo", 1, None, (Round(turn(1, "a"), turn(2, "a")),), changed)
+    monkeypatch.setattr(command, "_measure", lambda *_: [found])
+    app, figures = typer.Typer(), tmp_path / "figures.json"
+    app.command()(command.drafts)
+    with pytest.raises(SystemExit) as ended:
+        app(["--json", str(figures)])
+    assert ended.value.code == status
+    assert json.loads(figures.read_text())["loads"][0]["differences"] == list(changed)
+    assert ("copy, demo, 1 at once: answer 0 is another" in capsys.readouterr().err) == bool(status)
 
 
 def test_ratios_are_of_one_round_and_shown_with_their_range() -> None:
