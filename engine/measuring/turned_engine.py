@@ -110,8 +110,10 @@ def open_engine(config: EngineConfig, rows: int, row_tokens: int) -> EngineBesid
     Raises ModelError.
     """
     opened = MeasuredModel(config)
-    # The first rows say little while the others' prompts come.
-    config = replace(config, max_running=max(rows, 1), max_prompt_share=1.0, disk=None)
+    # The first rows say little while the others' prompts come, and each row a token a step.
+    config = replace(
+        config, max_running=max(rows, 1), max_prompt_share=1.0, speculate="off", disk=None
+    )
     config = replace(config, kv_cache_bytes=opened.kv_bytes(config, rows, row_tokens))
     return EngineBeside(TurnedEngine(opened.backend(config, _silent), config), opened.bare())
 
