@@ -70,22 +70,36 @@ class SuffixIndex:
         Looked at are the last MOST_OCCURRENCES of its last three tokens that something follows. Of
         equally long ones those count that most agree with on the next token, then the most recent.
         """
-        end, matched = self._longest(array("I", last[-LONGEST:]))
+        end, matched = self._longest(array("I", last[-LONGEST:]), len(self._ids))
         return Proposal(tuple(self._ids[end : end + most]), matched) if matched else NOTHING
 
     def continue_itself(self, most: int) -> Proposal:
-        """The same for the text's own end. Where that overlaps what it repeats, it goes on so."""
-        end, matched = self._longest(self._ids[-LONGEST:])
-        if not matched:
-            return NOTHING
-        return Proposal(tuple(islice(cycle(self._ids[end : end + most]), most)), matched)
+        """The same for the text's own end. Where that overlaps what it repeats, it goes on so.
 
-    def _longest(self, last: "array[int]") -> tuple[int, int]:
-        """The end of the occurrence that is taken, and how many tokens it has; 0 for none."""
-        if len(last) < SHORTEST or len(self._ids) <= SHORTEST:
+        If its last three tokens are nowhere else, one of them may be an edit of what it repeats.
+        """
+        end, matched = self._longest(self._ids[-LONGEST:], len(self._ids))
+        if matched:
+            return Proposal(tuple(islice(cycle(self._ids[end : end + most]), most)), matched)
+        edits = (self._behind_edit(n_tokens, most) for n_tokens in range(1, SHORTEST + 1))
+        return next((found for found in edits if found.tokens), NOTHING)
+
+    def _behind_edit(self, n_tokens: int, most: int) -> Proposal:
+        """What goes on where the last `n_tokens` are the same but for the first of them."""
+        edited = len(self._ids) - n_tokens
+        end, matched = self._longest(self._ids[max(edited - LONGEST, 0) : edited], edited)
+        if not matched or self._ids[end + 1 : end + n_tokens] != self._ids[edited + 1 :]:
+            return NOTHING
+        return Proposal(tuple(self._ids[end + n_tokens : end + n_tokens + most]), n_tokens - 1)
+
+    def _longest(self, last: "array[int]", below: int) -> tuple[int, int]:
+        """The end of the occurrence that is taken, before position `below`, and how many tokens it
+        has; 0 for none.
+        """
+        if len(last) < SHORTEST or below <= SHORTEST:
             return 0, 0
         self._catch_up()
-        ends = list(islice(self._ends(_key(last)), MOST_OCCURRENCES))
+        ends = list(islice(self._ends(_key(last), below), MOST_OCCURRENCES))
         if not ends:
             return 0, 0
         number = int.from_bytes(last.tobytes(), "little")
@@ -109,18 +123,18 @@ class SuffixIndex:
         different = before ^ (number >> (n_tokens - n_before) * _TOKEN_BITS)
         return n_before - -(-different.bit_length() // _TOKEN_BITS)
 
-    def _ends(self, key: int) -> Iterator[int]:
-        """The ends of all occurrences that something follows, the most recent first."""
-        n_sorted, n_ids = self._n_sorted, len(self._ids)
+    def _ends(self, key: int, below: int) -> Iterator[int]:
+        """The ends of all occurrences that end before position `below`, the most recent first."""
+        n_sorted = self._n_sorted
         end = self._last_ends.get(key, 0)
         while end:
-            if end < n_ids:
+            if end < below:
                 yield end
             end = self._ends_before[end - n_sorted - 1]
         keys = self._sorted_keys
         at = bisect_right(keys, key) - 1
         while at >= 0 and keys[at] == key:
-            if (end := self._sorted_ends[at]) < n_ids:
+            if (end := self._sorted_ends[at]) < below:
                 yield end
             at -= 1
 

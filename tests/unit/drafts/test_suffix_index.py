@@ -40,10 +40,24 @@ def proposed(text: Sequence[int], last: Sequence[int], most: int) -> tuple[tuple
 
 def continued(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
     end, matched = place(text, text)
+    if not matched:
+        return behind_edit(text, most)
     grown = list(text)
     for at in range(end, end + most):
-        grown.append(grown[at] if matched else 0)
-    return (tuple(grown[len(text) :]), matched) if matched else ((), 0)
+        grown.append(grown[at])
+    return tuple(grown[len(text) :]), matched
+
+
+def behind_edit(text: Sequence[int], most: int) -> tuple[tuple[int, ...], int]:
+    """Where one of the last three tokens is another than in what is repeated."""
+    for n_tokens in range(1, SHORTEST + 1):
+        before = text[: max(len(text) - n_tokens, 0)]
+        end, matched = place(before, before)
+        is_same = text[end + 1 : end + n_tokens] == text[len(before) + 1 :]
+        ahead = tuple(text[end + n_tokens : end + n_tokens + most])
+        if matched and is_same and ahead:
+            return ahead, n_tokens - 1
+    return (), 0
 
 
 def test_what_followed_the_longest_occurrence() -> None:
@@ -79,6 +93,20 @@ def test_a_text_that_repeats_itself_goes_on_without_an_end() -> None:
     index = SuffixIndex([1, 2, 3, 1, 2, 3, 1, 2, 3])
     assert index.continue_itself(8) == ((1, 2, 3, 1, 2, 3, 1, 2), 6)
     assert SuffixIndex([7] * 40).continue_itself(5) == ((7, 7, 7, 7, 7), LONGEST)
+
+
+def test_a_token_that_is_another_is_passed_over() -> None:
+    index = SuffixIndex([*range(1, 20), *range(1, 9), 99])
+    assert index.continue_itself(3) == ((10, 11, 12), 0)
+    index.append(10)
+    assert index.continue_itself(3) == ((11, 12, 13), 1)
+    index.extend([11, 12])
+    assert index.continue_itself(3) == ((13, 14, 15), 3)
+
+
+def test_two_tokens_that_are_others_are_not() -> None:
+    index = SuffixIndex([*range(1, 20), *range(1, 9), 99, 98])
+    assert index.continue_itself(3) == ((), 0)
 
 
 def test_what_is_appended_is_found_like_the_rest() -> None:
