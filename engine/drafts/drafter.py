@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from engine.drafts.draft import Draft
 from engine.drafts.prediction import Prediction
-from engine.drafts.suffix_index import Proposal, SuffixIndex
+from engine.drafts.suffix_index import Proposal, SortedText, SuffixIndex
 from engine.types.draft import DraftSource
 
 TokenIds: TypeAlias = tuple[int, ...]
@@ -29,7 +29,7 @@ class Drafter:
 
     def __init__(
         self,
-        prompt: Sequence[int],
+        prompt: SortedText,
         prediction: TokenIds,
         known: Callable[[int], TokenIds],
         answers: Callable[[Sequence[int], int], Proposal],
@@ -85,7 +85,7 @@ class Drafter:
     def _from_own(self, most: int) -> Proposal:
         if self._own is None:
             self._own = SuffixIndex(self._prompt)
-        self._own.extend(self._output[len(self._own) - len(self._prompt) :])
+        self._own.extend(self._output[len(self._own) - len(self._prompt.ids) :])
         return self._own.continue_itself(most).likely
 
     def _from_answers(self, most: int) -> Proposal:

@@ -6,6 +6,7 @@ from engine.drafts.acceptance import AcceptanceRates, SequenceRates
 from engine.drafts.answers import Answers
 from engine.drafts.drafter import Drafter, Forced
 from engine.drafts.speculation import NO_SPECULATION, LiveSpeculation, Speculation
+from engine.drafts.suffix_index import SortedText
 from engine.types.request import Request
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
@@ -32,6 +33,9 @@ class Speculator:
 
 NO_SPECULATOR = Speculator()
 
+INDEXED_TOKENS = 1 << 15
+"""Of a prompt, its last ones: they are sorted between two steps, in some milliseconds."""
+
 
 class LiveSpeculator(Speculator):
     """Drafts from the tree of `store`, and from what sequences say. Engine thread only."""
@@ -40,14 +44,17 @@ class LiveSpeculator(Speculator):
         self._store = store
         self._answers = Answers()
         self._rates = AcceptanceRates()
+        self._prompt: tuple[str, SortedText] = "", SortedText()  # of the latest request
 
     def begin(
         self, request: Request, namespace: Namespace, tokens: Tokens, forced: Forced
     ) -> Speculation:
         if not request.speculate or request.max_tokens <= 1:
             return NO_SPECULATION
+        if self._prompt[0] != request.id:
+            self._prompt = request.id, SortedText(request.prompt[-INDEXED_TOKENS:])
         drafter = Drafter(
-            request.prompt,
+            self._prompt[1],
             request.prediction,
             partial(self._store.continuation, namespace, tokens),
             partial(self._answers.propose, namespace),

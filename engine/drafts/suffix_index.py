@@ -38,6 +38,26 @@ class Proposal(NamedTuple):
 NOTHING = Proposal()
 
 
+class SortedText:
+    """A text that does not grow. It is sorted at the first question to any index that goes on from
+    it, in some 100 ns a token, and once for all of them.
+    """
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.ids = array("I", tokens)
+        self._sorted: tuple[array[int], array[int]] | None = None
+
+    def keys_and_ends(self) -> "tuple[array[int], array[int]]":
+        """The keys of all its triples in order, and the ends of these triples."""
+        if self._sorted is None:
+            ids = np.array(self.ids, dtype=np.int64)
+            keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
+            order = np.argsort(keys, kind="stable")
+            ends = (order + SHORTEST).astype(np.uint32)
+            self._sorted = array("q", keys[order].tobytes()), array("I", ends.tobytes())
+        return self._sorted
+
+
 class SuffixIndex:
     """Finds earlier occurrences of the end of a text, in this text or in another one.
 
@@ -46,8 +66,9 @@ class SuffixIndex:
     there at the first question, some 120 if it was appended later.
     """
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self._ids = array("I", tokens)
+    def __init__(self, tokens: "Iterable[int] | SortedText" = ()) -> None:
+        self._text = tokens if isinstance(tokens, SortedText) else None
+        self._ids = array("I", tokens.ids if isinstance(tokens, SortedText) else tokens)
         self._n_indexed = 0
         self._n_sorted = 0
         self._sorted_keys, self._sorted_ends = array("q"), array("I")
@@ -149,13 +170,10 @@ class SuffixIndex:
         self._last_key, self._n_indexed = last_key, len(self._ids)
 
     def _sort(self) -> None:
-        ids = np.array(self._ids, dtype=np.int64)
-        keys = (ids[:-2] << 2 * _ID_BITS) | (ids[1:-1] << _ID_BITS) | ids[2:]
-        order = np.argsort(keys, kind="stable")
-        self._sorted_keys = array("q", keys[order].tobytes())
-        self._sorted_ends = array("I", (order + SHORTEST).astype(np.uint32).tobytes())
-        self._last_key = _key(self._ids)
-        self._n_sorted = self._n_indexed = len(self._ids)
+        text = self._text or SortedText(self._ids)
+        self._sorted_keys, self._sorted_ends = text.keys_and_ends()
+        self._last_key = _key(text.ids)
+        self._n_sorted = self._n_indexed = len(text.ids)
 
 
 def _key(tokens: "array[int]") -> int:

@@ -21,6 +21,7 @@ import typer
 
 from engine.drafts.answers import MOST_TOKENS, Answers
 from engine.drafts.drafter import TREE_TOKENS, Drafter
+from engine.drafts.suffix_index import SortedText
 from kvstore.blocks.pool import BlockPool
 from kvstore.blocks.table import blocks_for
 from kvstore.index.radix_tree import RadixTree
@@ -100,7 +101,7 @@ class Workload:
         tokens = Tokens(self._prompt)
         continuation = partial(self._store.continuation, NAMESPACE, tokens)
         answers = partial(self._answers.propose, NAMESPACE)
-        drafter = Drafter(tuple(self._prompt), (), continuation, answers, tuple)
+        drafter = Drafter(SortedText(self._prompt), (), continuation, answers, tuple)
         lookup = _seconds(partial(continuation, TREE_TOKENS))
         drafts, accepting, n_found = [], 0.0, 0
         drafter.accept(0)  # the tree's answer goes on in another way, so that all else is asked

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.drafts.draft import Draft
 from engine.drafts.drafter import LOOKUP_TOKENS, Drafter
-from engine.drafts.suffix_index import FARTHER_TOKENS, Proposal, SuffixIndex
+from engine.drafts.suffix_index import FARTHER_TOKENS, Proposal, SortedText, SuffixIndex
 from engine.types.draft import DraftSource
 
 PROMPT = tuple(range(100, 140))
@@ -44,7 +44,7 @@ def drafter(
     forced: tuple[int, ...] = (),
 ) -> Drafter:
     remembered = Remembered(SuffixIndex(answers))
-    return Drafter(prompt, prediction, known or Cached(), remembered, lambda: forced)
+    return Drafter(SortedText(prompt), prediction, known or Cached(), remembered, lambda: forced)
 
 
 def accept(subject: Drafter, tokens: Iterable[int]) -> None:

@@ -6,7 +6,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafts.suffix_index import LONGEST, MOST_OCCURRENCES, SHORTEST, SuffixIndex
+from engine.drafts.suffix_index import LONGEST, MOST_OCCURRENCES, SHORTEST, SortedText, SuffixIndex
 
 texts = st.lists(st.integers(0, 2), max_size=60)
 vocabulary = st.sampled_from([0, 1, (1 << 20) - 1])
@@ -102,6 +102,17 @@ def test_a_token_that_is_another_is_passed_over() -> None:
     assert index.continue_itself(3) == ((11, 12, 13), 1)
     index.extend([11, 12])
     assert index.continue_itself(3) == ((13, 14, 15), 3)
+
+
+def test_indexes_that_go_on_from_one_text_sort_it_once() -> None:
+    text = SortedText([1, 2, 3, 4, 5, 1, 2])
+    one, other = SuffixIndex(text), SuffixIndex(text)
+    one.extend([3])
+    other.extend([9, 4, 5, 1])
+    assert one.continue_itself(2) == ((4, 5), 3)
+    assert other.continue_itself(2) == ((2, 9), 3)
+    assert one.continue_itself(2) == ((4, 5), 3)
+    assert text.keys_and_ends() is text.keys_and_ends()
 
 
 def test_two_tokens_that_are_others_are_not() -> None:
