@@ -74,6 +74,8 @@ class Drafting:
             return  # a grammar may know tokens that the model does not have
         lease = lease_of(sequence)
         n_tokens = self._store.max_step_tokens(lease, len(draft.tokens))
+        if n_tokens < 1:
+            return  # a window's room ends with the step's own token
         step_ops = self._store.extend_by_draft(lease, n_tokens)
         if not isinstance(step_ops, Refusal):
             builder.draft(sequence, draft.shortened(n_tokens), step_ops)
