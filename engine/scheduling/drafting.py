@@ -8,7 +8,7 @@ A draft goes on from a sequence's last token, so that must be known: a step with
 when the one before has been collected, and is collected before the next is planned.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.drafts.acceptance import MOST_DRAFT_TOKENS
 from engine.drafts.allotment import DraftableRow, StepPrice, allot
@@ -17,7 +17,7 @@ from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.validation import Limits
-from engine.step.plan import VERIFICATION, StepWork, draft_work
+from engine.step.plan import VERIFICATION, StepWork, chunk_work, draft_work
 from kvstore.lease import Refusal
 from kvstore.store import KVStore
 
@@ -98,8 +98,17 @@ class Drafting:
         most = min(sequence.lacks_tokens - ahead - 1, MOST_DRAFT_TOKENS)
         one, two = (self._costs.seconds(draft_work(start, n_tokens)) for n_tokens in (1, 2))
         decode_seconds = self._costs.seconds(StepWork(decode_keys=start + 1))
+        chances = sequence.speculation.chances(ahead, most) if most > 0 else ()
         return DraftableRow(
-            chances=sequence.speculation.chances(ahead, most) if most > 0 else (),
-            seconds=max(2 * one - two - decode_seconds, 0.0),
+            chances=chances,
+            seconds=max(2 * one - two - decode_seconds, 0.0) + self._again_seconds(start, chances),
             token_seconds=max(two - one, _LEAST_SECONDS),
         )
+
+    def _again_seconds(self, start: int, chances: Sequence[float]) -> float:
+        """What it takes to compute the right ones of a draft again, where some are wrong and the
+        sequence has to go back to before all of them.
+        """
+        if not chances or self._store.rewinds:
+            return 0.0
+        return (1 - chances[-1]) * self._costs.seconds(chunk_work(start, 1 + len(chances) // 2))
