@@ -39,20 +39,33 @@ class Speculation:
 NO_SPECULATION = Speculation()
 
 
+MOST_PATIENCE = 4
+"""Tokens from one attempt to make a draft to the next, where none could be made for a while: to look
+for one in vain takes longer than all else of a row that is planned.
+"""
+
+
 class LiveSpeculation(Speculation):
     """Compares each token with the one that was expected, whether or not that is verified.
 
-    A draft is followed until a token differs or none is left; then another is made.
+    A draft is followed until a token differs or none is left; then another is made. While none can
+    be made the attempts grow rarer, to one in `patience` tokens; 0: they do not.
     """
 
-    def __init__(self, drafter: DraftMaker, rates: SequenceRates) -> None:
+    def __init__(
+        self, drafter: DraftMaker, rates: SequenceRates, patience: int = MOST_PATIENCE
+    ) -> None:
         self._drafter = drafter
         self._rates = rates
+        self._patience = patience
+        self._n_vain = 0  # attempts since the last draft, as far as they matter
+        self._n_waited = 0  # tokens that come before the next
         self._expected: Draft | None = None
         self._n_right = 0  # tokens of the expected draft that have come true
 
     def accept(self, token_id: int) -> None:
         self._drafter.accept(token_id)
+        self._n_waited -= self._n_waited > 0
         expected = self._expected
         if expected is None:
             return
@@ -63,7 +76,7 @@ class LiveSpeculation(Speculation):
             self._expected = None
 
     def chances(self, ahead: int, most: int) -> Sequence[float]:
-        if self._expected is None:
+        if self._expected is None and self._n_waited == 0:
             self._expect()
         expected = self._expected
         if expected is None:
@@ -79,3 +92,5 @@ class LiveSpeculation(Speculation):
     def _expect(self) -> None:
         self._expected = self._drafter.draft(MOST_DRAFT_TOKENS)
         self._n_right = 0
+        self._n_vain = 0 if self._expected else min(self._n_vain + 1, self._patience)
+        self._n_waited = self._n_vain

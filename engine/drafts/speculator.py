@@ -5,7 +5,12 @@ from functools import partial
 from engine.drafts.acceptance import AcceptanceRates, SequenceRates
 from engine.drafts.answers import Answers
 from engine.drafts.drafter import Drafter, Forced
-from engine.drafts.speculation import NO_SPECULATION, LiveSpeculation, Speculation
+from engine.drafts.speculation import (
+    MOST_PATIENCE,
+    NO_SPECULATION,
+    LiveSpeculation,
+    Speculation,
+)
 from engine.drafts.suffix_index import SortedText
 from engine.types.request import Request
 from kvstore.store import KVStore
@@ -60,7 +65,9 @@ class LiveSpeculator(Speculator):
             partial(self._answers.propose, namespace),
             forced,
         )
-        return LiveSpeculation(drafter, SequenceRates(self._rates))
+        is_guided = request.constraint is not None or request.thinking_budget is not None
+        patience = 0 if is_guided else MOST_PATIENCE  # what is forced comes and goes
+        return LiveSpeculation(drafter, SequenceRates(self._rates), patience)
 
     def ended(self, namespace: Namespace, tokens: Tokens, prompt_tokens: int) -> None:
         self._answers.add(namespace, tokens.ids(prompt_tokens, len(tokens)))

@@ -36,15 +36,18 @@ class Drafting:
     def is_due(self, running: Iterable[LiveSequence]) -> bool:
         """Whether drafts of the next step would pay for waiting until all tokens are known."""
         decodes = [sequence for sequence in running if sequence.remaining_tokens == 1]
-        if not any(sequence.in_flight_outputs for sequence in decodes):
+        expected = [
+            (sequence, chances)
+            for sequence in decodes
+            if sequence.in_flight_outputs
+            and (chances := _chances(sequence, sequence.in_flight_outputs))
+        ]
+        if not expected:
             return False
         time = StepBudget(self._costs, self._limits.step_stretch, len(decodes))
         for sequence in decodes:
             time.decode(sequence.planned_tokens)
-        rows = [
-            self._row(sequence, sequence.planned_tokens, sequence.in_flight_outputs)
-            for sequence in decodes
-        ]
+        rows = [self._row(sequence.planned_tokens, chances) for sequence, chances in expected]
         return any(allot(rows, self._price(time, self._limits.step_tokens - len(decodes))))
 
     def widen(self, builder: StepBuilder, sequences: Iterable[LiveSequence]) -> None:
@@ -55,14 +58,18 @@ class Drafting:
         if not builder.decodes or builder.is_short_of_blocks:
             return
         decodes = set(builder.decodes)
-        known = [
-            one
-            for one in sequences
-            if one.id in decodes and one.planned_tokens == len(one.tokens)  # none is in flight
+        expected = [
+            (sequence, chances)
+            for sequence in sequences
+            if sequence.planned_tokens == len(sequence.tokens)  # none is in flight
+            and sequence.id in decodes
+            and (chances := _chances(sequence, 0))
         ]
-        rows = [self._row(sequence, sequence.planned_tokens - 1) for sequence in known]
+        if not expected:
+            return
+        rows = [self._row(one.planned_tokens - 1, chances) for one, chances in expected]
         counts = allot(rows, self._price(builder.time, builder.budget_tokens))
-        for sequence, most in zip(known, counts, strict=True):
+        for (sequence, _), most in zip(expected, counts, strict=True):
             if most:
                 self._draft(builder, sequence, most)
 
@@ -91,14 +98,10 @@ class Drafting:
             most_tokens=most_tokens,
         )
 
-    def _row(self, sequence: LiveSequence, start: int, ahead: int = 0) -> DraftableRow:
-        """The sequence decodes the token at position `start`, the last of `ahead` that are not
-        known yet.
-        """
-        most = min(sequence.lacks_tokens - ahead - 1, MOST_DRAFT_TOKENS)
+    def _row(self, start: int, chances: Sequence[float]) -> DraftableRow:
+        """A sequence that decodes the token at position `start`."""
         one, two = (self._costs.seconds(draft_work(start, n_tokens)) for n_tokens in (1, 2))
         decode_seconds = self._costs.seconds(StepWork(decode_keys=start + 1))
-        chances = sequence.speculation.chances(ahead, most) if most > 0 else ()
         return DraftableRow(
             chances=chances,
             seconds=max(2 * one - two - decode_seconds, 0.0) + self._again_seconds(start, chances),
@@ -109,6 +112,12 @@ class Drafting:
         """What it takes to compute the right ones of a draft again, where some are wrong and the
         sequence has to go back to before all of them.
         """
-        if not chances or self._store.rewinds:
+        if self._store.rewinds:
             return 0.0
         return (1 - chances[-1]) * self._costs.seconds(chunk_work(start, 1 + len(chances) // 2))
+
+
+def _chances(sequence: LiveSequence, ahead: int) -> Sequence[float]:
+    """Of the sequence's next tokens, behind `ahead` that are not known yet."""
+    most = min(sequence.lacks_tokens - ahead - 1, MOST_DRAFT_TOKENS)
+    return sequence.speculation.chances(ahead, most) if most > 0 else ()

@@ -79,6 +79,27 @@ def test_nothing_is_expected_behind_the_end(n_tokens: int) -> None:
     assert len(subject.chances(0, 8)) == 3 - n_tokens
 
 
+class Silent:
+    """Never has a draft, and counts how often it is asked."""
+
+    n_asked = 0
+
+    def accept(self, token_id: int) -> None: ...
+
+    def draft(self, most: int) -> None:
+        self.n_asked += 1
+
+
+@pytest.mark.parametrize(("patience", "asked"), [(0, 40), (4, 12)])
+def test_where_nothing_is_found_it_is_looked_for_less_often(patience: int, asked: int) -> None:
+    silent = Silent()
+    subject = LiveSpeculation(silent, SequenceRates(AcceptanceRates()), patience)
+    for _ in range(40):
+        assert not subject.chances(0, 8)
+        subject.accept(7)
+    assert silent.n_asked == asked
+
+
 def test_without_speculation_nothing_is_expected() -> None:
     NO_SPECULATION.accept(1)
     assert not NO_SPECULATION.chances(0, 8)
