@@ -40,8 +40,8 @@ NO_SPECULATION = Speculation()
 
 
 MOST_PATIENCE = 4
-"""Tokens from one attempt to make a draft to the next, where none could be made for a while: to look
-for one in vain takes longer than all else of a row that is planned.
+"""Tokens from one attempt to make a draft to the next, where none could be made for a while: an
+attempt in vain takes longer than all else of a row that is planned.
 """
 
 
