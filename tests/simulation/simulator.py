@@ -314,7 +314,7 @@ class Simulation:
             raise InjectedError("injected")
 
     def _answer_fault(self) -> bool:
-        return self.random.random() < self._fault_rate / 4
+        return self.random.random() < self._fault_rate / 2
 
     def _row_fault(self, sequence_id: SequenceId) -> bool:
         return self.random.random() < self._fault_rate / 4
