@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import takewhile
 
-from engine.drafts.suffix_index import Proposal, SuffixIndex
+from engine.drafts.suffix_index import NOTHING, Proposal, SuffixIndex
 from kvstore.types import Namespace
 
 MOST_TOKENS = 1 << 17
@@ -71,10 +71,10 @@ class _Generation:
     def propose(self, namespace: Namespace, last: Sequence[int], most: int) -> Proposal:
         text = self._texts.get(namespace)
         if text is None:
-            return Proposal()
+            return NOTHING
         found = text.propose(last, most)
         tokens = tuple(takewhile(lambda token_id: token_id != _END, found.tokens))
-        return Proposal(tokens, found.matched) if tokens else Proposal()
+        return Proposal(tokens, found.matched) if tokens else NOTHING
 
     def clear(self, namespace: Namespace) -> None:
         if (text := self._texts.pop(namespace, None)) is not None:

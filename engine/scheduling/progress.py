@@ -42,21 +42,17 @@ class Progress:
         draft, sequence.draft = sequence.draft, None
         if message := result.failed.get(sequence.id):
             return [self.fail(sequence, message)]
-        if draft is not None and lease_of(sequence).is_tentative:
-            return self._take_whole(sequence, n_tokens, draft, result.sampled[sequence.id])
-        self._publish(sequence, n_tokens)
+        if not lease_of(sequence).is_tentative:
+            self._publish(sequence, n_tokens)
         sequence.prompt_scores += result.scored.get(sequence.id, ())
         if (vector := result.pooled.get(sequence.id)) is not None:
             sequence.pool(vector)
         if sequence.is_aborted:
             return [self.end(sequence, FinishReason.ABORT)]
         sampled = result.sampled.get(sequence.id, ())
-        if draft is not None and sampled:
-            self._count(sequence, draft, len(sampled) - 1)
-        news = self._take(sequence, sampled)
-        if draft is not None and sequence.is_live:
-            self._store.rewind(lease_of(sequence))
-        return news
+        if draft is None:
+            return self._take(sequence, sampled)
+        return self._take_drafted(sequence, n_tokens, draft, sampled)
 
     def settled(self, sequence: LiveSequence) -> list[OutputEvent]:
         """Its guide has been answered: read its last token, if there is an unread one."""
@@ -89,36 +85,37 @@ class Progress:
             return [self.end(sequence, FinishReason.LENGTH)] if sequence.is_computed else []
         sequence.have_sampled()
         news = list[OutputEvent]()
-        for nth, token in enumerate(sampled):
-            if nth:
-                self._publish(sequence, 1)
+        for token in sampled[:-1]:
+            sequence.accepted_drafts += 1
             news += self._append(sequence, token)
             if not sequence.is_live:
-                break
-        return news
+                return news
+            if not lease_of(sequence).is_tentative:
+                self._publish(sequence, 1)
+        return news + self._append(sequence, sampled[-1])
 
-    def _take_whole(
+    def _take_drafted(
         self,
         sequence: LiveSequence,
         n_tokens: int,
         draft: Draft,
         sampled: Sequence[SampledToken],
     ) -> list[OutputEvent]:
-        """Of what a step has computed of it, and of its draft, all has KV or nothing. What has none
-        is computed again.
+        """The same, where the step has computed `n_tokens` and the draft behind them. A tentative
+        lease keeps all of that or nothing; what has no KV then is planned again.
         """
-        if sequence.is_aborted:
-            return [self.end(sequence, FinishReason.ABORT)]
-        n_right = len(sampled) - 1
-        self._count(sequence, draft, n_right)
-        sequence.have_sampled()
-        news = list[OutputEvent]()
-        for token in sampled:
-            news += self._append(sequence, token)
-            if not sequence.is_live:
-                return news
-        if n_right == len(draft.tokens):
-            self._publish(sequence, n_tokens + n_right)
+        n_drafts, accepted_before = len(draft.tokens), sequence.accepted_drafts
+        if not sampled:  # it sits out
+            self._store.rewind(lease_of(sequence))
+            return []
+        sequence.drafted_tokens += n_drafts
+        news = self._take(sequence, sampled)
+        n_accepted = sequence.accepted_drafts - accepted_before
+        self._counters.count_draft(draft.source, n_drafts, n_accepted)
+        if not sequence.is_live:
+            return news
+        if lease_of(sequence).is_tentative and len(sampled) > n_drafts:
+            self._publish(sequence, n_tokens + n_drafts)
         else:
             self._store.rewind(lease_of(sequence))
         return news
@@ -135,12 +132,6 @@ class Progress:
         sequence.take(sampled)
         self._counters.generated_tokens += 1
         return [] if self._live.must_be_answered(sequence) else self.settled(sequence)
-
-    def _count(self, sequence: LiveSequence, draft: Draft, n_right: int) -> None:
-        """So many of the draft's tokens were right."""
-        self._counters.count_draft(draft.source, len(draft.tokens), n_right)
-        sequence.accepted_drafts += n_right
-        sequence.rejected_drafts += len(draft.tokens) - n_right
 
     def _retire(self, sequence: LiveSequence) -> None:
         lease = self._leave(sequence)

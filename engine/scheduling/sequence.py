@@ -75,8 +75,8 @@ class LiveSequence:
     unread: SampledToken | None = None
     speculation: Speculation = NO_SPECULATION
     draft: Draft | None = None  # that the step in flight verifies
-    accepted_drafts: int = 0  # tokens
-    rejected_drafts: int = 0
+    drafted_tokens: int = 0  # that steps have verified
+    accepted_drafts: int = 0  # those of them that were appended
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     pooled: Vector | None = None  # the sum of what has been pooled
 
@@ -158,7 +158,7 @@ class LiveSequence:
             self.cached_tokens,
             self.output_tokens - (self.unread is not None),
             self.accepted_drafts,
-            self.rejected_drafts,
+            self.drafted_tokens - self.accepted_drafts,
         )
 
     @property

@@ -29,7 +29,7 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    accepted_draft_tokens: int = 0  # of the completion's, those that a draft had right
+    accepted_draft_tokens: int = 0  # of the completion: drafted before they were sampled
     rejected_draft_tokens: int = 0
 
 

@@ -43,6 +43,8 @@ class Receiver:
         assert usage.prompt_tokens == len(self.request.prompt)
         assert usage.completion_tokens == len(token_ids)
         assert 0 <= usage.cached_tokens < usage.prompt_tokens
+        assert 0 <= usage.accepted_draft_tokens <= max(usage.completion_tokens - 1, 0)
+        assert usage.rejected_draft_tokens >= 0
         admission = self.admissions.get(event.index, Usage(len(self.request.prompt), 0, 0))
         assert (admission.prompt_tokens, admission.cached_tokens, 0) == (
             usage.prompt_tokens,

@@ -303,7 +303,7 @@ class Simulation:
         uncomputed = len(sequence.tokens) - sequence.cached_tokens - computed
         needless = 1 if sequence.output_tokens else 0  # the last sampled token needs no KV
         is_late = sequence.request.constraint is not None  # who learns late that it was the last
-        if sequence.accepted_drafts + sequence.rejected_drafts:
+        if sequence.drafted_tokens:
             # What lies behind its end is computed, too, and what a state went back from twice.
             assert uncomputed <= needless
         else:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from engine.step.plan import StepMasks
+from engine.types.draft import DraftSource
 from engine.types.output import FinishReason
 from engine.types.request import SamplingParams
 from kvstore.groups.recurrent import RecurrentGroup
@@ -79,6 +80,19 @@ def test_a_stop_string_within_a_draft_ends_the_sequence() -> None:
     assert harness.text("request-0") == text[: text.index(stop)]
     assert harness.reason("request-0") is FinishReason.STOP
     assert harness.output("request-0") == truth(stop=(stop,))
+
+
+@pytest.mark.parametrize("place", [5, 12, 20, 29])
+def test_of_a_draft_in_which_a_sequence_stops_the_tokens_behind_are_rejected(place: int) -> None:
+    text = text_of(truth())
+    harness = drafted(truth(), stop=(text[place : place + 3],))
+    usage = harness.usage("request-0")
+    n_sampling = sum(bool(list(plan.sampling())) for plan in harness.plans)
+    not_drafted = usage.completion_tokens - usage.accepted_draft_tokens
+    assert not_drafted in {n_sampling - 1, n_sampling}  # the last step's token may come too late
+    counts = harness.scheduler.counters.drafts[DraftSource.TREE]
+    assert counts.accepted_tokens == usage.accepted_draft_tokens
+    assert counts.drafted_tokens == usage.accepted_draft_tokens + usage.rejected_draft_tokens
 
 
 def test_a_draft_goes_no_further_than_max_tokens() -> None:
