@@ -1,4 +1,4 @@
-"""Adds drafts to a step's decodes, as far as that pays.
+"""Adds drafts to a step's decodes, as far as that pays, and now and then to learn what it costs.
 
     before a step is planned     is_due()       whether to wait for the tokens that are in flight
     while it is planned          widen()        behind decodes and prompts
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.drafts.acceptance import MOST_DRAFT_TOKENS
 from engine.drafts.allotment import DraftableRow, StepPrice, allot
+from engine.drafts.probes import Probes
 from engine.scheduling.costs import StepCosts
 from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
@@ -32,9 +33,12 @@ class Drafting:
         self._store = store
         self._costs = costs
         self._limits = limits
+        self._probes = Probes()
 
     def is_due(self, running: Iterable[LiveSequence]) -> bool:
-        """Whether drafts of the next step would pay for waiting until all tokens are known."""
+        """Whether drafts of the next step would pay for waiting until all tokens are known, or are
+        to be tried.
+        """
         decodes = [sequence for sequence in running if sequence.remaining_tokens == 1]
         expected = [
             (sequence, chances)
@@ -48,7 +52,8 @@ class Drafting:
         for sequence in decodes:
             time.decode(sequence.planned_tokens)
         rows = [self._row(sequence.planned_tokens, chances) for sequence, chances in expected]
-        return any(allot(rows, self._price(time, self._limits.step_tokens - len(decodes))))
+        price = self._price(time, self._limits.step_tokens - len(decodes))
+        return any(allot(rows, price)) or self._probes.is_due(rows)
 
     def widen(self, builder: StepBuilder, sequences: Iterable[LiveSequence]) -> None:
         """Let those of the step's decodes whose tokens are known verify drafts behind these.
@@ -69,6 +74,10 @@ class Drafting:
             return
         rows = [self._row(one.planned_tokens - 1, chances) for one, chances in expected]
         counts = allot(rows, self._price(builder.time, builder.budget_tokens))
+        if any(counts):
+            self._probes.paid()
+        else:
+            counts = self._probes.counts(rows, builder.budget_tokens)
         for (sequence, _), most in zip(expected, counts, strict=True):
             if most:
                 self._draft(builder, sequence, most)

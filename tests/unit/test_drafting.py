@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.step.plan import StepMasks
+from engine.step.plan import VERIFICATION, StepMasks, StepPlan, StepWork, draft_work
 from engine.types.draft import DraftSource
 from engine.types.output import FinishReason
 from engine.types.request import SamplingParams
@@ -62,6 +62,21 @@ def test_drafts_that_are_always_wrong_are_given_up() -> None:
     plans = [plan for plan in harness.plans if plan.is_drafted]
     assert plans
     assert not any(plan.is_drafted for plan in harness.plans[-N_TOKENS // 2 :])
+
+
+def test_drafts_whose_cost_was_learned_too_high_are_tried_again() -> None:
+    harness = Harness()
+    name = harness.add(PROMPT, N_TOKENS)
+    harness.speculate(name, ScriptedDrafter(truth()))
+    harness.step()
+    decode = StepWork(forwards=1, decode_rows=1, decode_keys=10)
+    verified = StepWork(forwards=1) + draft_work(10, 8) + VERIFICATION
+    for work, seconds in [(decode, 1.0)] * 5 + [(decode, 1.0), (verified, 20.0)] * 50:
+        harness.scheduler.took(StepPlan(work=work), (), seconds)
+    harness.finish()
+    assert harness.output(name) == truth()
+    drafts = [chunk.n_drafts for plan in harness.plans for chunk in plan.chunks if chunk.n_drafts]
+    assert drafts[:2] == [8, 8], "probes"
 
 
 def test_what_was_rejected_is_in_no_cache() -> None:
