@@ -47,18 +47,18 @@ QUICK = Scale(64, 24, asks=1, texts=1, records=1)
 
 
 def copy(scale: Scale, rng: random.Random) -> Iterator[Load]:
-    yield _computed("copy", "demo", [_times(scale.texts, bodies.repeated, rng)], 1.8)
-    yield _computed("copy", "successor", [_asks(scale, bodies.copied, rng)])
+    yield _computed("copy", "demo", [_times(scale.texts, bodies.repeated, rng)], 2.0)
+    yield _computed("copy", "successor", [_asks(scale, bodies.copied, rng)], 2.0)
 
 
 def edit(scale: Scale, rng: random.Random) -> Iterator[Load]:
-    yield _computed("edit", "demo", [_times(scale.texts, bodies.repeated_with_edits, rng)])
-    yield _computed("edit", "successor", [_asks(scale, bodies.edited, rng)])
+    yield _computed("edit", "demo", [_times(scale.texts, bodies.repeated_with_edits, rng)], 2.0)
+    yield _computed("edit", "successor", [_asks(scale, bodies.edited, rng)], 2.0)
 
 
 def resend(scale: Scale, rng: random.Random) -> Iterator[Load]:
     one = _asks(scale, bodies.greedy_chat, rng)
-    yield Load("resend", "random", (one,), one, 2.5)
+    yield Load("resend", "random", (one,), one, 3.0)
     eight = tuple((bodies.greedy_chat(rng, *_size(scale)),) for _ in range(8))
     yield Load("resend", "random", eight, tuple(asked for (asked,) in eight), 1.3)
 
@@ -73,13 +73,13 @@ def regenerate(scale: Scale, rng: random.Random) -> Iterator[Load]:
 
 def schema(scale: Scale, rng: random.Random) -> Iterator[Load]:
     demo = [bodies.records(rng, scale.records) for _ in range(_few(scale))]
-    yield _computed("schema", "demo", [demo])
-    yield _computed("schema", "random", [[bodies.records(rng, scale.records)]])
+    yield _computed("schema", "demo", [demo], 1.3)
+    yield _computed("schema", "random", [[bodies.records(rng, scale.records)]], 1.3)
 
 
 def tools(scale: Scale, rng: random.Random) -> Iterator[Load]:
-    yield _computed("tools", "demo", [_times(_few(scale), bodies.called, rng)])
-    yield _computed("tools", "random", [_times(scale.asks, bodies.called, rng)])
+    yield _computed("tools", "demo", [_times(_few(scale), bodies.called, rng)], 1.3)
+    yield _computed("tools", "random", [_times(scale.asks, bodies.called, rng)], 1.3)
 
 
 def unique(scale: Scale, rng: random.Random) -> Iterator[Load]:
