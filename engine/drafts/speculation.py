@@ -85,8 +85,9 @@ class LiveSpeculation(Speculation):
         return self._rates.chances(expected, self._n_right, end)[ahead:]
 
     def draft(self, most: int) -> Draft | None:
-        """Made anew: more is known than when the last one was."""
-        self._expect()
+        """Made anew where tokens have come since: more is known than when the last one was."""
+        if self._n_right or self._expected is None:
+            self._expect()
         return self._expected and self._expected.shortened(most)
 
     def _expect(self) -> None:

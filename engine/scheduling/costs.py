@@ -12,6 +12,7 @@ Eight numbers are plain floats here: a product of small numpy arrays took 0.5 ms
 
 import math
 from collections.abc import Sequence
+from operator import mul
 
 from engine.step.plan import StepWork, chunk_beginning, chunk_work
 
@@ -151,8 +152,8 @@ class StepCosts:
 
 def _parts(work: StepWork) -> Vector:
     """The seconds of each kind of work by the prior."""
-    return [cost * count for cost, count in zip(_PRIOR, work.counts, strict=True)]
+    return list(map(mul, _PRIOR, work.counts))
 
 
 def _dot(left: Vector, right: Vector) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
+    return float(sum(map(mul, left, right)))

@@ -109,12 +109,12 @@ class Drafting:
 
     def _row(self, start: int, chances: Sequence[float]) -> DraftableRow:
         """A sequence that decodes the token at position `start`."""
-        one, two = (self._costs.seconds(draft_work(start, n_tokens)) for n_tokens in (1, 2))
+        none, one = (self._costs.seconds(draft_work(start, n_tokens)) for n_tokens in (0, 1))
         decode_seconds = self._costs.seconds(StepWork(decode_keys=start + 1))
         return DraftableRow(
             chances=chances,
-            seconds=max(2 * one - two - decode_seconds, 0.0) + self._again_seconds(start, chances),
-            token_seconds=max(two - one, _LEAST_SECONDS),
+            seconds=max(none - decode_seconds, 0.0) + self._again_seconds(start, chances),
+            token_seconds=max(one - none, _LEAST_SECONDS),
         )
 
     def _again_seconds(self, start: int, chances: Sequence[float]) -> float:

@@ -7,6 +7,7 @@ in order, each made before the step of the one before it has been collected.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import NewType, TypeAlias
 
 import numpy as np
@@ -86,7 +87,7 @@ class StepWork:
     draft_tokens: int = 0
 
     def __add__(self, more: "StepWork") -> "StepWork":
-        return StepWork(*(own + its for own, its in zip(self.counts, more.counts, strict=True)))
+        return StepWork(*map(add, self.counts, more.counts))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -118,8 +119,9 @@ def draft_work(start: int, n_tokens: int) -> StepWork:
     """What a draft of so many tokens adds to a row, behind the decode of the token at position
     `start`: the keys of all are gathered, in place of the decode's.
     """
-    attended = chunk_work(start, 1 + n_tokens).prompt_keys
-    return StepWork(prompt_keys=attended, gathered_keys=start + 1 + n_tokens, draft_tokens=n_tokens)
+    n = n_tokens
+    attended = (1 + n) * start + (1 + n) * (2 + n) // 2
+    return StepWork(prompt_keys=attended, gathered_keys=start + 1 + n, draft_tokens=n)
 
 
 VERIFICATION = StepWork(verifications=1)

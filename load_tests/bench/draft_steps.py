@@ -1,0 +1,211 @@
+"""What drafts add to the bookkeeping of a step: `python -m load_tests.bench.draft_steps`.
+
+No model, no tensors. Sequences generate tokens behind prompts of the given length, each with drafts
+and without: runs that come again, of which drafts have many right, or unrelated tokens, of which no
+source knows any. Plan is to decide whether to wait for drafts, to make them and to plan the step,
+in microseconds a row; commit is to learn what the step took and to take in its tokens, in
+microseconds a token. Results are made up, and so is what steps take. Times are the thread's own,
+medians over steps.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.drafts.speculator import NO_SPECULATOR, LiveSpeculator
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import LiveSequence
+from engine.scheduling.submission import prepare
+from engine.scheduling.validation import Limits
+from engine.step.plan import Chunk, SampledToken, SequenceId, StepPlan, StepResult
+from engine.types.request import Request
+from kvstore.blocks.pool import BlockPool
+from kvstore.blocks.table import blocks_for
+from kvstore.index.radix_tree import RadixTree
+from kvstore.store import KVStore
+from load_tests.bench.drafting import TEXTS, Text
+from load_tests.bench.steps import silent
+from load_tests.report import Table
+from load_tests.terminal import show_figures
+
+BLOCK_SIZE_TOKENS = 32
+STEP_TOKENS = 2048
+VOCABULARY = 150_000
+CASES = ((1, 1_000), (1, 32_000), (8, 8_000), (32, 1_000), (32, 8_000))
+"""Sequences, tokens of prompt."""
+
+_STEP_SECONDS, _ROW_SECONDS, _DRAFT_SECONDS = 20e-3, 1e-3, 0.5e-3
+"""What a step takes, and each of its rows and draft tokens, as the scheduler is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    text: str
+    sequences: int
+    prompt_tokens: int
+    plan_off: float
+    plan_on: float
+    commit_off: float
+    commit_on: float
+    accepted_percent: float
+    """Of the tokens generated, those that drafts had right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one step, in seconds: of its rows and of its tokens."""
+
+    plan: float
+    commit: float
+
+
+class Workload:
+    """Sequences whose answers are known beforehand."""
+
+    def __init__(
+        self, text: Text, sequences: int, prompt_tokens: int, answer_tokens: int, drafts: bool
+    ) -> None:
+        source = random.Random(f"{sequences}/{prompt_tokens}")
+        n_tokens = prompt_tokens + answer_tokens
+        pool = BlockPool(sequences * (blocks_for(n_tokens, BLOCK_SIZE_TOKENS) + 2))
+        store = KVStore(pool, RadixTree(pool, BLOCK_SIZE_TOKENS), BLOCK_SIZE_TOKENS)
+        limits = Limits(
+            vocab_size=VOCABULARY,
+            max_context_tokens=n_tokens,
+            arena_tokens=pool.n_blocks * BLOCK_SIZE_TOKENS,
+            max_running=sequences,
+            max_waiting=2 * sequences,  # a client may take half
+            step_tokens=STEP_TOKENS,
+        )
+        self.scheduler = Scheduler(
+            store,
+            OutputFactory(frozenset(), silent),
+            limits,
+            lambda: 7,
+            speculator=LiveSpeculator(store) if drafts else NO_SPECULATOR,
+        )
+        self._answers = dict[str, list[int]]()
+        self._in_flight = StepPlan()
+        self._committing = 0.0  # seconds
+        for index in range(sequences):
+            prompt = [index, *text(source, prompt_tokens - 1)]
+            request = Request(f"{index}", tuple(prompt), answer_tokens)
+            self._answers[request.id] = text(source, answer_tokens)
+            self.scheduler.add(prepare(request, limits))
+        while any(sequence.remaining_tokens > 1 for sequence in self._sequences()):
+            self.step()
+
+    def steps(self) -> Iterator[Times]:
+        """Each step in which all sequences decode: seconds a row, and seconds a token."""
+        n_rows = self.scheduler.n_running
+        while self.scheduler.n_running == n_rows:
+            self._committing, before = 0.0, self.scheduler.counters.generated_tokens
+            planning = self.step()
+            if n_tokens := self.scheduler.counters.generated_tokens - before:
+                yield Times(planning / n_rows, self._committing / n_tokens)
+
+    def step(self) -> float:
+        """Seconds that planning a step takes. It goes as the pipeline does."""
+        before, self._in_flight = self._in_flight, StepPlan()
+        start = time.thread_time()
+        is_early = before.is_drafted or (before.is_due and self.scheduler.awaits_tokens)
+        planning = time.thread_time() - start
+        if is_early:
+            self._commit(before)
+            before = StepPlan()
+        start = time.thread_time()
+        self._in_flight = self.scheduler.plan()
+        planning += time.thread_time() - start
+        self.scheduler.take_admissions()
+        if before.is_due:
+            self._commit(before)
+        return planning
+
+    def _commit(self, plan: StepPlan) -> None:
+        result = StepResult(dict(self._sampled(plan)), {})
+        work = plan.work
+        rows = work.decode_rows + len(plan.chunks)
+        seconds = _STEP_SECONDS + rows * _ROW_SECONDS + work.draft_tokens * _DRAFT_SECONDS
+        start = time.thread_time()
+        self.scheduler.took(plan, (), seconds)
+        self.scheduler.commit(plan, result)
+        self._committing = time.thread_time() - start
+
+    def _sequences(self) -> Iterator[LiveSequence]:
+        yield from self.scheduler.waiting
+        yield from self.scheduler.running
+
+    def _sampled(self, plan: StepPlan) -> Iterator[tuple[SequenceId, tuple[SampledToken, ...]]]:
+        """As much of each row's answer as the step has computed."""
+        chunks = {chunk.sequence_id: chunk for chunk in plan.chunks}
+        for key in plan.sampling():
+            sequence = self.scheduler.sequence(key)
+            if sequence is not None:
+                answer = self._answers[sequence.request.id][sequence.output_tokens :]
+                n_right = _n_right(chunks.get(key), answer)
+                yield key, tuple(SampledToken(token) for token in answer[: n_right + 1])
+
+
+def _n_right(chunk: Chunk | None, answer: list[int]) -> int:
+    """How many of the chunk's draft tokens are the next of the answer."""
+    if chunk is None or not chunk.n_drafts:
+        return 0
+    drafted = chunk.tokens[-chunk.n_drafts :]
+    return next((at for at in count() if drafted[at : at + 1] != tuple(answer[at : at + 1])), 0)
+
+
+def measure(text: Text, sequences: int, prompt_tokens: int, answer_tokens: int) -> Figures:
+    on, off = (
+        Workload(text, sequences, prompt_tokens, answer_tokens, drafts) for drafts in (True, False)
+    )
+    on_times, off_times = list(on.steps()), list(off.steps())
+    counters = on.scheduler.counters
+    accepted = sum(each.accepted_tokens for each in counters.drafts.values())
+    return Figures(
+        text=text.__name__,
+        sequences=sequences,
+        prompt_tokens=prompt_tokens,
+        plan_off=1e6 * statistics.median(each.plan for each in off_times),
+        plan_on=1e6 * statistics.median(each.plan for each in on_times),
+        commit_off=1e6 * statistics.median(each.commit for each in off_times),
+        commit_on=1e6 * statistics.median(each.commit for each in on_times),
+        accepted_percent=100 * accepted / counters.generated_tokens,
+    )
+
+
+def table(all_figures: list[Figures]) -> Table:
+    columns = ("text", "sequences", "prompt", "plan off", "on", "commit off", "on", "accepted")
+    rows = (
+        (
+            figures.text,
+            str(figures.sequences),
+            f"{figures.prompt_tokens:,}",
+            f"{figures.plan_off:.1f}",
+            f"{figures.plan_on:.1f}",
+            f"{figures.commit_off:.1f}",
+            f"{figures.commit_on:.1f}",
+            f"{figures.accepted_percent:.0f}%",
+        )
+        for figures in all_figures
+    )
+    return Table(columns, tuple(rows))
+
+
+def main(
+    answer_tokens: int = 512, json_path: Annotated[Path | None, typer.Option("--json")] = None
+) -> None:
+    """Measure steps of several numbers of sequences, with drafts and without."""
+    figures = [measure(text, *case, answer_tokens) for text in TEXTS for case in CASES]
+    show_figures(table(figures), figures, json_path)
+
+
+if __name__ == "__main__":
+    typer.run(main)

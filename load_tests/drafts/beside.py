@@ -1,0 +1,197 @@
+"""What drafts save beside other servers: `python -m load_tests.drafts.beside [--rounds 3]`.
+
+All serve the successor checkpoint and are asked for the same greedy text completions:
+
+    copy     words in order, and the first of them again: the answer is in the prompt
+    resend   a prompt whose answer the server has given before
+    new      words in order that the prompt does not have
+
+mlx_lm.server drafts with a model of the successor's first layer, which says what the whole says: no
+draft of it is ever wrong, so no draft model can do better. vllm-mlx drafts with heads that these
+checkpoints lack, so it is asked as it is. Every answer must be the same, or the command fails.
+"""
+
+import asyncio
+import itertools
+import random
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+
+from load_tests.client import Target, TargetError
+from load_tests.drafts.draft_model import draft_checkpoint
+from load_tests.drafts.successor import successor_checkpoint
+from load_tests.lexicon import WORDS
+from load_tests.peers.catalogue import Peer, mlx_lm, rootstock, serving, vllm_mlx
+from load_tests.report import Table
+from load_tests.terminal import fail, show_figures
+
+LIMIT_SECONDS = 900.0
+PROMPT_WORDS, OUTPUT_TOKENS = 512, 256
+STREAMS = (1, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    name: str
+    prompts: tuple[str, ...]
+    before: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {len(self.prompts)} at once"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`tokens_per_second` of each round."""
+
+    load: str
+    server: str
+    tokens_per_second: tuple[float, ...]
+
+
+def loads(rng: random.Random) -> list[Load]:
+    """Of each kind with one stream and with several. No prompt comes twice but to be sent again."""
+    found = list[Load]()
+    for n_streams in STREAMS:
+        copied = tuple(_copied(rng) for _ in range(n_streams))
+        found.append(Load("copy", copied))
+        found.append(Load("new", tuple(_new(rng) for _ in range(n_streams))))
+        again = tuple(_new(rng) for _ in range(n_streams))
+        found.append(Load("resend", again, again))
+    return found
+
+
+def _copied(rng: random.Random) -> str:
+    start = rng.randrange(len(WORDS) - PROMPT_WORDS)
+    words = WORDS[start : start + PROMPT_WORDS]
+    return "".join(f"{word} " for word in (*words, words[0]))
+
+
+def _new(rng: random.Random) -> str:
+    """The answer goes on from the last word, and none of the others is among its first."""
+    start = rng.randrange(len(WORDS) - 2 * OUTPUT_TOKENS)
+    others = [*WORDS[:start], *WORDS[start + 2 * OUTPUT_TOKENS :]]
+    return "".join(f"{word} " for word in (*rng.choices(others, k=PROMPT_WORDS), WORDS[start]))
+
+
+class Round:
+    """What one life of a server says of the loads."""
+
+    def __init__(self, http: httpx.AsyncClient, target: Target) -> None:
+        self._http = http
+        self._target = target
+        self.rates = dict[str, float]()
+        self.said = dict[str, tuple[str, ...]]()
+
+    async def play(self, load: Load) -> None:
+        """Raises TargetError."""
+        for prompt in load.before:
+            await self._ask(prompt)
+        start = time.perf_counter()
+        answers = await asyncio.gather(*(self._ask(prompt) for prompt in load.prompts))
+        seconds = time.perf_counter() - start
+        self.rates[load.title] = sum(n_tokens for _, n_tokens in answers) / seconds
+        self.said[load.title] = tuple(text.strip() for text, _ in answers)
+
+    async def _ask(self, prompt: str) -> tuple[str, int]:
+        body = {
+            "model": self._target.model,
+            "prompt": prompt,
+            "max_tokens": OUTPUT_TOKENS,
+            "temperature": 0,
+        }
+        response = await self._http.post(f"{self._target.base_url}/completions", json=body)
+        if response.status_code != httpx.codes.OK:
+            raise TargetError(f"HTTP {response.status_code}: {response.text[:500]}")
+        answer = response.json()
+        return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
+
+
+async def _round(target: Target, asked: Sequence[Load]) -> Round:
+    async with httpx.AsyncClient(timeout=LIMIT_SECONDS, trust_env=False) as http:
+        one = Round(http, target)
+        for load in asked:
+            await one.play(load)
+        return one
+
+
+def measure(peers: Sequence[Peer], model: Path, rounds: int, logs: Path) -> list[Figures]:
+    """Each round has a life of each server, in another order, and texts of its own. Raises
+    TargetError.
+    """
+    rates: Mapping[tuple[str, str], list[float]] = defaultdict(list)
+    for number in range(rounds):
+        asked = loads(random.Random(number))
+        said = dict[str, Mapping[str, tuple[str, ...]]]()
+        for peer in itertools.islice(itertools.cycle(peers), number, number + len(peers)):
+            with serving(peer, model, logs / f"{len(rates)}-{number}.log") as target:
+                one = asyncio.run(_round(target, asked))
+            said[peer.name] = one.said
+            for title, rate in one.rates.items():
+                rates[title, peer.name].append(rate)
+                typer.echo(f"{number} {title}, {peer.name}: {rate:.0f} tokens/s", err=True)
+        _expect_alike(said)
+    return [Figures(load, server, tuple(each)) for (load, server), each in rates.items()]
+
+
+def _expect_alike(said: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+    """Raises TargetError where two servers have answered otherwise."""
+    (first, expected), *others = said.items()
+    for name, answers in others:
+        for title, texts in answers.items():
+            if texts != expected[title]:
+                raise TargetError(f"{title}: {name} says other than {first}")
+
+
+def table(all_figures: Sequence[Figures]) -> Table:
+    """Medians of tokens a second, and the ratio to the first server's, round by round."""
+    titles = dict.fromkeys(figures.load for figures in all_figures)
+    by_place = {(each.load, each.server): each.tokens_per_second for each in all_figures}
+    servers = list(dict.fromkeys(figures.server for figures in all_figures))
+    rows = [
+        (title, *(_cell(by_place[title, name], by_place[title, servers[0]]) for name in servers))
+        for title in titles
+    ]
+    return Table(("load", *servers), tuple(rows))
+
+
+def _cell(rates: Sequence[float], ours: Sequence[float]) -> str:
+    ratio = statistics.median(own / rate for own, rate in zip(ours, rates, strict=True))
+    return f"{statistics.median(rates):,.0f} ({ratio:.2f})"
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    n_draft_tokens: Annotated[int, typer.Option(help="Of mlx_lm.server's draft model.")] = 3,
+    json_path: Annotated[Path | None, typer.Option("--json")] = None,
+) -> None:
+    """Ask all servers for the same texts. The ratios say how many times as fast the first is."""
+    model, draft = successor_checkpoint("qwen3"), draft_checkpoint("qwen3")
+    drafting = ("--draft-model", str(draft), "--num-draft-tokens", str(n_draft_tokens))
+    peers = [
+        rootstock(),
+        rootstock("--speculate", "off"),
+        mlx_lm(listen_queue=128),
+        mlx_lm(*drafting, listen_queue=128),
+        vllm_mlx(),
+    ]
+    try:
+        with tempfile.TemporaryDirectory() as logs:
+            figures = measure(peers, model, rounds, Path(logs))
+    except TargetError as error:
+        raise typer.Exit(fail(str(error))) from error
+    show_figures(table(figures), figures, json_path)
+
+
+if __name__ == "__main__":
+    typer.run(main)
