@@ -169,12 +169,12 @@ class OfflineDaemon:
     def add(self, request: Request, new_guide: GuideFactory = FreeGuide) -> None:
         self.scheduler.add(prepare(request, self._limits, new_guide, self.scheduler.block_hashes))
 
-    def speculate(self, request_id: str, drafter: DraftMaker) -> None:
-        """Have the sequences of a request that waits drafted."""
-        for sequence in self.scheduler.waiting:
-            if sequence.request.id == request_id:
-                rates = SequenceRates(AcceptanceRates())
-                sequence.speculation = LiveSpeculation(drafter, rates)
+    def speculate(self, request_id: str, *drafters: DraftMaker) -> None:
+        """Have the sequences of a request that waits drafted, each by one of these."""
+        sequences = [s for s in self.scheduler.waiting if s.request.id == request_id]
+        for sequence, drafter in zip(sequences, drafters, strict=True):
+            rates = SequenceRates(AcceptanceRates())
+            sequence.speculation = LiveSpeculation(drafter, rates)
 
     def step(self, n_steps: int) -> None:
         """Compute so many steps of what has been added; what is said is lost."""

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +93,10 @@ class Round:
         self.rates = dict[str, float]()
         self.said = dict[str, tuple[str, ...]]()
 
+    async def warm_up(self) -> None:
+        """Ask for something of the same size, and do not measure it. Raises TargetError."""
+        await self._ask(_new(random.Random("before all")))
+
     async def play(self, load: Load) -> None:
         """Raises TargetError."""
         for prompt in load.before:
@@ -120,6 +124,7 @@ class Round:
 async def _round(target: Target, asked: Sequence[Load]) -> Round:
     async with httpx.AsyncClient(timeout=LIMIT_SECONDS, trust_env=False) as http:
         one = Round(http, target)
+        await one.warm_up()
         for load in asked:
             await one.play(load)
         return one
@@ -140,11 +145,11 @@ def measure(peers: Sequence[Peer], model: Path, rounds: int, logs: Path) -> list
             for title, rate in one.rates.items():
                 rates[title, peer.name].append(rate)
                 typer.echo(f"{number} {title}, {peer.name}: {rate:.0f} tokens/s", err=True)
-        _expect_alike(said)
+        expect_alike(said)
     return [Figures(load, server, tuple(each)) for (load, server), each in rates.items()]
 
 
-def _expect_alike(said: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
+def expect_alike(said: Mapping[str, Mapping[str, tuple[str, ...]]]) -> None:
     """Raises TargetError where two servers have answered otherwise."""
     (first, expected), *others = said.items()
     for name, answers in others:
@@ -182,7 +187,7 @@ def main(
         rootstock(),
         rootstock("--speculate", "off"),
         mlx_lm(listen_queue=128),
-        mlx_lm(*drafting, listen_queue=128),
+        replace(mlx_lm(*drafting, listen_queue=128), name="mlx_lm.server, draft model"),
         vllm_mlx(),
     ]
     try:

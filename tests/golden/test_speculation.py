@@ -1,5 +1,6 @@
 """Scheduler, store and runner with drafts on real models, hybrids too: what is said is the same."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -69,3 +70,19 @@ def test_seeded_and_preempted(served: Served, attention: Attention) -> None:
     scripts = {name: wrong(truth[name, 0], (7, 18, 29)) for name in PROMPTS}
     daemon = drafting(served, attention, 16)
     assert served_with(daemon, scripts, sampling) == {name: truth[name, 0] for name in PROMPTS}
+
+
+def test_four_outputs_of_one_request(served: Served, attention: Attention) -> None:
+    """They share the prompt, and each has drafts of its own."""
+    sampling = SamplingParams(seed=3, temperature=0.9)
+    asked = replace(request("r0", sampling), n=4)
+    truth = OfflineDaemon(served, attention, Room(64)).serve(asked)
+    daemon = drafting(served, attention, 64)
+    daemon.add(asked)
+    drafters = [
+        ScriptedDrafter(wrong(truth["r0", index], range(4 + index, OUTPUT_TOKENS, 9)))
+        for index in range(4)
+    ]
+    daemon.speculate("r0", *drafters)
+    assert daemon.rest(defaultdict(list)) == truth
+    assert daemon.usage["r0"].accepted_draft_tokens > 0
