@@ -296,6 +296,17 @@ def test_a_key_reaches_the_models_it_names(serve: Serve, tmp_path: Path) -> None
     assert client.get("/admin/models", headers=bearer(secret_of("root"))).status_code == 200
 
 
+def test_a_key_sees_no_loaded_model_that_it_may_not_use(serve: Serve, tmp_path: Path) -> None:
+    keys = key_file(tmp_path, alice={"models": ["uno"]}, root={"role": "admin"})
+    client = serve(settings_of(api_keys_file=keys))
+    client.headers.update(bearer(secret_of("root")))
+    for name in ("one", "two"):
+        client.post("/admin/models/load", params={"model": name})
+    for key, seen in (("root", {"one", "two"}), ("alice", {"one"})):
+        client.headers.update(bearer(secret_of(key)))
+        assert {each["name"] for each in client.get("/api/ps").json()["models"]} == seen
+
+
 def test_an_unknown_name_is_answered_with_those_that_the_key_may_use(
     serve: Serve, tmp_path: Path
 ) -> None:
