@@ -13,7 +13,7 @@ def draft_families(counts: Mapping[DraftSource, DraftCounts]) -> Iterator[Metric
     tokens = _by_source("rootstock_draft_tokens", "Tokens of these drafts.")
     accepted = _by_source(
         "rootstock_draft_accepted_tokens",
-        "Of these tokens, those that were right: each saves its sequence a step.",
+        "Of these tokens, those that came into an answer: each saves its sequence a step.",
     )
     for source, count in counts.items():
         drafts.add_metric([source.value], count.drafts)

@@ -75,7 +75,7 @@ async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaMo
 @router.head("/api/ps", include_in_schema=False)
 @router.get("/api/ps", responses=errors(503))
 async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunningModels:
-    """The models that are loaded, under the first of their names, as far as the key may use them."""
+    """The models that are loaded and that the key may use, under the first of their names."""
     found = []
     for name, loaded in service.models.all_loaded().items():
         if not service.models.is_among(name, record.allowed_models):
