@@ -39,9 +39,10 @@ class Speculation:
 NO_SPECULATION = Speculation()
 
 
-MOST_PATIENCE = 4
+MOST_PATIENCE = 16
 """Tokens from one attempt to make a draft to the next, where none could be made for a while: an
-attempt in vain takes longer than all else of a row that is planned.
+attempt in vain takes longer than all else of a row that is planned. Each attempt in vain makes it a
+token more, so it takes 136 tokens of which nothing was known to come so far.
 """
 
 
