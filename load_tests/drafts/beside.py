@@ -9,6 +9,9 @@ All serve the successor checkpoint and are asked for the same greedy text comple
 mlx_lm.server drafts with a model of the successor's first layer, which says what the whole says: no
 draft of it is ever wrong, so no draft model can do better. vllm-mlx drafts with heads that these
 checkpoints lack, so it is asked as it is. Every answer must be the same, or the command fails.
+
+All texts are runs of one lexicon, so each load has a salt: Rootstock would draft what is new from
+the answers to another load. The others pass over it.
 """
 
 import asyncio
@@ -95,20 +98,21 @@ class Round:
 
     async def warm_up(self) -> None:
         """Ask for something of the same size, and do not measure it. Raises TargetError."""
-        await self._ask(_new(random.Random("before all")))
+        await self._ask(_new(random.Random("before all")), "warm-up")
 
     async def play(self, load: Load) -> None:
         """Raises TargetError."""
         for prompt in load.before:
-            await self._ask(prompt)
+            await self._ask(prompt, load.title)
         start = time.perf_counter()
-        answers = await asyncio.gather(*(self._ask(prompt) for prompt in load.prompts))
+        answers = await asyncio.gather(*(self._ask(prompt, load.title) for prompt in load.prompts))
         seconds = time.perf_counter() - start
         self.rates[load.title] = sum(n_tokens for _, n_tokens in answers) / seconds
         self.said[load.title] = tuple(text.strip() for text, _ in answers)
 
-    async def _ask(self, prompt: str) -> tuple[str, int]:
+    async def _ask(self, prompt: str, salt: str) -> tuple[str, int]:
         body = {
+            "cache_salt": salt,
             "model": self._target.model,
             "prompt": prompt,
             "max_tokens": OUTPUT_TOKENS,
