@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
+from typing import TypeAlias
 
 from engine.scheduling.admission import Admission
 from engine.scheduling.policy import admission_key
@@ -9,6 +10,9 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import LiveSequence
 from engine.scheduling.waiting import Turns
 from tests.simulation.census import Census, Happening
+
+Victims: TypeAlias = defaultdict[LiveSequence, set[LiveSequence]]
+"""Who has been preempted for whom."""
 
 
 def watch(scheduler: Scheduler, census: Census) -> None:
@@ -77,7 +81,8 @@ class FairAdmission(Admission):
 
     No sequence is preempted for its own client's, or for one that then has more. Slots that are
     freed so are no more than admissions to them, but for those whom something else held up after
-    all; no row is preempted twice for the same want of blocks.
+    all; no row is preempted twice for the same want of blocks. Where a client's next is another
+    sequence all of a sudden, as one that was preempted comes first again, its want is another, too.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class FairAdmission(Admission):
         self._held_back: set[LiveSequence] = set()
         self._starts_of_others: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._open_slots = 0
-        self._preempted_for: defaultdict[str, set[LiveSequence]] = defaultdict(set)
+        self._preempted_for: defaultdict[str, Victims] = defaultdict(lambda: defaultdict(set))
 
     def ready(self, client: str) -> list[LiveSequence]:
         """The client's that may start."""
@@ -129,8 +134,9 @@ class FairAdmission(Admission):
             wanted = next(
                 s for s in self.ready(client) if s.id == self._refused[client].sequence_id
             )
-            assert victim not in self._preempted_for[client], "is preempted twice for the same want"
-            self._preempted_for[client].add(victim)
+            preempted = self._preempted_for[client][wanted]
+            assert victim not in preempted, "is preempted twice for the same want"
+            preempted.add(victim)
             self._check_fair(victim, client, held, len(victim.tokens), len(wanted.tokens))
             self._census[Happening.CLIENT_BLOCKS] += 1
         return victim
