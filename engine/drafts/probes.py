@@ -15,25 +15,26 @@ class Probes:
     """Keeps a cost that was learned too high once from ending all drafts: what is not done is not
     learned anew. A first step of a new shape may compile a kernel.
 
-    Only steps count of which a draft would give a token more if verifying were free.
+    A probe is a draft that would give a token more if verifying were free.
     """
 
     def __init__(self) -> None:
         self._gap = _LEAST_GAP
         self._left = _LEAST_GAP
 
+    def step(self) -> None:
+        """Another step is planned."""
+        self._left -= self._left > 0
+
     def paid(self) -> None:
         """Drafts are verified because they pay."""
         self._gap = self._left = _LEAST_GAP
 
     def is_due(self, rows: Sequence[DraftableRow]) -> bool:
-        """Whether this step, of whose rows none has a draft that pays, is to verify one."""
-        if max(map(_gain, rows)) < 1:
-            return False
-        self._left = max(self._left - 1, 0)
-        return self._left == 0
+        """Whether to verify a draft of these rows, of which none pays."""
+        return self._left == 0 and max(map(_gain, rows)) >= 1
 
-    def counts(self, rows: Sequence[DraftableRow], most_tokens: int) -> list[int]:
+    def take(self, rows: Sequence[DraftableRow], most_tokens: int) -> list[int]:
         """For each row the number of its draft's tokens to verify: a few of the likeliest one's,
         where a probe is due.
         """

@@ -60,6 +60,7 @@ class Drafting:
 
         They take what time and tokens are left, and blocks that nobody else uses.
         """
+        self._probes.step()
         if not builder.decodes or builder.is_short_of_blocks:
             return
         decodes = set(builder.decodes)
@@ -77,7 +78,7 @@ class Drafting:
         if any(counts):
             self._probes.paid()
         else:
-            counts = self._probes.counts(rows, builder.budget_tokens)
+            counts = self._probes.take(rows, builder.budget_tokens)
         for (sequence, _), most in zip(expected, counts, strict=True):
             if most:
                 self._draft(builder, sequence, most)
