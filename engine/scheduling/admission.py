@@ -57,15 +57,26 @@ class Admission:
         if sequence.may_adopt and not _waits_for_first(sequence):
             self._pending_prompt(sequence)
 
+    @property
+    def is_anyone_refused(self) -> bool:
+        """Whether a client waits for blocks, and others therefore wait for it."""
+        return bool(self._refused)
+
     def has_slot(self, n_running: int) -> bool:
         """Whether one more sequence may run beside so many."""
         return n_running < self._max_running
 
+    def _has_slot_for(self, client: str, n_running: int) -> bool:
+        """The same for one of the client's: a slot that is reserved is another's."""
+        is_kept = self._reserved_for not in {None, client}
+        return self.has_slot(n_running + is_kept)
+
     def admit(self, client: str, running: Sequence[LiveSequence]) -> LiveSequence | None:
         """Admit the client's next sequence, if there is room for it and no other goes first."""
-        if not self.has_slot(len(running)) or self._reserved_for not in {None, client}:
+        if not self._has_slot_for(client, len(running)):
             return None
-        self._reserved_for = None
+        if client == self._reserved_for:
+            self._reserved_for = None
         sequence = self._next(client)
         if sequence is None or not self._may_try(sequence, running):
             return None
@@ -117,10 +128,7 @@ class Admission:
             return WaitReason.DISK if is_filling(lease) else WaitReason.TWIN
         if _waits_for_first(sequence):
             return WaitReason.TWIN
-        if not self.has_slot(n_running) or self._reserved_for not in {
-            None,
-            sequence.request.client,
-        }:
+        if not self._has_slot_for(sequence.request.client, n_running):
             return WaitReason.SLOTS
         if (attempt := self._attempts.get(sequence)) is not None and attempt.is_put_off:
             return WaitReason.DISK

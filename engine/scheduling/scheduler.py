@@ -234,11 +234,17 @@ class Scheduler:
         if not prompts and not (may_begin and waiting):
             return
         clients = deque(c for c in self._turns if c in prompts or (may_begin and c in waiting))
+        held_up = list[str]()  # while another waits for blocks, who goes first
         while clients and builder.budget_tokens:
             client = clients.popleft()
             if self._take_turn(client, prompts.get(client, deque()), builder):
                 self._turns.had(client)
+                if not self._admission.is_anyone_refused:
+                    clients.extend(held_up)
+                    held_up.clear()
                 clients.append(client)
+            elif self._admission.is_anyone_refused:
+                held_up.append(client)
 
     def _take_turn(self, client: str, prompts: deque[LiveSequence], builder: StepBuilder) -> bool:
         """Go on with one of the client's prompts, else admit one. False where neither can be."""
