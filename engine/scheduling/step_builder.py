@@ -63,7 +63,8 @@ class StepBuilder:
             self.time.decode(start)
         else:
             self.time.chunk(start, n_tokens)
-        if sequence.is_sampling and n_tokens == 1:
+        is_last = sequence.remaining_tokens == 0  # else tokens are computed again, one at a time
+        if sequence.is_sampling and n_tokens == 1 and is_last:
             self.decodes.append(sequence.id)
             sequence.plan_sample()
             return

@@ -13,7 +13,7 @@ from tests.simulation.simulator import run
 
 SEEDS = range(440, 480)
 STEPS = 80
-FAILED = (500211, 500321)
+FAILED = (500211, 500321, 900036)
 """Seeds that have failed once."""
 
 Live = Callable[[int], tuple[int, Census]]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.scheduling.step_builder import StepBuilder
 from engine.step.plan import VERIFICATION, StepMasks, StepPlan, StepWork, draft_work
 from engine.types.draft import DraftSource
 from engine.types.output import FinishReason
@@ -198,6 +199,17 @@ def test_states_stay_as_a_whole_or_go_back(places: tuple[int, ...]) -> None:
     again = harness.serve([*PROMPT, *truth(), 1, 2])
     assert harness.output(again) == served([*PROMPT, *truth(), 1, 2], 4)
     assert harness.usage(again).cached_tokens > len(PROMPT)
+
+
+def test_what_is_computed_again_may_take_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = RecurrentGroup(n_running=4, n_saved=4, block_size=4, interval_tokens=8)
+    harness = Harness(groups=[states])
+    name = harness.add(PROMPT, N_TOKENS)
+    harness.speculate(name, ScriptedDrafter(wrong(truth(), 4, 11, 17, 23, 30)))
+    monkeypatch.setattr(StepBuilder, "allow", lambda builder, sequence, n_tokens: 1)
+    harness.finish()
+    assert harness.usage(name).rejected_draft_tokens > 0
+    assert harness.output(name) == truth()
 
 
 def test_who_ends_within_a_draft_leaves_the_state_of_what_it_has_written() -> None:
