@@ -82,7 +82,8 @@ class FairAdmission(Admission):
     No sequence is preempted for its own client's, or for one that then has more. Slots that are
     freed so are no more than admissions to them, but for those whom something else held up after
     all; no row is preempted twice for the same want of blocks. Where a client's next is another
-    sequence all of a sudden, as one that was preempted comes first again, its want is another, too.
+    sequence all of a sudden, as one that was preempted comes first again, its want is another, too;
+    and where the next begins to wait for what another computes, or for the disk, its want is over.
     """
 
     def __init__(
@@ -109,8 +110,7 @@ class FairAdmission(Admission):
         is_reserved = self._reserved_for == client
         sequence = super().admit(client, running)
         self._open_slots -= is_reserved
-        if client not in self._refused:
-            self._preempted_for.pop(client, None)
+        self._forget_wants()
         if sequence is not None:
             self._check_start(sequence, has_more)
         return sequence
@@ -120,6 +120,7 @@ class FairAdmission(Admission):
     ) -> LiveSequence | None:
         reserved_before = self._reserved_for
         victim = super().victim(running, prompts)
+        self._forget_wants()
         if victim is None:
             return None
         if self._reserved_for not in {None, reserved_before}:
@@ -149,8 +150,11 @@ class FairAdmission(Admission):
         self._open_slots -= reserved is not None and self._reserved_for is None
         if client not in self.waiting:
             self._starts_of_others.pop(client, None)
-        if client not in self._refused:
-            self._preempted_for.pop(client, None)
+        self._forget_wants()
+
+    def _forget_wants(self) -> None:
+        for client in self._preempted_for.keys() - self._refused.keys():
+            del self._preempted_for[client]
 
     def _may_start(self, sequence: LiveSequence) -> bool:
         answer = super()._may_start(sequence)
