@@ -14,6 +14,7 @@ A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from kvstore.actions import NO_OPS, StepOps, StorageOp
 from kvstore.blocks.pool import BlockPool
@@ -46,6 +47,8 @@ class KVStore:
         self._groups = Groups(groups)
         for group in groups:
             pool.when_freed(group.forget)
+        self.rewinds: Final = all(group.rewinds for group in groups)
+        """Whether no lease is ever tentative."""
         self._leases: set[Lease] = set()
         self.in_flight = index.in_flight(self.probe, self.checkpoint)
         self.counters = StoreCounters()
@@ -249,11 +252,6 @@ class KVStore:
             self._published.insert(lease, whole * self._block_size)
         if lease.advance(n_tokens):
             self._published.attach_at_end(lease)
-
-    @property
-    def rewinds(self) -> bool:
-        """Whether no lease is ever tentative."""
-        return all(group.rewinds for group in self.groups)
 
     def rewind(self, lease: Lease) -> None:
         """What has been planned behind the tokens that it has written is to be planned again: other

@@ -20,6 +20,11 @@ _COMMON_WEIGHT = 4.0
 """A sequence's own rate weighs what it has compared of these tokens, the common one so many."""
 
 _MOST_BITS = 6
+_ENOUGH = 1 << _MOST_BITS - 1
+"""Tokens that match: more make no difference."""
+
+_BITS = tuple(n.bit_length() for n in range(_ENOUGH)) + (_MOST_BITS,) * MOST_DRAFT_TOKENS
+"""What is known of a token behind so many that match, and of those after it."""
 
 _FIRST_GUESS = {
     DraftSource.GRAMMAR: 0.9,
@@ -61,8 +66,9 @@ class AcceptanceRates:
         """A drafted token behind so many that match has been compared with the one that came."""
         self._rates[source][_bits(matched)].note(is_right)
 
-    def share(self, source: DraftSource, matched: int) -> float:
-        return self._rates[source][_bits(matched)].share
+    def shares(self, source: DraftSource) -> list[float]:
+        """By how many bits the number of tokens that match has."""
+        return [rate.share for rate in self._rates[source]]
 
 
 class SequenceRates:
@@ -85,13 +91,15 @@ class SequenceRates:
         """
         own = self._own[draft.source]
         own_weight = own.n_compared / (own.n_compared + _COMMON_WEIGHT)
-        shares = (
-            own_weight * own.share
-            + (1 - own_weight) * self._common.share(draft.source, draft.matched + at)
-            for at in range(position, end)
+        shares = [
+            own_weight * own.share + (1 - own_weight) * common
+            for common in self._common.shares(draft.source)
+        ]
+        first = min(draft.matched + position, _ENOUGH)
+        return list(
+            accumulate((shares[bits] for bits in _BITS[first : first + end - position]), mul)
         )
-        return list(accumulate(shares, mul))
 
 
 def _bits(matched: int) -> int:
-    return min(matched.bit_length(), _MOST_BITS)
+    return _BITS[min(matched, _ENOUGH)]

@@ -1,7 +1,9 @@
 """How many draft tokens of each row are verified in a step: as many as pay."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import neg
 
 _LEAST_GAIN = 1.03
 """Drafts are verified where a step then gives so many times as many tokens a second: what is known
@@ -11,8 +13,8 @@ of chances and costs is no more exact.
 
 @dataclass(frozen=True, slots=True)
 class DraftableRow:
-    """A row with a draft. `chances[i]`: that its first i + 1 tokens are all right. A draft takes
-    `token_seconds` for each of its tokens, and `seconds` beside these.
+    """A row with a draft. `chances[i]`: that its first i + 1 tokens are all right, so they fall. A
+    draft takes `token_seconds` for each of its tokens, and `seconds` beside these.
     """
 
     chances: Sequence[float]
@@ -50,16 +52,31 @@ def allot(rows: Sequence[DraftableRow], price: StepPrice) -> list[int]:
 
 def _worth(rows: Sequence[DraftableRow], price: StepPrice, value: float) -> list[int]:
     """The tokens that give more than `value` tokens a second, the best first, as many as fit."""
+    counts = [_n_worth(row, value) for row in rows]
+    left_seconds = price.most_seconds - price.verify_seconds
+    if sum(counts) <= price.most_tokens and _draft_seconds(rows, counts) <= left_seconds:
+        return counts
+    return _best(rows, counts, price.most_tokens, left_seconds)
+
+
+def _n_worth(row: DraftableRow, value: float) -> int:
+    """How many of the row's tokens pay, if they also pay for what its draft takes beside them."""
+    least = value * row.token_seconds
+    count = bisect_left(row.chances, -least, key=neg)
+    return count if sum(row.chances[:count]) - count * least > value * row.seconds else 0
+
+
+def _best(
+    rows: Sequence[DraftableRow], wanted: Sequence[int], left_tokens: int, left_seconds: float
+) -> list[int]:
+    """Of so many tokens of each row those that give the most a second, as many as fit."""
     counts = [0] * len(rows)
-    left_seconds, left_tokens = price.most_seconds - price.verify_seconds, price.most_tokens
-    worthy = [
+    by_gain = sorted(
         (-chance / row.token_seconds, index)
         for index, row in enumerate(rows)
-        if _pays(row, value)
-        for chance in row.chances
-        if chance > value * row.token_seconds
-    ]
-    for _, index in sorted(worthy):
+        for chance in row.chances[: wanted[index]]
+    )
+    for _, index in by_gain:
         seconds = rows[index].token_seconds + (0.0 if counts[index] else rows[index].seconds)
         if left_tokens == 0 or seconds > left_seconds:
             break
@@ -69,17 +86,19 @@ def _worth(rows: Sequence[DraftableRow], price: StepPrice, value: float) -> list
     return counts
 
 
-def _pays(row: DraftableRow, value: float) -> bool:
-    """Whether the row's tokens that pay also pay for what its draft takes beside them."""
-    least = value * row.token_seconds
-    return sum(chance - least for chance in row.chances if chance > least) > value * row.seconds
-
-
 def _value(rows: Sequence[DraftableRow], price: StepPrice, counts: Sequence[int]) -> float:
     """Tokens a second of a step with so many draft tokens of each row."""
-    drafted = [(row, count) for row, count in zip(rows, counts, strict=True) if count]
-    if not drafted:
+    if not any(counts):
         return price.n_tokens / price.seconds
-    tokens = price.n_tokens + sum(sum(row.chances[:count]) for row, count in drafted)
-    draft_seconds = sum(row.seconds + count * row.token_seconds for row, count in drafted)
-    return tokens / (price.seconds + price.verify_seconds + draft_seconds)
+    gained = sum(sum(row.chances[:count]) for row, count in zip(rows, counts, strict=True))
+    seconds = price.seconds + price.verify_seconds + _draft_seconds(rows, counts)
+    return (price.n_tokens + gained) / seconds
+
+
+def _draft_seconds(rows: Sequence[DraftableRow], counts: Sequence[int]) -> float:
+    """What so many draft tokens of each row take."""
+    return sum(
+        row.seconds + count * row.token_seconds
+        for row, count in zip(rows, counts, strict=True)
+        if count
+    )

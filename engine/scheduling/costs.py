@@ -67,6 +67,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._factors = [1.0] * len(_PRIOR)
+        self._costs: Vector = _PRIOR  # seconds of one of each kind
         self._covariance = [[_COMMON_VARIANCE] * len(_PRIOR) for _ in _PRIOR]
         for kind, row in enumerate(self._covariance):
             row[kind] += _OWN_VARIANCE
@@ -80,7 +81,7 @@ class StepCosts:
 
     def seconds(self, work: StepWork) -> float:
         """The prediction."""
-        return _dot(_parts(work), self._factors)
+        return _dot(self._costs, work)
 
     def prompt_seconds(self, start: int, n_tokens: int) -> float:
         """What so many tokens of a prompt take from a position on, but for what each chunk does
@@ -95,20 +96,24 @@ class StepCosts:
         n tokens take n * (token + gathered) + (n * start + n * (n + 1) / 2) * key seconds. What a
         chunk of any length takes is not counted; see `chunk_beginning`.
         """
-        token, key, gathered = (_PRIOR[k] * self._factors[k] for k in (_TOKEN, _KEY, _GATHERED))
+        token, key, gathered = (self._costs[kind] for kind in (_TOKEN, _KEY, _GATHERED))
         linear = token + gathered + key * (start + 0.5)
         divisor = linear + math.sqrt(linear * linear + 2 * key * seconds)
         return wanted if divisor * wanted <= 2 * seconds else int(2 * seconds / divisor)
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """A step of at least one forward has taken so long."""
-        parts = _parts(work)
-        factor = max(seconds, _LEAST_SECONDS) / max(_dot(parts, self._factors), _LEAST_SECONDS)
+        predicted = self.seconds(work)
+        factor = max(seconds, _LEAST_SECONDS) / max(predicted, _LEAST_SECONDS)
         self._n_observed += 1
         if self._n_observed == 1 or (self._n_observed <= _FIRST_STEPS and factor < 0.5):
             self._scale(factor)
-            return
-        predicted = _dot(parts, self._factors)
+        else:
+            self._learn(list(map(mul, _PRIOR, work)), predicted, seconds)
+        self._costs = list(map(mul, _PRIOR, self._factors))
+
+    def _learn(self, parts: Vector, predicted: float, seconds: float) -> None:
+        """`parts`: the seconds of each kind of work by the prior."""
         self._forget(parts, predicted)
         size = max(predicted, seconds, _LEAST_SECONDS)
         informed = [_dot(row, parts) for row in self._covariance]
@@ -148,11 +153,6 @@ class StepCosts:
         # Of a normal distribution the mean deviation is 0.8 standard deviations.
         spread = self._spread + _SPREAD_SHARE * (1.25 * deviation - self._spread)
         self._spread = min(max(spread, _LEAST_SPREAD), _MOST_SPREAD)
-
-
-def _parts(work: StepWork) -> Vector:
-    """The seconds of each kind of work by the prior."""
-    return list(map(mul, _PRIOR, work.counts))
 
 
 def _dot(left: Vector, right: Vector) -> float:

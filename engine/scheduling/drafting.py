@@ -18,7 +18,7 @@ from engine.scheduling.sequence import LiveSequence, lease_of
 from engine.scheduling.step_budget import StepBudget
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.validation import Limits
-from engine.step.plan import VERIFICATION, StepWork, chunk_work, draft_work
+from engine.step.plan import VERIFICATION, chunk_work, draft_work
 from kvstore.lease import Refusal
 from kvstore.store import KVStore
 
@@ -110,12 +110,12 @@ class Drafting:
 
     def _row(self, start: int, chances: Sequence[float]) -> DraftableRow:
         """A sequence that decodes the token at position `start`."""
-        none, one = (self._costs.seconds(draft_work(start, n_tokens)) for n_tokens in (0, 1))
-        decode_seconds = self._costs.seconds(StepWork(decode_keys=start + 1))
+        seconds = self._costs.seconds(draft_work(start, 0))
+        token_seconds = self._costs.seconds(draft_work(start, 1)) - seconds
         return DraftableRow(
             chances=chances,
-            seconds=max(none - decode_seconds, 0.0) + self._again_seconds(start, chances),
-            token_seconds=max(one - none, _LEAST_SECONDS),
+            seconds=max(seconds, 0.0) + self._again_seconds(start, chances),
+            token_seconds=max(token_seconds, _LEAST_SECONDS),
         )
 
     def _again_seconds(self, start: int, chances: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ in order, each made before the step of the one before it has been collected.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import add
-from typing import NewType, TypeAlias
+from typing import NamedTuple, NewType, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +73,7 @@ class Chunk:
     pooling: Pooling | None = None  # which of these tokens' hidden states are pooled
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """What one step computes, in the counts by which its time is predicted."""
 
     forwards: int = 0  # one for all decodes, one for each chunk of a prompt
@@ -86,22 +85,8 @@ class StepWork:
     verifications: int = 0  # one for all drafts of the step, which is collected before the next
     draft_tokens: int = 0
 
-    def __add__(self, more: "StepWork") -> "StepWork":
-        return StepWork(*map(add, self.counts, more.counts))
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Of each kind, in the order of the fields."""
-        return (
-            self.forwards,
-            self.decode_rows,
-            self.decode_keys,
-            self.prompt_tokens,
-            self.prompt_keys,
-            self.gathered_keys,
-            self.verifications,
-            self.draft_tokens,
-        )
+    def plus(self, more: "StepWork") -> "StepWork":
+        return StepWork(*map(add, self, more))
 
 
 def chunk_work(start: int, n_tokens: int) -> StepWork:
@@ -116,12 +101,12 @@ def chunk_beginning(start: int) -> StepWork:
 
 
 def draft_work(start: int, n_tokens: int) -> StepWork:
-    """What a draft of so many tokens adds to a row, behind the decode of the token at position
-    `start`: the keys of all are gathered, in place of the decode's.
+    """What a draft of so many tokens adds behind the decode of the token at position `start`: the
+    keys of all are gathered, in place of the decode's.
     """
     n = n_tokens
     attended = (1 + n) * start + (1 + n) * (2 + n) // 2
-    return StepWork(prompt_keys=attended, gathered_keys=start + 1 + n, draft_tokens=n)
+    return StepWork(0, 0, -(start + 1), 0, attended, start + 1 + n, 0, n)
 
 
 VERIFICATION = StepWork(verifications=1)

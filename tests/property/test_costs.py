@@ -11,7 +11,7 @@ from engine.step.plan import StepWork, chunk_beginning
 from tests.unit.simulated_machine import beside
 
 counts = st.integers(0, 100_000)
-works = st.builds(StepWork, st.integers(1, 64), *[counts] * 5)
+works = st.builds(StepWork, st.integers(1, 64), *[counts] * 7)
 seconds = st.floats(0, 1000)
 histories = st.lists(st.tuples(works, seconds), max_size=60)
 tokens = st.integers(1, 100_000)
@@ -35,7 +35,7 @@ def test_a_prediction_is_not_negative_and_grows_with_the_work(
     history: list[tuple[StepWork, float]], work: StepWork, more: StepWork
 ) -> None:
     costs = _learned(history)
-    assert 0 <= costs.seconds(work) <= costs.seconds(work + more) < math.inf
+    assert 0 <= costs.seconds(work) <= costs.seconds(work.plus(more)) < math.inf
 
 
 @given(histories, limits, st.integers(0, 64), positions, positions, tokens)
@@ -78,7 +78,7 @@ def test_what_is_allowed_is_predicted_to_end_in_time(
     allowed = budget.allow(start, wanted)
     budget.chunk(start, allowed)
     gather = costs.seconds(StepWork(gathered_keys=start))
-    before = costs.seconds(decodes + chunk_beginning(start))
+    before = costs.seconds(decodes.plus(chunk_beginning(start)))
     least = before + max(0.25 * (before - gather), gather)
     if allowed > 1:
         assert costs.seconds(budget.work) <= max(limit, least) * (1 + 1e-9)

@@ -43,7 +43,7 @@ class Machine:
 
     def seconds(self, work: StepWork) -> float:
         """Of such a step, without noise."""
-        costs = zip(self.costs_seconds, work.counts, strict=True)
+        costs = zip(self.costs_seconds, work, strict=True)
         return math.fsum(cost * count for cost, count in costs) / self.speed
 
     def error(self, work: StepWork) -> float:

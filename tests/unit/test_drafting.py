@@ -71,7 +71,7 @@ def test_drafts_whose_cost_was_learned_too_high_are_tried_again() -> None:
     harness.speculate(name, ScriptedDrafter(truth()))
     harness.step()
     decode = StepWork(forwards=1, decode_rows=1, decode_keys=10)
-    verified = StepWork(forwards=1) + draft_work(10, 8) + VERIFICATION
+    verified = decode.plus(draft_work(9, 8)).plus(VERIFICATION)
     for work, seconds in [(decode, 1.0)] * 5 + [(decode, 1.0), (verified, 20.0)] * 50:
         harness.scheduler.took(StepPlan(work=work), (), seconds)
     harness.finish()
