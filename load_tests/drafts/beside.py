@@ -1,4 +1,4 @@
-"""What drafts save beside other servers: `python -m load_tests.drafts.beside [--rounds 3]`.
+"""What drafts save beside other servers: `python -m load_tests.drafts.beside [--shape real]`.
 
 All serve the successor checkpoint and are asked for the same greedy text completions:
 
@@ -35,11 +35,22 @@ from load_tests.drafts.successor import successor_checkpoint
 from load_tests.lexicon import WORDS
 from load_tests.peers.catalogue import Peer, mlx_lm, rootstock, serving, vllm_mlx
 from load_tests.report import Table
+from load_tests.shapes import Shape
 from load_tests.terminal import fail, show_figures
 
 LIMIT_SECONDS = 900.0
-PROMPT_WORDS, OUTPUT_TOKENS = 512, 256
-STREAMS = (1, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is asked, and on how many streams at once."""
+
+    prompt_words: int = 512
+    output_tokens: int = 256
+    streams: tuple[int, ...] = (1, 8)
+
+
+USUAL = Size()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +73,45 @@ class Figures:
     tokens_per_second: tuple[float, ...]
 
 
-def loads(rng: random.Random) -> list[Load]:
-    """Of each kind with one stream and with several. No prompt comes twice but to be sent again."""
+def loads(rng: random.Random, size: Size) -> list[Load]:
+    """Of each kind one for each number of streams. No prompt comes twice but to be sent again."""
     found = list[Load]()
-    for n_streams in STREAMS:
-        copied = tuple(_copied(rng) for _ in range(n_streams))
+    for n_streams in size.streams:
+        copied = tuple(_copied(rng, size) for _ in range(n_streams))
         found.append(Load("copy", copied))
-        found.append(Load("new", tuple(_new(rng) for _ in range(n_streams))))
-        again = tuple(_new(rng) for _ in range(n_streams))
+        found.append(Load("new", tuple(_new(rng, size) for _ in range(n_streams))))
+        again = tuple(_new(rng, size) for _ in range(n_streams))
         found.append(Load("resend", again, again))
     return found
 
 
-def _copied(rng: random.Random) -> str:
-    start = rng.randrange(len(WORDS) - PROMPT_WORDS)
-    words = WORDS[start : start + PROMPT_WORDS]
+def _copied(rng: random.Random, size: Size) -> str:
+    start = rng.randrange(len(WORDS) - size.prompt_words)
+    words = WORDS[start : start + size.prompt_words]
     return "".join(f"{word} " for word in (*words, words[0]))
 
 
-def _new(rng: random.Random) -> str:
+def _new(rng: random.Random, size: Size) -> str:
     """The answer goes on from the last word, and none of the others is among its first."""
-    start = rng.randrange(len(WORDS) - 2 * OUTPUT_TOKENS)
-    others = [*WORDS[:start], *WORDS[start + 2 * OUTPUT_TOKENS :]]
-    return "".join(f"{word} " for word in (*rng.choices(others, k=PROMPT_WORDS), WORDS[start]))
+    start = rng.randrange(len(WORDS) - 2 * size.output_tokens)
+    others = [*WORDS[:start], *WORDS[start + 2 * size.output_tokens :]]
+    words = rng.choices(others, k=size.prompt_words)
+    return "".join(f"{word} " for word in (*words, WORDS[start]))
 
 
 class Round:
     """What one life of a server says of the loads."""
 
-    def __init__(self, http: httpx.AsyncClient, target: Target) -> None:
+    def __init__(self, http: httpx.AsyncClient, target: Target, size: Size) -> None:
         self._http = http
         self._target = target
+        self._size = size
         self.rates = dict[str, float]()
         self.said = dict[str, tuple[str, ...]]()
 
     async def warm_up(self) -> None:
         """Ask for something of the same size, and do not measure it. Raises TargetError."""
-        await self._ask(_new(random.Random("before all")), "warm-up")
+        await self._ask(_new(random.Random("before all"), self._size), "warm-up")
 
     async def play(self, load: Load) -> None:
         """Raises TargetError."""
@@ -115,7 +128,7 @@ class Round:
             "cache_salt": salt,
             "model": self._target.model,
             "prompt": prompt,
-            "max_tokens": OUTPUT_TOKENS,
+            "max_tokens": self._size.output_tokens,
             "temperature": 0,
         }
         response = await self._http.post(f"{self._target.base_url}/completions", json=body)
@@ -125,26 +138,28 @@ class Round:
         return answer["choices"][0]["text"], answer["usage"]["completion_tokens"]
 
 
-async def _round(target: Target, asked: Sequence[Load]) -> Round:
+async def _round(target: Target, asked: Sequence[Load], size: Size) -> Round:
     async with httpx.AsyncClient(timeout=LIMIT_SECONDS, trust_env=False) as http:
-        one = Round(http, target)
+        one = Round(http, target, size)
         await one.warm_up()
         for load in asked:
             await one.play(load)
         return one
 
 
-def measure(peers: Sequence[Peer], model: Path, rounds: int, logs: Path) -> list[Figures]:
+def measure(
+    peers: Sequence[Peer], model: Path, size: Size, rounds: int, logs: Path
+) -> list[Figures]:
     """Each round has a life of each server, in another order, and texts of its own. Raises
     TargetError.
     """
     rates: Mapping[tuple[str, str], list[float]] = defaultdict(list)
     for number in range(rounds):
-        asked = loads(random.Random(number))
+        asked = loads(random.Random(number), size)
         said = dict[str, Mapping[str, tuple[str, ...]]]()
         for peer in itertools.islice(itertools.cycle(peers), number, number + len(peers)):
             with serving(peer, model, logs / f"{len(rates)}-{number}.log") as target:
-                one = asyncio.run(_round(target, asked))
+                one = asyncio.run(_round(target, asked, size))
             said[peer.name] = one.said
             for title, rate in one.rates.items():
                 rates[title, peer.name].append(rate)
@@ -181,11 +196,18 @@ def _cell(rates: Sequence[float], ours: Sequence[float]) -> str:
 
 def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    shape: Annotated[Shape, typer.Option(help="Of all servers' checkpoint.")] = "qwen3",
+    prompt_words: Annotated[int, typer.Option(min=1)] = USUAL.prompt_words,
+    output_tokens: Annotated[int, typer.Option(min=1)] = USUAL.output_tokens,
+    streams: Annotated[
+        list[int] | None, typer.Option(min=1, help="At once. May be repeated. By default 1 and 8.")
+    ] = None,
     n_draft_tokens: Annotated[int, typer.Option(help="Of mlx_lm.server's draft model.")] = 3,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Ask all servers for the same texts. The ratios say how many times as fast the first is."""
-    model, draft = successor_checkpoint("qwen3"), draft_checkpoint("qwen3")
+    model, draft = successor_checkpoint(shape), draft_checkpoint(shape)
+    size = Size(prompt_words, output_tokens, tuple(streams or USUAL.streams))
     drafting = ("--draft-model", str(draft), "--num-draft-tokens", str(n_draft_tokens))
     peers = [
         rootstock(),
@@ -196,7 +218,7 @@ def main(
     ]
     try:
         with tempfile.TemporaryDirectory() as logs:
-            figures = measure(peers, model, rounds, Path(logs))
+            figures = measure(peers, model, size, rounds, Path(logs))
     except TargetError as error:
         raise typer.Exit(fail(str(error))) from error
     show_figures(table(figures), figures, json_path)

@@ -7,8 +7,7 @@ import pytest
 
 from load_tests.client import TargetError
 from load_tests.drafts.beside import (
-    OUTPUT_TOKENS,
-    PROMPT_WORDS,
+    USUAL,
     Figures,
     expect_alike,
     loads,
@@ -17,13 +16,13 @@ from load_tests.drafts.beside import (
 from load_tests.drafts.draft_model import first_layer
 from load_tests.lexicon import WORDS
 
-ALL = loads(random.Random(1))
+ALL = loads(random.Random(1), USUAL)
 
 
 def following(word: str) -> list[str]:
     """What the successor model says behind it."""
     at = WORDS.index(word) + 1
-    return list(WORDS[at : at + OUTPUT_TOKENS])
+    return list(WORDS[at : at + USUAL.output_tokens])
 
 
 def prompts(name: str) -> list[list[str]]:
@@ -32,14 +31,14 @@ def prompts(name: str) -> list[list[str]]:
 
 def test_a_copy_is_in_the_prompt() -> None:
     for words in prompts("copy"):
-        assert len(words) == PROMPT_WORDS + 1
-        assert following(words[-1]) == words[1 : 1 + OUTPUT_TOKENS]
+        assert len(words) == USUAL.prompt_words + 1
+        assert following(words[-1]) == words[1 : 1 + USUAL.output_tokens]
 
 
 @pytest.mark.parametrize("name", ["new", "resend"])
 def test_what_is_new_is_in_no_prompt(name: str) -> None:
     for words in prompts(name):
-        assert len(words) == PROMPT_WORDS + 1
+        assert len(words) == USUAL.prompt_words + 1
         assert not set(following(words[-1])) & set(words)
 
 
