@@ -57,6 +57,7 @@ class Drafting:
 
     def widen(self, builder: StepBuilder, sequences: Iterable[LiveSequence]) -> None:
         """Let those of the step's decodes whose tokens are known verify drafts behind these.
+        Nothing of them is in flight: what is taken in next is what became of the draft.
 
         They take what time and tokens are left, and blocks that nobody else uses.
         """
@@ -67,8 +68,8 @@ class Drafting:
         expected = [
             (sequence, chances)
             for sequence in sequences
-            if sequence.planned_tokens == len(sequence.tokens)  # none is in flight
-            and sequence.id in decodes
+            if sequence.id in decodes
+            and sequence.computed_tokens + 1 == sequence.planned_tokens == len(sequence.tokens)
             and (chances := _chances(sequence, 0))
         ]
         if not expected:

@@ -4,15 +4,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
+from engine.scheduling.step_builder import StepBuilder
 from engine.types.request import Request, SamplingParams
 from tests.golden.driving import expect_greedy, random_tokens
 from tests.offline import OfflineDaemon, Room, Served
 from tests.unit.scripted_drafter import ScriptedDrafter
 
+RECURRENT = ("lfm2", "mamba2", "qwen3_next", "rwkv7")
 OUTPUT_TOKENS = 40
 PROMPTS = {f"r{at}": random_tokens(13 + 9 * at, seed=70 + at) for at in range(3)}
 
@@ -70,6 +73,20 @@ def test_seeded_and_preempted(served: Served, attention: Attention) -> None:
     scripts = {name: wrong(truth[name, 0], (7, 18, 29)) for name in PROMPTS}
     daemon = drafting(served, attention, 16)
     assert served_with(daemon, scripts, sampling) == {name: truth[name, 0] for name in PROMPTS}
+
+
+@pytest.mark.parametrize("case", [(name, "gather") for name in RECURRENT], ids="-".join)
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_is_computed_again_may_take_several_steps(
+    served: Served, attention: Attention, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    sampling = SamplingParams(temperature=0)
+    truth = OfflineDaemon(served, attention, Room(64)).serve(request("r0", sampling))["r0", 0]
+    monkeypatch.setattr(StepBuilder, "allow", lambda builder, sequence, n_tokens: most)
+    daemon = drafting(served, attention, 64)
+    said = served_with(daemon, {"r0": wrong(truth, (4, 9, 10, 23, 37))}, sampling)
+    assert said == {"r0": truth}
+    assert daemon.usage["r0"].rejected_draft_tokens > 0
 
 
 def test_four_outputs_of_one_request(served: Served, attention: Attention) -> None:
