@@ -44,6 +44,8 @@ class Happening(StrEnum):
     DRAFT_ACCEPTED = "draft tokens accepted"
     DRAFT_REJECTED = "draft tokens rejected"
     GUIDED_DRAFT_ACCEPTED = "draft tokens accepted that a grammar leads"
+    AGAIN = "chunks computed again behind a draft"
+    AGAIN_IN_PARTS = "of these, shorter than all there was"
     CLIENT_SLOT = "sequences preempted for another client's slot"
     CLIENT_BLOCKS = "sequences preempted for another client's blocks"
 

@@ -11,7 +11,6 @@ from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
 from engine.disk_cache.writer import DiskWriter, WriteRules
-from engine.drafts.speculator import LiveSpeculator
 from engine.loop.inbox import Inbox
 from engine.loop.loop import Deliver, EngineLoop
 from engine.measuring.telemetry import SilentTelemetry
@@ -33,9 +32,10 @@ from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
 from tests.simulation.census import Census
 from tests.simulation.checks import fairness
+from tests.simulation.cutting_scheduler import CuttingScheduler
 from tests.simulation.fake_runner import FakeRunner
 from tests.simulation.grammars import EOS, LateAnswers, guides
-from tests.simulation.model import ADAPTERS, NAMESPACES, text_of
+from tests.simulation.model import ADAPTERS, text_of
 from tests.simulation.troubled_tier import TroubledTier
 
 NO_BYTES = StorageBytes(block=0, slots=(), arenas=0)
@@ -147,14 +147,9 @@ class Daemon:
         self.inbox = Mailbox()
         self.loader: DiskLoader | None = None
         self.writer: DiskWriter | None = None
-        self.scheduler = Scheduler(
-            self.store,
-            self.outputs,
-            self.limits,
-            lambda: random.getrandbits(32),
-            NAMESPACES,
-            disk=NO_DISK_CACHE if tier is None else self._disk(tier),
-            speculator=LiveSpeculator(self.store),
+        disk = NO_DISK_CACHE if tier is None else self._disk(tier)
+        self.scheduler: Scheduler = CuttingScheduler(
+            random, census, self.store, self.outputs, self.limits, disk
         )
         fairness.watch(self.scheduler, census)
         self.loop = EngineLoop(
@@ -196,7 +191,7 @@ class Daemon:
             n_slots = least * leases + random.choice([0, 1, 10])
             groups.append(WindowGroup(len(groups), window, n_slots, size, limits.step_tokens))
         if self._layout.has_states:
-            n_saved = random.choice([0, 1, 3, 20]) if is_cached else 0
+            n_saved = random.choice([0, 1, 3, 20, 20]) if is_cached else 0
             interval = random.choice([2, 7, 32])
             groups.append(RecurrentGroup(limits.max_running, n_saved, size, interval))
         return groups

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from random import Random
 
 from engine.drafts.draft import Draft
+from engine.drafts.speculation import LiveSpeculation
 from engine.types.draft import DraftSource
+
+
+class Overconfident(LiveSpeculation):
+    """Whatever it expects is certain: so it is verified where there is time."""
+
+    def chances(self, ahead: int, most: int) -> Sequence[float]:
+        return [1.0] * len(super().chances(ahead, most))
 
 
 class Oracle:

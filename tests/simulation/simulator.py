@@ -32,7 +32,7 @@ from tests.simulation.expected import Expected, expected
 from tests.simulation.fake_runner import InjectedError
 from tests.simulation.load_watch import LoadWatch
 from tests.simulation.model import ADAPTERS, NAMESPACES, SALTS
-from tests.simulation.oracle import Oracle
+from tests.simulation.oracle import Oracle, Overconfident
 from tests.simulation.receiver import Receiver
 from tests.simulation.troubled_tier import HEALTHY, Temper, TroubledTier
 from tests.simulation.workload import Workload
@@ -72,6 +72,7 @@ class Simulation:
         self.tier = TroubledTier(random, Temper.draw(random), check, self.census)
         self._has_disk = random.random() < 0.85
         self._draft_error = random.choice([None, 0.02, 0.3])  # None: nothing is drafted
+        self._speculation = random.choice([LiveSpeculation, Overconfident])
         self._workload = Workload(random, self._layout.vocab_size, self._layout.block_size)
         self._start()
 
@@ -206,7 +207,7 @@ class Simulation:
         if error is None:
             return
         oracle = Oracle(truth.token_ids, self.random, error, self._layout.vocab_size)
-        sequence.speculation = LiveSpeculation(oracle, SequenceRates(self._rates))
+        sequence.speculation = self._speculation(oracle, SequenceRates(self._rates))
 
     def _abort(self, request_id: str) -> None:
         self._wake()
