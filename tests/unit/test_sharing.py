@@ -93,6 +93,36 @@ def test_nobody_is_preempted_for_whoever_would_hold_more() -> None:
     assert harness.scheduler.counters.client_preemptions == 0
 
 
+def test_a_slot_that_was_freed_for_one_client_keeps_no_other_from_another_slot() -> None:
+    harness = Harness(max_running=2)
+    harness.add(prompt(1, 5), max_tokens=20, n=2, client="many")
+    while harness.scheduler.n_running < 2:
+        harness.step()
+    for client in ("one", "other"):
+        harness.add(prompt(ord(client[0]), 5), client=client)
+    admission, running = harness.scheduler._admission, harness.scheduler.running
+    assert admission.victim(running, prompts=()) in running
+    assert admission.admit("other", running[:1]) is None
+    assert admission.admit("other", []) is not None
+
+
+def test_who_was_passed_over_for_want_of_another_s_blocks_is_asked_again_in_that_step() -> None:
+    harness = Harness(n_blocks=24, step_tokens=64)
+    harness.add(prompt(1, 12), max_tokens=30, client="holder")
+    harness.add(prompt(2, 48), max_tokens=3, client="large")
+    harness.step()
+    harness.add(prompt(3, 4), max_tokens=30, client="little")
+    harness.step()
+    harness.add(prompt(4, 24), client="little")
+    harness.step()
+    assert harness.scheduler.n_waiting == 1, "no blocks for it"
+    late = harness.add(prompt(5, 4), client="holder")
+    while harness.scheduler.n_waiting == 2:
+        plan = harness.step()
+    assert len(plan.enter) == 2
+    assert harness.sequence(late) in harness.scheduler.running
+
+
 def test_while_no_slot_is_to_be_had_nobody_who_waits_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
