@@ -226,7 +226,10 @@ class KVStore:
         if isinstance(step_ops, Refusal):
             lease.go_on()
             return step_ops
-        return replace(step_ops, before=(*kept, *step_ops.before)) if kept else step_ops
+        if not kept:
+            return step_ops
+        # Last: what is kept goes to a slot that a lease which has ended may still roll back.
+        return replace(step_ops, before=(*step_ops.before, *self.take_ops(), *kept))
 
     def take_ops(self) -> list[StorageOp]:
         """The ops for the next step that `extend` has not handed out."""

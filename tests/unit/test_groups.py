@@ -8,7 +8,14 @@ import pytest
 from engine.loop.stats import clear, saved_bytes
 from engine.types.cache import Cleared
 from kvstore import invariants
-from kvstore.actions import CopyBlock, CopyState, CopyWindowBlock, ResetState, StorageOp
+from kvstore.actions import (
+    CopyBlock,
+    CopyState,
+    CopyWindowBlock,
+    ResetState,
+    RollBackState,
+    StorageOp,
+)
 from kvstore.blocks.pool import BlockPool
 from kvstore.groups.group import Group
 from kvstore.groups.recurrent import RecurrentGroup, RecurrentState
@@ -425,3 +432,26 @@ class TestTogether:
         admit(store, [*run_of(1, 12), 8])
         assert len(alone.table[:3]) == 3, "of which the window sees two"
         assert saved_bytes(store, sizes) == 3 * 32 + 2 * 100
+
+
+@pytest.mark.parametrize("n_drafts", [1, 6])
+def test_what_is_kept_for_a_draft_comes_behind_what_is_rolled_back(n_drafts: int) -> None:
+    """It may go to the slot that is rolled back. For one draft no block is new."""
+    store = make_store(states(n_saved=2, n_running=2))
+    ended, other = admit(store, run_of(1, 5)), admit(store, run_of(100, 5))
+    for lease in (ended, other):
+        compute(store, lease)
+        lease.tokens.append(3)
+    store.extend(ended, 1)
+    store.publish(ended, 6)
+    ended.tokens.append(3)
+    store.extend(ended, 1)
+    store.take_ops()
+    store.donate(ended)
+    store.clear()
+    store.extend(other, 1)
+    step_ops = store.extend_by_draft(other, n_drafts)
+    assert not isinstance(step_ops, Refusal)
+    *rolled_back, kept = step_ops.before
+    assert isinstance(kept, CopyState)
+    assert [type(op) for op in rolled_back] == [RollBackState]
