@@ -219,8 +219,7 @@ class KVStore:
         The lease is `tentative` where that is all or nothing: then nothing of the step is published
         before it is known that all are right. Otherwise it is rewound, or ends.
         """
-        kept = lease.keep_back(n_tokens)
-        if kept is None:
+        if (kept := lease.keep_back(n_tokens)) is None:
             return Refusal(needed_blocks=1, available_blocks=0)
         step_ops = self.extend(lease, n_tokens)
         if isinstance(step_ops, Refusal):
