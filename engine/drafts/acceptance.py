@@ -20,11 +20,13 @@ _COMMON_WEIGHT = 4.0
 """A sequence's own rate weighs what it has compared of these tokens, the common one so many."""
 
 _MOST_BITS = 6
-_ENOUGH = 1 << _MOST_BITS - 1
-"""Tokens that match: more make no difference."""
+_MOST_MATCHED = 1 << _MOST_BITS - 1
+"""The number of matching tokens from which on more make no difference."""
 
-_BITS = tuple(n.bit_length() for n in range(_ENOUGH)) + (_MOST_BITS,) * MOST_DRAFT_TOKENS
-"""What is known of a token behind so many that match, and of those after it."""
+_BITS = tuple(n.bit_length() for n in range(_MOST_MATCHED)) + (_MOST_BITS,) * MOST_DRAFT_TOKENS
+"""By the number of tokens that match, how many bits it has: `_BITS[n : n + k]` is of k draft tokens
+behind n that match, for n up to _MOST_MATCHED.
+"""
 
 _FIRST_GUESS = {
     DraftSource.GRAMMAR: 0.9,
@@ -95,11 +97,11 @@ class SequenceRates:
             own_weight * own.share + (1 - own_weight) * common
             for common in self._common.shares(draft.source)
         ]
-        first = min(draft.matched + position, _ENOUGH)
+        first = min(draft.matched + position, _MOST_MATCHED)
         return list(
             accumulate((shares[bits] for bits in _BITS[first : first + end - position]), mul)
         )
 
 
 def _bits(matched: int) -> int:
-    return _BITS[min(matched, _ENOUGH)]
+    return _BITS[min(matched, _MOST_MATCHED)]

@@ -67,7 +67,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._factors = [1.0] * len(_PRIOR)
-        self._costs: Vector = _PRIOR  # seconds of one of each kind
+        self._costs: Vector = _PRIOR  # seconds of one of each kind: a plan asks a dozen times
         self._covariance = [[_COMMON_VARIANCE] * len(_PRIOR) for _ in _PRIOR]
         for kind, row in enumerate(self._covariance):
             row[kind] += _OWN_VARIANCE

@@ -46,7 +46,7 @@ class StepBudget:
         self._n_chunks = 0
         self._decode_rows = 0
         self._decode_keys = 0
-        self._beside = StepWork()  # the decodes
+        self._chunks_and_drafts = StepWork()
         self._moved_seconds = 0.0
 
     @property
@@ -65,7 +65,7 @@ class StepBudget:
     @property
     def work(self) -> StepWork:
         """What has been planned."""
-        return self._beside.plus(self.decodes)
+        return self._chunks_and_drafts.plus(self.decodes)
 
     @property
     def decodes(self) -> StepWork:
@@ -85,13 +85,13 @@ class StepBudget:
     def chunk(self, start: int, n_tokens: int) -> None:
         """Positions [start, start + n_tokens) of a prompt are in the step."""
         self._n_chunks += 1
-        self._beside = self._beside.plus(chunk_work(start, n_tokens))
+        self._chunks_and_drafts = self._chunks_and_drafts.plus(chunk_work(start, n_tokens))
 
     def draft(self, start: int, n_tokens: int) -> None:
         """The sequence that decodes the token at position `start` has a draft of so many tokens."""
-        if self._beside.verifications == 0:
-            self._beside = self._beside.plus(VERIFICATION)
-        self._beside = self._beside.plus(draft_work(start, n_tokens))
+        if self._chunks_and_drafts.verifications == 0:
+            self._chunks_and_drafts = self._chunks_and_drafts.plus(VERIFICATION)
+        self._chunks_and_drafts = self._chunks_and_drafts.plus(draft_work(start, n_tokens))
 
     def move(self, seconds: float) -> None:
         """Bytes are filled in that are predicted to take so long."""

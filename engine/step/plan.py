@@ -106,7 +106,9 @@ def draft_work(start: int, n_tokens: int) -> StepWork:
     """
     n = n_tokens
     attended = (1 + n) * start + (1 + n) * (2 + n) // 2
-    return StepWork(0, 0, -(start + 1), 0, attended, start + 1 + n, 0, n)
+    return StepWork(
+        decode_keys=-(start + 1), prompt_keys=attended, gathered_keys=start + 1 + n, draft_tokens=n
+    )
 
 
 VERIFICATION = StepWork(verifications=1)
