@@ -1,8 +1,8 @@
-"""Rounds of a load: with drafts and without, the order changed each time."""
+"""Rounds of a load: with drafts, without, and without again, the order changed each time."""
 
 import statistics
 from dataclasses import dataclass
-from itertools import takewhile, zip_longest
+from itertools import permutations, takewhile, zip_longest
 
 import httpx
 
@@ -23,15 +23,21 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A load, once with drafts and once without."""
+    """A load, once with drafts and twice without."""
 
     drafted: Turn
     plain: Turn
+    again: Turn
 
     @property
     def ratio(self) -> float:
-        """Of output tokens a second."""
+        """Of output tokens a second, with drafts to without."""
         return self.drafted.tokens_per_second / self.plain.tokens_per_second
+
+    @property
+    def noise(self) -> float:
+        """The same of the two turns without: what they differ by is no draft's."""
+        return self.again.tokens_per_second / self.plain.tokens_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,10 @@ class Measured:
     def ratio(self) -> float:
         return statistics.median(each.ratio for each in self.rounds)
 
+    @property
+    def noise(self) -> float:
+        return statistics.median(each.noise for each in self.rounds)
+
 
 async def measure(url: str, load: Load, effort: Effort) -> Measured:
     """Play the load so often. Raises TargetError."""
@@ -78,11 +88,13 @@ async def measure(url: str, load: Load, effort: Effort) -> Measured:
 
 
 async def _round(http: httpx.AsyncClient, load: Load, number: int) -> Round:
-    turns: dict[bool, Turn] = {}
-    for speculate in (number % 2 == 0, number % 2 == 1):
-        salt = f"{load.name}/{len(load.streams)}/{number}/{speculate}"
-        turns[speculate] = await Player(http, salt, speculate).play(load)
-    return Round(turns[True], turns[False])
+    """In each of the six orders in turn."""
+    turns = dict[str, Turn]()
+    orders = list(permutations(("drafted", "plain", "again")))
+    for name in orders[number % len(orders)]:
+        salt = f"{load.name}/{len(load.streams)}/{number}/{name}"
+        turns[name] = await Player(http, salt, speculate=name == "drafted").play(load)
+    return Round(**turns)
 
 
 def differences(each: Round) -> list[str]:

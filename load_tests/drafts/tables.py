@@ -6,12 +6,23 @@ from collections.abc import Iterable, Sequence
 from load_tests.drafts.rounds import Measured
 from load_tests.report import Table
 
-COLUMNS = ("load", "model", "streams", "tok/s off", "on", "ratio", "asked", "right", "wrong")
+COLUMNS = (
+    "load",
+    "model",
+    "streams",
+    "tok/s off",
+    "on",
+    "ratio",
+    "noise",
+    "asked",
+    "right",
+    "wrong",
+)
 
 
 def table(all_measured: Iterable[Measured]) -> Table:
-    """A row for each load: medians, and of ratios the least and the greatest, too. Right and wrong
-    are draft tokens, as shares of the output's.
+    """A row for each load: medians, and of ratios the least and the greatest, too. Noise is the
+    ratio of two turns without drafts. Right and wrong are draft tokens, as shares of the output's.
     """
     return Table(COLUMNS, tuple(map(_row, all_measured)))
 
@@ -27,6 +38,7 @@ def _row(measured: Measured) -> tuple[str, ...]:
         f"{statistics.median(each.plain.tokens_per_second for each in rounds):,.0f}",
         f"{statistics.median(turn.tokens_per_second for turn in drafted):,.0f}",
         f"{measured.ratio:.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+        f"{measured.noise:.2f}",
         f"{measured.least:.2f}" if measured.least else "",
         _share([turn.accepted for turn in drafted], [turn.output_tokens for turn in drafted]),
         _share([turn.rejected for turn in drafted], [turn.output_tokens for turn in drafted]),

@@ -133,17 +133,21 @@ def turn(seconds: float, *said: str) -> Turn:
     return Turn(seconds, tuple(Answer(each, 10, 4, 1) for each in said))
 
 
+def round_of(drafted: Turn, plain: Turn) -> Round:
+    return Round(drafted, plain, plain)
+
+
 def test_answers_that_drafts_changed_are_shown_where_they_differ() -> None:
-    assert differences(Round(turn(1, "same", "one"), turn(2, "same", "one"))) == []
-    (line,) = differences(Round(turn(1, "same", "one"), turn(2, "same", "only")))
+    assert differences(round_of(turn(1, "same", "one"), turn(2, "same", "one"))) == []
+    (line,) = differences(round_of(turn(1, "same", "one"), turn(2, "same", "only")))
     assert line == "answer 1, from character 2 on: 'one' with drafts, 'only' without"
-    (line,) = differences(Round(turn(1, "abc"), turn(1, "ab")))
+    (line,) = differences(round_of(turn(1, "abc"), turn(1, "ab")))
     assert line.startswith("answer 0, from character 2 on")
 
 
 def test_answers_of_other_lengths_in_tokens_differ() -> None:
     longer = Turn(1, (Answer("same", 11, 0, 0),))
-    assert len(differences(Round(longer, turn(1, "same")))) == 1
+    assert len(differences(round_of(longer, turn(1, "same")))) == 1
 
 
 @pytest.mark.parametrize(("changed", "status"), [((), 0), (("answer 0 is another",), 1)])
@@ -154,7 +158,7 @@ def test_the_command_fails_if_drafts_have_changed_an_answer(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = Measured("copy", "demo", 1, None, (Round(turn(1, "a"), turn(2, "a")),), changed)
+    found = Measured("copy", "demo", 1, None, (round_of(turn(1, "a"), turn(2, "a")),), changed)
     monkeypatch.setattr(command, "_measure", lambda *_: [found])
     app, figures = typer.Typer(), tmp_path / "figures.json"
     app.command()(command.drafts)
@@ -166,11 +170,14 @@ def test_the_command_fails_if_drafts_have_changed_an_answer(
 
 
 def test_ratios_are_of_one_round_and_shown_with_their_range() -> None:
-    rounds = tuple(Round(turn(seconds, "a"), turn(2.0, "a")) for seconds in (1.0, 2.0, 0.5))
+    rounds = tuple(
+        Round(turn(seconds, "a"), turn(2.0, "a"), turn(4 * seconds, "a"))
+        for seconds in (1.0, 2.0, 0.5)
+    )
     measured = Measured("copy", "demo", 1, 1.8, rounds, ())
     assert [each.ratio for each in rounds] == [2.0, 1.0, 4.0]
     found = table([measured])
     assert found.rows == (
-        ("copy", "demo", "1", "5", "10", "2.00 (1.00-4.00)", "1.80", "40%", "10%"),
+        ("copy", "demo", "1", "5", "10", "2.00 (1.00-4.00)", "0.50", "1.80", "40%", "10%"),
     )
     assert len(found.columns) == len(found.rows[0])
