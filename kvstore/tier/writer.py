@@ -234,9 +234,11 @@ class Writer:
         self.erase(evicted)
 
     def _allow(self) -> None:
-        """What the day's budget has left, where the disk has room for anything."""
-        longest_path = self.space.longest_path
-        self.buffer.allow(self.budget.left() if longest_path else 0, longest_path)
+        """Accept what the daily budget has left, or nothing while other programs fill the disk."""
+        if self.space.is_taken:
+            self.buffer.pause()
+        else:
+            self.buffer.allow(self.budget.left(), self.space.longest_path)
 
     def _failed(self, error: Exception) -> None:
         """Nothing more is taken until something that waits can be written, or the next upkeep. A
@@ -244,7 +246,7 @@ class Writer:
         """
         fault = _fault_of(error)
         self.tally.fault(fault)
-        self.buffer.allow(0)
+        self.buffer.pause()
         if fault is Fault.INTERNAL:
             logger.error("the disk cache's writer failed, and goes on", exc_info=error)
         elif fault is not self._last_fault:

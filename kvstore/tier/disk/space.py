@@ -58,8 +58,7 @@ class Space:
     @property
     def longest_path(self) -> int:
         """In bytes, as it was measured last."""
-        allowed = min(self._limits.max_bytes, self._used + self._spare)
-        return 0 if self.is_taken else longest_path(allowed)
+        return longest_path(min(self._limits.max_bytes, self._used + self._spare))
 
     def exceeds(self) -> bool:
         """Whether what there is, and what the index may need, is more than the limit."""

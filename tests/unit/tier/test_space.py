@@ -186,6 +186,22 @@ def test_on_a_disk_that_others_fill_nothing_goes_and_nothing_is_written(tmp_path
     tier.close()
 
 
+def test_a_disk_that_other_programs_fill_makes_no_path_too_long(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    files.capacity = 50 * MIB
+    tier = DiskTier.open(tmp_path, "model", replace(LIMITS, least_free=0.05), files)
+    chain = Chain("chain", 2)
+    stored(tier, chain.extent())
+    before = [tier.path_room(name) for name in (chain.root, *chain.names)]
+    assert min(before) > 0
+    files.capacity = 0
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    assert tier.room == 0
+    assert [tier.path_room(name) for name in (chain.root, *chain.names)] == before
+    tier.close()
+
+
 def test_a_smaller_limit_holds_on_a_full_disk_too(tmp_path: Path) -> None:
     files = FaultyFiles()
     tier = DiskTier.open(tmp_path, "model", replace(LIMITS, max_bytes=32 * MIB))
