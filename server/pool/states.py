@@ -1,7 +1,7 @@
 """What the pool knows of each model. Frozen values."""
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 UNKNOWN_LOAD_SECONDS = 5.0
 """Of a model that has never been loaded here."""
@@ -17,6 +17,14 @@ class State(StrEnum):
     FAILED = "failed"  # to load, or its process has died
 
 
+class Measuring(Enum):
+    """Whether it is known how many bytes of memory a model needs."""
+
+    NOT_YET = auto()
+    RUNS = auto()
+    DONE = auto()
+
+
 RESIDENT = frozenset({State.LOADING, State.READY, State.DRAINING})
 
 
@@ -24,7 +32,7 @@ RESIDENT = frozenset({State.LOADING, State.READY, State.DRAINING})
 class ModelState:
     """One model. Times are of one clock, in seconds."""
 
-    need_bytes: int  # of memory, while it is resident
+    need_bytes: int  # of memory, while it is resident; means nothing before it is measured
     state: State = State.UNLOADED
     n_users: int = 0  # requests that hold it
     waiting_since: float | None = None  # when the first request came that waits for it
@@ -34,6 +42,7 @@ class ModelState:
     retry_at: float = 0.0  # a failed one is not loaded before
     ttl_seconds: float | None = None  # unused for so long it is unloaded
     is_pinned: bool = False  # never unloaded for others nor for its age; loaded again if it dies
+    measuring: Measuring = Measuring.DONE
 
     @property
     def is_resident(self) -> bool:
