@@ -22,7 +22,7 @@ from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.allocator import allocator_limits, limit_allocator
 from engine.mlx_backend.host.memory_meter import MemoryMeter, MeteredRunner
-from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.launch import launch_for
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
@@ -106,7 +106,8 @@ def assemble_opened(
     stored = storage_bytes(footprint(loaded.layout, config.block_size), sizes)
     promise = MemoryPromise(loaded.weight_bytes, stored.arenas + stored.states, working)
     meter = MemoryMeter(promise, used_bytes, time.monotonic)
-    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch(), pooled.pooler)
+    launch = launch_for(mx.default_device())
+    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), launch, pooled.pooler)
     card = _card(config, opened.checkpoint, loaded, pooled, sizes, host, blas, sampling)
     report(f"tasks: {', '.join(card.tasks)}")
     return Backend(
@@ -257,10 +258,6 @@ def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
     if name == "gather" or (name == "auto" and mx.default_device() != mx.cpu):
         return (gather,)
     return CascadeAttention(), gather
-
-
-def _launch() -> Launch:
-    return LaunchAhead() if mx.default_device() == mx.cpu else LaunchWhenIdle()
 
 
 def _purpose(config: EngineConfig, checkpoint: Path) -> Purpose:

@@ -10,7 +10,9 @@ from mlx_lm.utils import load_model
 
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.launch import Launch
 from tests.checkpoints import FAMILIES, write_family
+from tests.devices import launches
 from tests.offline import Served, load
 
 ATTENTION: dict[str, Callable[[], Attention]] = {
@@ -50,6 +52,13 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
     """A family and an attention strategy."""
     family, attention = request.param
     return family, attention
+
+
+@pytest.fixture(params=launches(), ids=lambda launch: type(launch).__name__)
+def launch(request: pytest.FixtureRequest) -> Launch:
+    """When a step's forwards are launched: see `launches`."""
+    chosen: Launch = request.param
+    return chosen
 
 
 @pytest.fixture
