@@ -6,7 +6,6 @@ Functions take the device, so that what is expected of a GPU is itself tested wh
 from typing import TypeAlias
 
 import mlx.core as mx
-import pytest
 
 from engine.mlx_backend.launch import Launch, LaunchWhenIdle, launch_for
 

@@ -109,8 +109,8 @@ def test_who_sits_steps_out_says_what_he_says_otherwise(
 def test_kept_logits_are_computed_before_the_next_step_is_submitted(
     served_of: Callable[[str], Served], launch: Launch
 ) -> None:
-    """Otherwise their copy is launched after the next step's forwards, and the tokens of all rows of
-    this step wait for those.
+    """Otherwise their copy is launched after the next step's forwards, and the tokens of all rows
+    of this step wait for those.
     """
     driver = Driver(served_of("qwen3"), GatherAttention(), launch=launch)
     # So many that MLX copies one row's logits: of few it would keep all.

@@ -72,7 +72,7 @@ def test_plans_of_one_run_give_the_same_on_a_second_runner(
     served: Served, attention: Attention
 ) -> None:
     """Whatever the scheduler does: arrivals, hits, forks, preemption, ends. Where both launches may
-    serve, the second runner's launch is the other one: results do not depend on it, to the last bit.
+    serve, the second runner's launch is the other one: results do not depend on it, to a bit.
     """
     recorders: list[Recorder] = []
     daemon = OfflineDaemon(served, attention, ROOM, recorded_in(recorders))

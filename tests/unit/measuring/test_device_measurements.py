@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.measuring.command_buffers import CommandBufferMeasurement, DoesNotApply
 from engine.measuring.memory import MemoryMeasurement
 from engine.measuring.messages import Task
 from engine.measuring.sections import MEASUREMENTS
@@ -93,6 +94,21 @@ def test_a_step_over_the_bare_model_where_the_context_is_long_enough(tmp_path: P
     assert measurement.cases() == ["1 x 16", "2 x 16"]
     figures = measurement.measure("2 x 16")
     assert figures.keys() >= {"engine_ms", "bare_ms", "engine_times"}
+
+
+def test_a_limit_on_command_buffers_is_measured_on_a_gpu(tmp_path: Path) -> None:
+    engine = replace(CONFIG.engine, model=str(write_family(SHALLOW, tmp_path)))
+    config = replace(CONFIG, engine=engine, sizes=replace(SIZES, step_contexts=(16,)))
+    measurement = CommandBufferMeasurement(config, "gpu (fake)")
+    assert measurement.cases() == ["50 operations", "200 operations", "2,000 operations"]
+    figures = measurement.measure("50 operations")
+    assert figures.keys() == {"1_rows_ms", "2_rows_ms", "taken_mib", "cached_mib"}
+    assert all(float(figures[name]) > 0 for name in ("1_rows_ms", "2_rows_ms", "taken_mib"))
+
+
+def test_a_cpu_has_no_command_buffers_to_measure() -> None:
+    with pytest.raises(DoesNotApply, match="no command buffers on a CPU"):
+        CommandBufferMeasurement(CONFIG, "cpu (fake)")
 
 
 def test_memory_is_held_against_what_was_promised() -> None:
