@@ -12,19 +12,21 @@ from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.launch import Launch
 from tests.checkpoints import FAMILIES, write_family
-from tests.devices import launches
+from tests.devices import launches, strategies
 from tests.offline import Served, load
 
-ATTENTION: dict[str, Callable[[], Attention]] = {
+_ATTENTION: dict[str, Callable[[], Attention]] = {
     "gather": GatherAttention,
     "cascade": lambda: CascadeAttention(min_saved_blocks=1),
 }
+ATTENTION = {name: _ATTENTION[name] for name in strategies()}
+"""The strategies that this device serves with."""
 
 CASCADED = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "qwen3_next", "deepseek_v3")
 """Attention strategies meet the layers of full attention alone; these have all kinds of those."""
 
 CASES = [(family, "gather") for family in sorted(FAMILIES)] + [
-    (family, "cascade") for family in CASCADED
+    (family, "cascade") for family in CASCADED if "cascade" in strategies()
 ]
 
 

@@ -33,13 +33,13 @@ from kvstore.blocks.pool import BlockPool
 from kvstore.lease import Lease, Refusal
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
-from tests.devices import SERVING_LAUNCH
+from tests.devices import SERVING_LAUNCH, tolerance
 from tests.offline import Room as EngineRoom
 from tests.offline import Served, cached_model, new_store
 
 BLOCK_SIZE = 8
 ROOM = EngineRoom(n_blocks=128, block_size=BLOCK_SIZE, max_running=16, step_tokens=160)
-NEAR_TIE = 1e-3
+NEAR_TIE = tolerance(1e-3)
 """Logits closer than this may be ranked otherwise when other rows are computed beside them."""
 
 Logits = npt.NDArray[np.float32]

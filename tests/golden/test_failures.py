@@ -73,7 +73,10 @@ def test_a_row_with_every_token_banned_fails_alone(
 
 @pytest.mark.parametrize(
     ("family", "attention"),
-    [("qwen3", "gather"), ("qwen3", "cascade"), ("gemma3_text", "gather"), ("qwen3_5", "gather")],
+    [
+        *(("qwen3", name) for name in ATTENTION),
+        *((family, "gather") for family in ("gemma3_text", "qwen3_5")),
+    ],
 )
 def test_what_freed_blocks_and_states_held_harms_nobody(
     served_of: Callable[[str], Served], family: str, attention: str, launch: Launch

@@ -28,7 +28,7 @@ from engine.step.plan import (
 from engine.step.runner import ModelRunner
 from engine.types.request import Request, SamplingParams
 from kvstore.actions import TablePatch
-from tests.devices import launches
+from tests.devices import cpu_attention, launches
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import compute, random_tokens
 from tests.offline import OfflineDaemon, Room, Served, cached_model
@@ -124,6 +124,7 @@ def test_writes_and_reads_in_flight_copy_no_arena(
     assert found.peak_bytes < found.pool_bytes / 2
 
 
+@cpu_attention
 def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
     served_of: Callable[[str], Served], launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
