@@ -136,8 +136,8 @@ def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
         seen.append(queries.shape[2])
         return attend(view, queries, *rest)
 
-    monkeypatch.setattr(UnreadView, "attend", note_and_attend)
     model = cached_model(served_of("qwen3"), ATTENTION["cascade"](), ROOM)
+    monkeypatch.setattr(UnreadView, "attend", note_and_attend)  # the check at load attends, too
     runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     names = [SequenceId(i) for i in range(2)]
     enter = tuple(
