@@ -25,7 +25,7 @@ class Meter:
     def __init__(self, workspace: int) -> None:
         self.now = 0.0
         self.used = mx.get_active_memory()
-        self.meter = MemoryMeter(MemoryPromise(0, 0, workspace), self.used, lambda: self.now)
+        self.meter = MemoryMeter(MemoryPromise(0, 0, workspace, 0), self.used, lambda: self.now)
 
     def step(self, mebibytes: int) -> None:
         take(mebibytes)
