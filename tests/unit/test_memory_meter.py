@@ -5,6 +5,7 @@ import logging
 import mlx.core as mx
 import pytest
 
+from engine.mlx_backend.host import memory_meter
 from engine.mlx_backend.host.memory_meter import QUIET_SECONDS, MemoryMeter, MeteredRunner
 from engine.step.plan import StepResult
 from engine.types.memory import MemoryPromise
@@ -63,6 +64,11 @@ def test_the_peak_is_of_all_steps_since_the_model_was_loaded() -> None:
     assert 32 * MIB <= stats.peak < 40 * MIB
     assert stats.active == mx.get_active_memory() - meter.used == 0
     assert stats.resident > 0
+
+
+def test_resident_is_what_the_system_counts_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_meter, "process_bytes", lambda: 110 * MIB)
+    assert Meter(0).meter.stats().resident == 110 * MIB
 
 
 class Hungry:
