@@ -261,8 +261,7 @@ class ModelRegistry:
         """What a model takes is what its engine has promised, or more if its process has more."""
         memory = (await engine.stats()).memory
         if not self._is_alone:
-            promised = memory.promise.kept + memory.promise.workspace
-            self.pool.correct(name, max(promised, memory.resident))
+            self.pool.correct(name, max(memory.promise.total, memory.resident))
 
     async def _load(self, known: KnownModel, memory_bytes: int) -> LoadedModel:
         known.progress = ""

@@ -28,7 +28,7 @@ from tests.contract.test_service_routes import metric_families
 
 HI = {"role": "user", "content": "hi"}
 MIB = 1 << 20
-PROMISE = MemoryPromise(weights=20 * MIB, storage=50 * MIB, workspace=300 * MIB)
+PROMISE = MemoryPromise(weights=20 * MIB, storage=50 * MIB, workspace=300 * MIB, cache=30 * MIB)
 
 
 class Small(FakeEngine):

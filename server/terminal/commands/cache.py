@@ -185,7 +185,7 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
 
 def _memory_text(memory: MemoryUse) -> str:
     promise = memory.promise
-    most = bytes_text(promise.weights + promise.storage + promise.workspace)
+    most = bytes_text(promise.weights + promise.storage + promise.workspace + promise.cache)
     return (
         f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, "
         f"of {most} promised; {bytes_text(memory.resident)} resident"
