@@ -100,7 +100,7 @@ def _refusal(response: httpx.Response) -> TerminalError:
     kind = KINDS.get(response.status_code, TerminalError)
     if error_code(body) == "model_not_found":
         kind = UnknownModel
-    return kind(f"HTTP {response.status_code} from {shown(response.url)}: {message}")
+    return kind(f"{message} (HTTP {response.status_code} from {shown(response.url)})")
 
 
 def _body(response: httpx.Response) -> bytes:

@@ -122,8 +122,8 @@ def test_a_turn_that_breaks_off_is_taken_back(chat: Chat, engine: FakeEngine) ->
 def test_a_turn_that_is_refused_is_taken_back(chat: Chat, engine: FakeEngine) -> None:
     engine.script = Script(refusal=QueueFull("no room", 3))
     (line,) = chat.say("First").splitlines()
-    assert line.startswith("error: HTTP 429 from http://127.0.0.1:")
-    assert line.endswith("/v1/chat/completions: no room")
+    assert line.startswith("error: no room (HTTP 429 from http://127.0.0.1:")
+    assert line.endswith("/v1/chat/completions)")
     assert chat.session.conversation == Conversation()
 
 

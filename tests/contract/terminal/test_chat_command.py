@@ -62,8 +62,9 @@ def test_only_what_is_given_is_sent(url: str, engine: FakeEngine) -> None:
 
 def test_a_model_that_is_not_served(url: str) -> None:
     result = piped("hello\n", "--url", url, "--model", "other")
-    assert "error: HTTP 404" in result.stderr
-    assert "other" in result.stderr
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("error: The model 'other' does not exist")
+    assert "(HTTP 404 from " in error
     assert result.exit_code == 1
 
 
