@@ -145,7 +145,10 @@ def test_nobody_there() -> None:
     with running(FakeEngine(), Settings(port=0)) as gone:
         pass
     result = run("cache", "stats", ROOTSTOCK_PORT=gone.rpartition(":")[2])
-    assert result.stderr.startswith(f"error: no daemon runs at {gone}/v1; `rootstock serve` ")
+    assert result.stderr == (
+        f"error: no daemon runs at {gone}/v1; `rootstock serve` starts one, ROOTSTOCK_PORT=PORT or "
+        "--url names one elsewhere\n"
+    )
     assert run("cache", "stats", ROOTSTOCK_PORT="0").stderr.startswith("error: the settings do not")
 
 
