@@ -209,7 +209,7 @@ class ModelRegistry:
         own = self.find(name)
         loaded = self.pool.models[own].resident
         if loaded is None:
-            message = f"The model '{own}' is not loaded: it is {self.state(own).state}."
+            message = f"The model '{own}' {self.state(own).state.words}."
             raise ApiError(409, message, param="model", code="model_not_loaded")
         return loaded
 

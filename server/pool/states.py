@@ -16,6 +16,19 @@ class State(StrEnum):
     DRAINING = "draining"  # what it has accepted ends, then its process does; newcomers wait
     FAILED = "failed"  # to load, or its process has died
 
+    @property
+    def words(self) -> str:
+        """The state as the end of a sentence that begins with the model's name."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    State.UNLOADED: "is not loaded",
+    State.LOADING: "is being loaded",
+    State.READY: "is loaded",
+    State.DRAINING: "is being unloaded",
+    State.FAILED: "has failed",
+}
 
 class Measuring(Enum):
     """Whether it is known how many bytes of memory a model needs."""

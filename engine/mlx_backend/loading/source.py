@@ -102,7 +102,12 @@ def _fetched(model: str, progress: Progress) -> Path:
         raise _no_repository(model, error) from error
     except LocalEntryNotFoundError as error:  # its own text is advice; the cause says what happened
         problem = one_line(error.__cause__ or error)
-        raise ModelError(f"{model} is not here and was not fetched: {problem}") from error
+        path = Path(model)
+        is_path_typo = path.parent.is_dir() and path.parent != Path() and not path.exists()
+        hint = f"; there is no directory {path.resolve()} either" if is_path_typo else ""
+        raise ModelError(
+            f"{model} is not in the Hugging Face cache and was not fetched: {problem}{hint}"
+        ) from error
     except Exception as error:  # of what carries HTTP, too: a proxy's, an address that is none
         raise ModelError(f"{model} was not fetched: {one_line(error)}") from error
 
@@ -127,7 +132,13 @@ def _counting(progress: Progress) -> type[tqdm]:
 
 
 def _no_repository(model: str, error: Exception) -> ModelError:
-    return ModelError(f"{model} is neither a directory nor a repository: {one_line(error)}")
+    problem = (
+        "a name with a colon is one of Ollama's, and models come from Hugging Face, such as "
+        "mlx-community/Qwen3-4B-4bit"
+        if ":" in model
+        else one_line(error)
+    )
+    return ModelError(f"{model} is neither a directory nor a repository: {problem}")
 
 
 def fingerprint(checkpoint: Path) -> str:
