@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
 from server.dialects.dialect import wire_json
-from server.dialects.ollama.builder import NDJSON
 from server.dialects.ollama.models import (
     described,
     described_unloaded,
@@ -36,6 +35,7 @@ from server.schemas.ollama.request import (
     OllamaShowRequest,
 )
 from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.transport.sse import NDJSON
 
 API_VERSION = "0.12.11"
 """Of Ollama: the first whose chats have log-probabilities, which are the latest of what is here."""

@@ -9,6 +9,7 @@ from server.dialects.dialect import wire_json
 from server.dialects.ollama.errors import ollama_error
 from server.errors import SERVER, ApiError
 from server.schemas.ollama.models import OllamaProgress
+from server.transport.sse import json_line
 
 LINE_SECONDS = 0.25  # between two lines
 
@@ -28,7 +29,7 @@ class Pull:
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Lines up to `success`, or to the error."""
-        yield wire_json(OllamaProgress(status="pulling manifest")) + b"\n"
+        yield json_line(wire_json(OllamaProgress(status="pulling manifest")))
         fetched = asyncio.ensure_future(self._fetched())
         said = self._progress
         while not (await asyncio.wait({fetched}, timeout=LINE_SECONDS))[0]:
@@ -38,9 +39,9 @@ class Pull:
         try:
             fetched.result()
         except ApiError as error:
-            yield wire_json(ollama_error(error)) + b"\n"
+            yield json_line(wire_json(ollama_error(error)))
         else:
-            yield wire_json(SUCCESS) + b"\n"
+            yield json_line(wire_json(SUCCESS))
 
     def _line(self) -> bytes:
         completed, total = self._progress
@@ -50,7 +51,7 @@ class Pull:
             total=total,
             completed=completed,
         )
-        return wire_json(line) + b"\n"
+        return json_line(wire_json(line))
 
     async def _fetched(self) -> None:
         fetch = partial(fetch_checkpoint, self._repository, self._note)
