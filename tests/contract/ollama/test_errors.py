@@ -79,7 +79,10 @@ def test_what_a_prompt_cannot_have_is_refused(
 
 def test_a_model_that_does_not_reason_cannot_be_told_to() -> None:
     with daemon(ByteTokenizer(), reasoning_parser="none", tool_parser="none") as plain:
-        assert message_of(plain.post(think=True)).startswith("think: 'bytes'")
+        for path in ("/api/chat", "/api/generate"):
+            refused = plain.post(path, think="high")
+            assert refused.status_code == 400
+            assert message_of(refused) == '"bytes" does not support thinking'
         assert message_of(plain.post(tools=TOOLS)).startswith("tools: ")
         assert plain.post(think=False).status_code == 200
 
@@ -124,10 +127,36 @@ def test_a_failure_before_the_first_token_has_a_status(hermes: Daemon) -> None:
     assert (answer.status_code, message_of(answer)) == (500, "it broke")
 
 
-def test_unknown_models_paths_and_methods(hermes: Daemon) -> None:
-    with pytest.raises(ResponseError, match="'nobody'") as caught:
-        hermes.client.chat("nobody", [USER])
-    assert caught.value.status_code == 404
+@pytest.mark.parametrize("effort", ["none", "", "xhigh", 1, ["high"]])
+def test_an_unknown_effort_is_refused_with_the_known_ones(hermes: Daemon, effort: Any) -> None:
+    answer = hermes.post(think=effort)
+    assert answer.status_code == 400
+    known = "true, false or one of 'low', 'medium', 'high', 'max'"
+    assert message_of(answer) == f"think: must be {known}"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": [USER]}),
+        ("/api/chat", {"messages": [], "keep_alive": 0}),
+        ("/api/generate", {"prompt": "Hi"}),
+        ("/api/generate", {"keep_alive": 0}),
+        ("/api/embed", {"input": "Hi"}),
+        ("/api/embeddings", {"prompt": "Hi"}),
+        ("/api/show", {}),
+    ],
+    ids=str,
+)
+def test_an_unknown_model_is_refused_in_ollamas_words(
+    hermes: Daemon, path: str, fields: dict[str, Any]
+) -> None:
+    answer = hermes.http.post(path, json={"model": "nobody:latest", **fields})
+    assert answer.status_code == 404
+    assert message_of(answer) == "model 'nobody' not found"
+
+
+def test_unknown_paths_and_methods(hermes: Daemon) -> None:
     for path in ("/api/copy", "/api/create", "/api/push"):
         assert path in message_of(hermes.http.post(path))
     assert hermes.http.get("/api/chat").status_code == 405
