@@ -1,5 +1,6 @@
 """Refusals and failures, in Ollama's object everywhere under /api."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,58 @@ def test_an_unknown_model_is_refused_in_ollamas_words(
     answer = hermes.http.post(path, json={"model": "nobody:latest", **fields})
     assert answer.status_code == 404
     assert message_of(answer) == "model 'nobody' not found"
+
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl sends with -d
+
+
+@pytest.mark.parametrize("headers", [FORM, {"Content-Type": "text/plain"}], ids=str)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": [USER]}),
+        ("/api/generate", {"prompt": "Hi"}),
+        ("/api/embed", {"input": "Hi"}),
+        ("/api/show", {}),
+    ],
+    ids=str,
+)
+def test_programs_need_not_say_that_a_body_is_json(
+    hermes: Daemon, path: str, fields: dict[str, Any], headers: dict[str, str]
+) -> None:
+    content = json.dumps({"model": "bytes", "stream": False, **fields})
+    assert hermes.http.post(path, content=content, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 400),
+        ({"Sec-Fetch-Site": "same-site"}, 400),
+    ],
+    ids=str,
+)
+def test_a_web_page_must_say_that_a_body_is_json(
+    hermes: Daemon, headers: dict[str, str], status: int
+) -> None:
+    """A page can post a form or plain text to another site without asking that site first."""
+    content = json.dumps({"model": "bytes", "messages": [USER], "stream": False})
+    for content_type in (FORM, {"Content-Type": "text/plain"}):
+        answer = hermes.http.post("/api/chat", content=content, headers=headers | content_type)
+        assert answer.status_code == status
+        assert message_of(answer)
+
+
+def test_a_page_with_a_key_must_say_that_a_body_is_json(tmp_path: Path) -> None:
+    """With keys no Origin is refused by itself."""
+    keys = key_file(tmp_path, alice={})
+    with daemon(api_keys_file=keys) as made, client_of(str(made.http.base_url), "alice") as alice:
+        content = json.dumps({"model": "bytes", "messages": [USER], "stream": False})
+        for origin, status in (({}, 200), ({"Origin": "https://evil.example"}, 400)):
+            answer = alice.post("/api/chat", content=content, headers=FORM | origin)
+            assert answer.status_code == status
 
 
 def test_unknown_paths_and_methods(hermes: Daemon) -> None:
