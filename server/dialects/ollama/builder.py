@@ -112,6 +112,11 @@ def without_answer(model: str, shape: Shape, reason: DoneReason) -> OllamaAnswer
     return shape(Said(), **_head(model), done=True, done_reason=reason)
 
 
+def empty_line(model: str, shape: Shape) -> bytes:
+    """A line of a stream that goes on, without text: every client adds nothing to its answer."""
+    return _line(shape(Said(), **_head(model), done=False))
+
+
 def _head(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": datetime.now(UTC)}
 
