@@ -10,7 +10,6 @@ from starlette.responses import Response, StreamingResponse
 from server.dialects.dialect import wire_json
 from server.dialects.ollama.models import (
     described,
-    described_unloaded,
     listed,
     repository,
     running,
@@ -65,9 +64,7 @@ async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaMo
     ]
 
     def read() -> OllamaModels:
-        return OllamaModels(
-            models=[listed(name, one.settings.source, one.card) for name, one in allowed]
-        )
+        return OllamaModels(models=[listed(name, one.settings.source) for name, one in allowed])
 
     return await service.workers.run(record.client, 0, read)
 
@@ -82,7 +79,8 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
             continue
         promise = (await loaded.engine.stats()).memory.promise
         left = service.models.seconds_left(name)
-        read = partial(running, loaded.served[name], promise, left)
+        source = loaded.known.settings.source
+        read = partial(running, loaded.served[name], source, promise, left)
         found.append(await service.workers.run(record.client, 0, read))
     return OllamaRunningModels(models=found)
 
@@ -95,13 +93,11 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
 async def show(
     body: ShowBody, service: ServiceDependency, record: RecordDependency
 ) -> OllamaModelInfo:
-    """Loads nothing: of a model that is not loaded, what its files say."""
+    """Loads nothing: it says what the model's files say, loaded or not."""
     name = named(service, body.named)
     own = await service.chosen(name, record)
-    loaded, known = service.models.all_loaded().get(own), service.models.known[own]
-    read = partial(described_unloaded, name or own, known.settings.source)
-    if loaded is not None:
-        read = partial(described, loaded.served[name or own])
+    known = service.models.known[own]
+    read = partial(described, name or own, known.settings, known.card)
     return await service.workers.run(record.client, 0, read)
 
 
