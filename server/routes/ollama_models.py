@@ -107,9 +107,15 @@ async def show(
     responses=stream_of_lines(OllamaProgress, OllamaError) | errors(400, 408, 413, 503),
     openapi_extra=json_body(OllamaPullRequest),
 )
-async def pull(body: PullBody) -> Response:
-    """As `rootstock pull` does. It goes on if the client leaves."""
-    pulled = Pull(repository(body.named))
+async def pull(body: PullBody, service: ServiceDependency) -> Response:
+    """As `rootstock pull` does. It goes on if the client leaves. The name is that of a repository,
+    or of a model that is served, whose files may be in a directory.
+    """
+    models, name = service.models, named(service, body.named)
+    if models.has(name):
+        pulled = Pull(name, models.known[models.find(name)].settings.source)
+    else:
+        pulled = Pull(repository(name), None)
     if body.stream:
         return StreamingResponse(pulled.lines(), media_type=NDJSON)
     await pulled.run()

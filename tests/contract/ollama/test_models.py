@@ -231,6 +231,24 @@ def test_a_pull_tells_how_far_it_is(
     assert hermes.client.pull("org/small").status == "success"
 
 
+@pytest.mark.parametrize("name", ["bytes", "bytes:latest"])
+def test_a_pull_of_a_model_that_is_served_from_files_succeeds_at_once(
+    hermes: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, Mock(side_effect=LocalEntryNotFoundError("no network")))
+    assert hermes.client.pull(name).status == "success"
+    with daemon(model=(str(write_checkpoint(tmp_path, "")),)) as made:
+        lines = [line.status for line in made.client.pull(name, stream=True)]
+    assert lines == ["pulling manifest", "success"]
+
+
+def test_a_pull_of_another_name_of_a_repository_fetches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, fetch := Mock(return_value=str(DEFAULT_CHECKPOINT)))
+    with daemon(model=("org/small",), served_model_name=("mine",)) as made:
+        assert made.client.pull("mine").status == "success"
+    assert fetch.call_args.args == ("org/small",)
+
+
 def test_a_pull_that_fails_says_why(hermes: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     error = LocalEntryNotFoundError("no network")
     monkeypatch.setattr(SNAPSHOT_DOWNLOAD, Mock(side_effect=error))
