@@ -8,6 +8,7 @@ from engine.api import Engine, ModelError, Telemetry
 from engine.child_process import start_child
 from engine.memory_questions import Free, Needed, ask
 from engine.mlx_backend.backend import describe_machine
+from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.mlx_backend.loading.source import (
     Progress,
     fetch_checkpoint,
@@ -18,6 +19,7 @@ from engine.types.settings import EngineConfig
 from kvstore.tier.disk.folder import new_daemon
 
 __all__ = [
+    "Checkpoint",
     "ModelError",
     "Progress",
     "describe_machine",
@@ -26,6 +28,7 @@ __all__ = [
     "free_bytes",
     "launch",
     "needed_bytes",
+    "open_checkpoint",
 ]
 
 Report = Callable[[str], None]

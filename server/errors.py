@@ -55,6 +55,15 @@ class ContextTooLong(ApiError):
         self.limit = limit
 
 
+class ModelNotFound(ApiError):
+    """404: no model has this name. `known` lists, in words, the names that the client may use."""
+
+    def __init__(self, name: str, known: str) -> None:
+        message = f"The model '{name}' does not exist; there is {known}."
+        super().__init__(404, message, param="model", code="model_not_found")
+        self.name = name
+
+
 class ClientLeft(Exception):
     """The client closed its connection before the answer was complete."""
 

@@ -39,6 +39,7 @@ from server.schemas.responses.events import RESPONSE_EVENTS
 from server.schemas.responses.request import InputTokensRequest, ResponsesRequest
 from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import Settings
+from server.transport.sse import NDJSON
 
 SCHEMAS = "#/components/schemas/{model}"
 RETRY_AFTER = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
@@ -81,7 +82,7 @@ def stream_of_data(model: type[BaseModel]) -> Responses:
 def stream_of_lines(*models: type[BaseModel]) -> Responses:
     """The other shape of a 200, with `stream`: a JSON object a line."""
     schema = {"anyOf": [_reference(model) for model in models]}
-    return {200: {"content": {"application/x-ndjson": {"itemSchema": schema}}}}
+    return {200: {"content": {NDJSON: {"itemSchema": schema}}}}
 
 
 def _stream(event: Document) -> Responses:

@@ -26,7 +26,7 @@ from engine.launch import (
 )
 from engine.types.settings import EngineConfig
 from server.cache_feed import CacheFeed
-from server.errors import ApiError, busy
+from server.errors import ApiError, ModelNotFound, busy
 from server.generation.models import Naming, ServedModel, namings, served_models
 from server.generation.replays import Replays
 from server.model_cache import cached_models
@@ -103,9 +103,7 @@ class ModelRegistry:
         own = self._name_of.get(name) if name else next(iter(self.known))
         if own is None:
             names = (f"'{one}'" for one in self._name_of if self.is_among(one, allowed))
-            known = ", ".join(names) or "none for this key"
-            message = f"The model '{name}' does not exist; there is {known}."
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise ModelNotFound(name, ", ".join(names) or "none for this key")
         if not self.is_among(name or own, allowed):
             message = f"This API key may not use the model '{name or own}'."
             raise ApiError(403, message, param="model", code="model_not_allowed")

@@ -1,13 +1,14 @@
 """The two kinds of chat template that a checkpoint may have, behind one door: `template_of`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from engine.text.python_templates import python_template
 from engine.types.model import TemplateKind
 
 _ALLOWING = "{% macro raise_exception(message) %}{% endmacro %}{{ '' }}"
@@ -95,11 +96,7 @@ def _options(kind: TemplateKind, arguments: Mapping[str, Any]) -> dict[str, Any]
 
 def _template_module(name: str) -> ModuleType:
     """One of mlx-lm's, without mlx-lm, which would bring MLX into the server's process."""
-    package = find_spec("mlx_lm")
-    assert package is not None
-    assert package.submodule_search_locations is not None
-    file = Path(package.submodule_search_locations[0], "chat_templates", f"{name}.py")
-    spec = spec_from_file_location(f"chat_template_{name}", file)
+    spec = spec_from_file_location(f"chat_template_{name}", python_template(name))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

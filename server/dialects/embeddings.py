@@ -3,12 +3,20 @@
 from collections.abc import Sequence
 
 from server.dialects.dialect import wire_json
+from server.errors import invalid
 from server.generation.embedding_task import EmbeddingTask
 from server.generation.events import UsageMeter
 from server.generation.pooled import PooledText
 from server.generation.vectors import base64, vector
 from server.schemas.common import PromptTokensDetails
-from server.schemas.embeddings import Embedding, EmbeddingList, PooledUsage
+from server.schemas.embeddings import Embedding, EmbeddingList, EmbeddingRequest, PooledUsage
+
+
+def check_not_empty(body: EmbeddingRequest) -> None:
+    """Raise ApiError (400) for an input that is empty, as OpenAI does."""
+    for name, one in zip(body.input_names, body.input, strict=True):
+        if not one:
+            raise invalid(f"{name}: must not be empty", name)
 
 
 class EmbeddingBuilder:

@@ -22,7 +22,7 @@ from server.record import request_record
 from server.schemas.errors import ErrorResponse
 from server.schemas.messages.answer import MessagesError
 from server.schemas.ollama.answer import OllamaError
-from server.transport.sse import sse_data, sse_event
+from server.transport.sse import json_line, sse_data, sse_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ RESPONSES = ErrorShape(
     ErrorResponse, lambda error, request_id: responses_error(error), partial(sse_event, "error")
 )
 ANTHROPIC = ErrorShape(MessagesError, messages_error, partial(sse_event, "error"))
-OLLAMA = ErrorShape(OllamaError, lambda error, request_id: ollama_error(error), b"%b\n".__mod__)
+OLLAMA = ErrorShape(OllamaError, lambda error, request_id: ollama_error(error), json_line)
 
 SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES), ("/api/", OLLAMA))
 """By path prefix; all other paths have OpenAI's."""

@@ -17,7 +17,7 @@ from server.schemas.common import (
     WireFinishReason,
 )
 from server.schemas.errors import ErrorBody, ErrorResponse
-from server.transport.sse import EVENT_STREAM, KEEP_ALIVE, sse_data
+from server.transport.sse import EVENT_STREAM, KEEP_ALIVE, one_line, sse_data
 
 DONE = sse_data(b"[DONE]")
 
@@ -72,7 +72,7 @@ class ChunkTemplate:
 
     def event(self, json: bytes) -> bytes:
         """The chunk's event with this JSON in place of the blank."""
-        return self._head + json + self._tail
+        return self._head + one_line(json) + self._tail
 
 
 def chunk_event(chunk: BaseModel) -> bytes:

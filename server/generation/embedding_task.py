@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.types.model import Embedder, Task
+from engine.types.model import Embedder, ModelCard, Task
 from engine.types.request import Request
 from server.errors import invalid
 from server.generation.events import UsageMeter
@@ -65,10 +65,9 @@ def _requests(
 ) -> list[Request]:
     prompt = named_prompt(embedder, body.prompt_name)
     limit = token_limit(body, model.engine.card)
-    names = ["input"] if len(body.input) == 1 else [f"input[{i}]" for i in range(len(body.input))]
     texts = [
         _tokens(one, name, body, model, prompt, limit)
-        for one, name in zip(body.input, names, strict=True)
+        for one, name in zip(body.input, body.input_names, strict=True)
     ]
     return pooled_requests(model, body, record, texts, embedder.pooling)
 
@@ -82,11 +81,16 @@ def _tokens(
     limit: int | None,
 ) -> Tokens:
     card = model.engine.card
-    if not one:
-        raise invalid(f"{param}: must not be empty", param)
     if isinstance(one, str):
         tokenizer, text = model.engine.tokenizer, prompt + one
-        return bounded(lambda: text_tokens(tokenizer, text, limit), card, param)
+        return bounded(lambda: text_tokens(tokenizer, text, limit) or _end(card), card, param)
     if body.prompt_name is not None:
         raise invalid("prompt_name: goes before texts, and this input is tokens", "prompt_name")
     return bounded(lambda: one[:limit], card, param)
+
+
+def _end(card: ModelCard) -> list[int]:
+    """An end-of-text token, which stands for an empty text where the tokenizer adds no tokens. An
+    empty list where the model has no such token.
+    """
+    return sorted(card.eos_token_ids)[:1]

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from server.dialects.embeddings import EmbeddingBuilder
+from server.dialects.embeddings import EmbeddingBuilder, check_not_empty
 from server.generation.embedding_task import embedding_task
 from server.generation.models import ServedModel
 from server.openapi import errors, json_body
@@ -29,6 +29,7 @@ async def create_embeddings(
     body: EmbeddingBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     service.check_priority(body.priority)
+    check_not_empty(body)
 
     async def begin(model: ServedModel) -> Response:
         task = await embedding_task(body, model, record)

@@ -1,4 +1,4 @@
-"""Requests for models that are not loaded: they wait, and a stream has comments meanwhile."""
+"""Requests for models that are not loaded: they wait, and a stream has keep-alives meanwhile."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -16,10 +16,13 @@ from server.generation.models import ServedModel
 from server.record import request_record
 from server.routes.delivery import STREAM_HEADERS
 from server.service import Service
-from server.transport.sse import KEEP_ALIVE
+from server.transport.sse import EVENT_STREAM, KEEP_ALIVE
 
 Begin = Callable[[ServedModel], Awaitable[Response]]
 """Makes the response when the model is there. Raises what there is to say to the client."""
+
+KeepAlive = Callable[[], bytes]
+"""Makes a part of a stream that clients pass over."""
 
 log = logging.getLogger("rootstock.stream")
 
@@ -38,13 +41,22 @@ async def when_loaded(name: str, begin: Begin, http: Request, service: Service) 
     return await begin(model)
 
 
-async def stream_when_loaded(name: str, begin: Begin, http: Request, service: Service) -> Response:
-    """Likewise, for server-sent events: while the model is being loaded there are comments."""
+async def stream_when_loaded(
+    name: str,
+    begin: Begin,
+    http: Request,
+    service: Service,
+    media_type: str = EVENT_STREAM,
+    keep_alive: KeepAlive = lambda: KEEP_ALIVE,
+) -> Response:
+    """The response of the model of that name, for a client that reads a stream of `media_type`:
+    what `keep_alive` makes is sent to it while the model is being loaded.
+    """
     record = request_record(http.scope)
     own = await service.chosen(name, record)
     if service.models.is_ready(own):
         return await begin(await service.hold(name, record))
-    return LoadingStream(name, begin, service)
+    return LoadingStream(name, begin, service, media_type, keep_alive)
 
 
 class LoadingStream(Response):
@@ -52,15 +64,22 @@ class LoadingStream(Response):
     `keepalive_seconds`. After it, an error is an event.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, name: str, begin: Begin, service: Service) -> None:
+    def __init__(
+        self,
+        name: str,
+        begin: Begin,
+        service: Service,
+        media_type: str,
+        keep_alive: KeepAlive,
+    ) -> None:
         self.status_code = 200
+        self.media_type = media_type
         self.background = None
         self.init_headers(STREAM_HEADERS)
         self._name = name
         self._begin = begin
         self._service = service
+        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         opening = _Opening(send, {"type": "http.response.start", "status": 200})
@@ -87,7 +106,7 @@ class LoadingStream(Response):
     async def _comment(self, opening: "_Opening") -> None:
         while True:
             await sleep(self._service.settings.keepalive_seconds)
-            await opening.write(KEEP_ALIVE)
+            await opening.write(self._keep_alive())
 
 
 class _Opening:

@@ -12,6 +12,7 @@ from server.dialects.ollama.answer import Stopwatch
 from server.dialects.ollama.builder import (
     OllamaBuilder,
     chat_builder,
+    empty_line,
     raw_builder,
     without_answer,
 )
@@ -24,7 +25,7 @@ from server.generation.models import ServedModel
 from server.openapi import errors, json_body, stream_of_lines
 from server.record import RequestRecord
 from server.routes.delivery import json_response, respond
-from server.routes.loading import when_loaded
+from server.routes.loading import Begin, stream_when_loaded, when_loaded
 from server.schemas.ollama.answer import (
     DoneReason,
     OllamaChatAnswer,
@@ -37,6 +38,7 @@ from server.schemas.ollama.request import (
     OllamaGenerateRequest,
 )
 from server.service import JsonBody, RecordDependency, Service, ServiceDependency
+from server.transport.sse import NDJSON
 
 router = APIRouter()
 
@@ -67,7 +69,7 @@ async def create_chat(
         task = await chat_task(chat, model, record)
         return await respond(chat_builder(task, chat_answer, watch), http, service)
 
-    return await when_loaded(named(service, body.model), begin, http, service)
+    return await _when_loaded(body, chat_answer, begin, http, service)
 
 
 @router.post(
@@ -90,7 +92,21 @@ async def generate(
         builder = await _generate_builder(body, model, record, watch)
         return await respond(builder, http, service)
 
-    return await when_loaded(named(service, body.model), begin, http, service)
+    return await _when_loaded(body, generate_answer, begin, http, service)
+
+
+async def _when_loaded(
+    body: OllamaAsking, shape: Shape, begin: Begin, http: Request, service: Service
+) -> Response:
+    """The response of the model that the body names. A stream has empty lines while it loads."""
+    name = named(service, body.model)
+    if not body.stream:
+        return await when_loaded(name, begin, http, service)
+
+    def line() -> bytes:
+        return empty_line(service.models.naming(name).name, shape)
+
+    return await stream_when_loaded(name, begin, http, service, NDJSON, line)
 
 
 def named(service: Service, name: str) -> str:

@@ -8,10 +8,8 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
 from server.dialects.dialect import wire_json
-from server.dialects.ollama.builder import NDJSON
 from server.dialects.ollama.models import (
     described,
-    described_unloaded,
     listed,
     repository,
     running,
@@ -36,6 +34,7 @@ from server.schemas.ollama.request import (
     OllamaShowRequest,
 )
 from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.transport.sse import NDJSON
 
 API_VERSION = "0.12.11"
 """Of Ollama: the first whose chats have log-probabilities, which are the latest of what is here."""
@@ -65,9 +64,7 @@ async def tags(service: ServiceDependency, record: RecordDependency) -> OllamaMo
     ]
 
     def read() -> OllamaModels:
-        return OllamaModels(
-            models=[listed(name, one.settings.source, one.card) for name, one in allowed]
-        )
+        return OllamaModels(models=[listed(name, one.settings.source) for name, one in allowed])
 
     return await service.workers.run(record.client, 0, read)
 
@@ -82,7 +79,8 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
             continue
         promise = (await loaded.engine.stats()).memory.promise
         left = service.models.seconds_left(name)
-        read = partial(running, loaded.served[name], promise, left)
+        source = loaded.known.settings.source
+        read = partial(running, loaded.served[name], source, promise, left)
         found.append(await service.workers.run(record.client, 0, read))
     return OllamaRunningModels(models=found)
 
@@ -95,13 +93,11 @@ async def ps(service: ServiceDependency, record: RecordDependency) -> OllamaRunn
 async def show(
     body: ShowBody, service: ServiceDependency, record: RecordDependency
 ) -> OllamaModelInfo:
-    """Loads nothing: of a model that is not loaded, what its files say."""
+    """Loads nothing: it says what the model's files say, loaded or not."""
     name = named(service, body.named)
     own = await service.chosen(name, record)
-    loaded, known = service.models.all_loaded().get(own), service.models.known[own]
-    read = partial(described_unloaded, name or own, known.settings.source)
-    if loaded is not None:
-        read = partial(described, loaded.served[name or own])
+    known = service.models.known[own]
+    read = partial(described, name or own, known.settings, known.card)
     return await service.workers.run(record.client, 0, read)
 
 
@@ -111,9 +107,15 @@ async def show(
     responses=stream_of_lines(OllamaProgress, OllamaError) | errors(400, 408, 413, 503),
     openapi_extra=json_body(OllamaPullRequest),
 )
-async def pull(body: PullBody) -> Response:
-    """As `rootstock pull` does. It goes on if the client leaves."""
-    pulled = Pull(repository(body.named))
+async def pull(body: PullBody, service: ServiceDependency) -> Response:
+    """As `rootstock pull` does. It goes on if the client leaves. The name is that of a repository,
+    or of a model that is served, whose files may be in a directory.
+    """
+    models, name = service.models, named(service, body.named)
+    if models.has(name):
+        pulled = Pull(name, models.known[models.find(name)].settings.source)
+    else:
+        pulled = Pull(repository(name), None)
     if body.stream:
         return StreamingResponse(pulled.lines(), media_type=NDJSON)
     await pulled.run()

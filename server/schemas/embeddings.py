@@ -48,6 +48,13 @@ class EmbeddingRequest(PooledRequest):
         "config_sentence_transformers.json gives it. Unset: that file's default, mostly none.",
     )
 
+    @property
+    def input_names(self) -> list[str]:
+        """What errors call each input."""
+        if len(self.input) == 1:
+            return ["input"]
+        return [f"input[{index}]" for index in range(len(self.input))]
+
 
 class Embedding(BaseModel):
     object: Literal["embedding"]

@@ -17,6 +17,10 @@ MAX_NODES = 100_000
 """Objects, lists and members of objects. A byte or two of each would become hundreds."""
 MAX_ERROR_CHARACTERS = 200  # a client's own keys can be in it
 
+OLLAMA_PATHS = "/api/"
+BROWSER_HEADERS = ("origin", "sec-fetch-site")
+"""Browsers send one of them, or both, with what a page posts; pages cannot leave them out."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -35,7 +39,7 @@ class BodyReader:
         ClientLeft.
         """
         record = request_record(request.scope)
-        _check_content_type(request.headers.get("content-type", ""))
+        _check_content_type(request)
         try:
             body = b"".join([chunk async for chunk in request.stream()])  # body() would keep it
         except ClientDisconnect:
@@ -83,10 +87,15 @@ def count_nodes(body: bytes) -> int:
     return int(np.count_nonzero(starts & outside_strings))
 
 
-def _check_content_type(content_type: str) -> None:
-    """Raise ApiError (400) for a type other than JSON. A missing one is accepted."""
-    media_type = content_type.partition(";")[0].strip().lower()
+def _check_content_type(request: Request) -> None:
+    """Raise ApiError (400) for a type other than JSON. A missing one is accepted, and under /api
+    any from a program that is no browser: Ollama's examples for curl name no type, so curl sends
+    that of a form.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     subtype = media_type.removeprefix("application/")
-    if media_type and subtype != "json" and not subtype.endswith("+json"):
+    is_json = not media_type or subtype == "json" or subtype.endswith("+json")
+    is_program = not any(name in request.headers for name in BROWSER_HEADERS)
+    if not is_json and not (is_program and request.url.path.startswith(OLLAMA_PATHS)):
         message = f"The body must be JSON, sent as application/json, not '{media_type[:64]}'."
         raise invalid(message, None)

@@ -169,6 +169,11 @@ def test_an_embedder_ranks_by_similarity(embedder: httpx.Client) -> None:
     assert np.allclose(scores, similar[order], atol=TOLERANCE)
 
 
+def test_ollamas_clients_are_told_that_it_embeds(embedder: httpx.Client) -> None:
+    shown = embedder.post("/api/show", json={"model": "tiny"}).json()
+    assert shown["capabilities"] == ["embedding"]
+
+
 def test_an_embedder_writes_no_answers(embedder: httpx.Client) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     for path, asked in (

@@ -20,7 +20,7 @@ from engine.mlx_backend.attention.strategy import gathered_padding_keys
 from engine.mlx_backend.backend import keep_file_limit, load_backend
 from engine.mlx_backend.host.machine import device_memory_bytes
 from engine.mlx_backend.loading.budget import Budget, Footprint, divide, find_budget
-from engine.mlx_backend.loading.loader import max_context_tokens
+from engine.mlx_backend.loading.checkpoint import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded

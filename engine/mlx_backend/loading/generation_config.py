@@ -5,7 +5,7 @@ default is false, which says nothing about how a model is best served. Greedy is
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from reprlib import repr as short
@@ -15,8 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import GENERATION_CONFIG
-from engine.mlx_backend.loading.loader import Report
 from engine.types.model import SamplingDefaults
+
+Report = Callable[[str], None]
 
 
 def sampling_defaults(checkpoint: Path, report: Report) -> SamplingDefaults:

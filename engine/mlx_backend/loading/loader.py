@@ -19,6 +19,7 @@ from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.errors import UnsupportedModel, one_line
 from engine.mlx_backend.loading import headless
 from engine.mlx_backend.loading.adapter_files import read_adapters
+from engine.mlx_backend.loading.checkpoint import first_number, max_context_tokens
 from engine.mlx_backend.loading.purpose import GENERATES, Purpose
 from engine.mlx_backend.loading.selfcheck import find_execution, sparse_early
 from engine.mlx_backend.loading.source import fingerprint
@@ -32,16 +33,6 @@ from engine.types.settings import AdapterConfig
 
 Report = Callable[[str], None]
 
-_CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "max_sequence_length",
-    "n_positions",
-    "seq_length",
-    "max_seq_len",  # DBRX
-    "max_context_length",  # OpenELM
-    "model_max_length",  # Kimi Linear
-)
-_DEFAULT_CONTEXT_TOKENS = 4096
 _HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 FLOAT32_SHARE = 0.8  # of memory; KV and whatever else must fit into the rest
 
@@ -121,16 +112,10 @@ def load_weights(loaded: LoadedModel, attentions: Sequence[Attention], report: R
     return execution
 
 
-def max_context_tokens(config: Mapping[str, Any]) -> int:
-    """The context length of a config.json, also of one that nests its text model."""
-    found = _first_number(config, _CONTEXT_KEYS)
-    return _DEFAULT_CONTEXT_TOKENS if found is None else found
-
-
 def query_heads(config: Mapping[str, Any], layout: Layout) -> int:
     """Heads of a config.json; those of K where it does not say, or says it layer by layer."""
     kv_heads = max((shape.kv_heads for shape in layout.kv_layers), default=0)
-    return max(_first_number(config, _HEADS_KEYS) or 0, kv_heads)
+    return max(first_number(config, _HEADS_KEYS) or 0, kv_heads)
 
 
 def fix_dynamic_rope(model: Module, max_context_tokens: int) -> int:
@@ -172,14 +157,6 @@ def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
             raise ModelError(f"the weights do not fit config.json: {misfit}") from error
         raise UnsupportedModel(f"mlx-lm cannot load it: {one_line(error)}") from error
     return model, config
-
-
-def _first_number(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
-    for part in (config, config.get("text_config") or {}):
-        for key in keys:
-            if isinstance(part.get(key), int):
-                return int(part[key])
-    return None
 
 
 def _misfit(message: str) -> str:

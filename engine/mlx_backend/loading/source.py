@@ -24,7 +24,7 @@ DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
 """The embedded default: the demonstration model that `tools/train_demo_model.py` trained."""
 
 _PATH_STARTS = ("/", ".", "~")  # of no repository's name
-_FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
+FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _SAMPLES = 4  # of a tensor
 _SAMPLE_BYTES = 4096
 _BLOBS = "blobs"  # the folder of files in a repository's folder of the Hugging Face cache
@@ -80,7 +80,7 @@ def _directory(model: str) -> Path | None:
 def _cached(model: str) -> Path:
     """Raises ModelError unless the repository has been fetched."""
     try:
-        return Path(snapshot_download(model, allow_patterns=_FILES, local_files_only=True))
+        return Path(snapshot_download(model, allow_patterns=FILES, local_files_only=True))
     except HFValidationError as error:
         raise _no_repository(model, error) from error
     except OSError as error:
@@ -92,7 +92,7 @@ def _fetched(model: str, progress: Progress) -> Path:
     """Raises ModelError when the repository is not in the cache, and cannot be fetched either."""
     try:
         bar = _counting(progress)
-        return Path(snapshot_download(model, allow_patterns=_FILES, tqdm_class=bar))
+        return Path(snapshot_download(model, allow_patterns=FILES, tqdm_class=bar))
     except GatedRepoError as error:
         raise ModelError(
             f"{model} is gated: HF_TOKEN or `hf auth login` must name an account that may read it "

@@ -19,8 +19,7 @@ from server.generation.events import UsageMeter
 from server.generation.models import ServedModel
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning
 from server.schemas.ollama.answer import DoneReason, OllamaAnswer
-
-NDJSON = "application/x-ndjson"
+from server.transport.sse import NDJSON, json_line
 
 
 class OllamaBuilder:
@@ -113,6 +112,11 @@ def without_answer(model: str, shape: Shape, reason: DoneReason) -> OllamaAnswer
     return shape(Said(), **_head(model), done=True, done_reason=reason)
 
 
+def empty_line(model: str, shape: Shape) -> bytes:
+    """A line of a stream that goes on, without text: every client adds nothing to its answer."""
+    return _line(shape(Said(), **_head(model), done=False))
+
+
 def _head(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": datetime.now(UTC)}
 
@@ -153,7 +157,7 @@ class OllamaWriter:
         return _line(self._builder.line(Said()))
 
     def failure(self, error: ApiError) -> bytes:
-        return wire_json(ollama_error(error)) + b"\n"
+        return json_line(wire_json(ollama_error(error)))
 
     def end(self) -> bytes:
         return _line(self._builder.last(Said(), self._choice.done_reason))
@@ -181,4 +185,4 @@ class OllamaWriter:
 
 
 def _line(answer: OllamaAnswer) -> bytes:
-    return wire_json(answer) + b"\n"
+    return json_line(wire_json(answer))

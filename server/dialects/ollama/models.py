@@ -1,21 +1,23 @@
 """The served models as Ollama's clients want to hear of them."""
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from engine.launch import ModelError, find_checkpoint
+from blake3 import blake3
+
+from engine.launch import Checkpoint, ModelError, open_checkpoint
 from engine.types.memory import MemoryPromise
-from engine.types.model import ModelCard, SamplingDefaults
+from engine.types.model import ModelCard, SamplingDefaults, Task
 from server.generation.models import ServedModel
+from server.parsing.registry import chosen, detect
 from server.schemas.ollama.models import (
     OllamaDetails,
     OllamaModel,
     OllamaModelInfo,
     OllamaRunningModel,
 )
+from server.settings.models import ModelSettings
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
@@ -24,6 +26,7 @@ HUBS = ("hf.co/", "huggingface.co/")
 """How Ollama's names of Hugging Face's repositories begin."""
 
 FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
+NEVER = datetime.fromtimestamp(0, UTC)
 
 
 def repository(name: str) -> str:
@@ -33,81 +36,77 @@ def repository(name: str) -> str:
     return name.removesuffix(LATEST)
 
 
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    """What a directory says. Empty where there is none (any more)."""
-
-    config: dict[str, Any]
-    n_bytes: int
-    modified: datetime
-
-    @property
-    def family(self) -> str:
-        return str(self.config.get("model_type", ""))
-
-    @property
-    def context_tokens(self) -> int:
-        """Zero where the files do not say."""
-        parts = (self.config, self.config.get("text_config", {}))
-        found = (part.get("max_position_embeddings") for part in parts)
-        return next((n for n in found if isinstance(n, int)), 0)
-
-    @property
-    def details(self) -> OllamaDetails:
-        return OllamaDetails(
-            parent_model="",
-            format="safetensors",
-            family=self.family,
-            families=[self.family] if self.family else [],
-            parameter_size="",
-            quantization_level=self._quantization,
-        )
-
-    @property
-    def _quantization(self) -> str:
-        match self.config:
-            case {"quantization": {"bits": int(bits)}}:
-                return f"{bits}-bit"
-            case {"dtype": str(dtype)} | {"torch_dtype": str(dtype)}:
-                return dtype
-            case _:
-                return ""
-
-
-def _checkpoint(source: str) -> _Checkpoint:
-    """Of a directory, or a repository in the cache."""
+def _opened(source: str) -> Checkpoint | None:
+    """The files of a directory, or of a repository in the cache. None where there are none, or they
+    are not whole.
+    """
     try:
-        directory = find_checkpoint(source, download=False)
+        return open_checkpoint(source)
     except ModelError:
-        return _Checkpoint({}, 0, datetime.fromtimestamp(0, UTC))
-    config = directory / "config.json"
-    return _Checkpoint(
-        config=json.loads(config.read_bytes()),
-        n_bytes=sum(file.stat().st_size for file in directory.iterdir() if file.is_file()),
-        modified=datetime.fromtimestamp(config.stat().st_mtime, UTC),
+        return None
+
+
+def _digest(source: str, checkpoint: Checkpoint | None) -> str:
+    """64 hexadecimal digits: of the source's name where its files cannot be read. Ollama's clients
+    show the first twelve.
+    """
+    return blake3(source.encode()).hexdigest() if checkpoint is None else checkpoint.digest
+
+
+def _details(checkpoint: Checkpoint | None) -> OllamaDetails:
+    config = {} if checkpoint is None else checkpoint.config
+    n_parameters = None if checkpoint is None else checkpoint.n_parameters
+    family = _family(config)
+    return OllamaDetails(
+        parent_model="",
+        format="safetensors",
+        family=family,
+        families=[family] if family else [],
+        parameter_size="" if n_parameters is None else human_number(n_parameters),
+        quantization_level=_quantization(config),
     )
 
 
-def listed(name: str, source: str, card: ModelCard | None) -> OllamaModel:
-    """Reads the checkpoint's config.json, as all of these do. There is no card before the model has
-    been loaded for the first time.
-    """
-    checkpoint = _checkpoint(source)
+def _family(config: Mapping[str, Any]) -> str:
+    return str(config.get("model_type", ""))
+
+
+def _quantization(config: Mapping[str, Any]) -> str:
+    match config:
+        case {"quantization": {"bits": int(bits)}}:
+            return f"{bits}-bit"
+        case {"dtype": str(dtype)} | {"torch_dtype": str(dtype)}:
+            return dtype
+        case _:
+            return ""
+
+
+def human_number(number: int) -> str:
+    """A number of parameters as Ollama writes it: 8B, 1.5B, 494.03M, 120K."""
+    for unit, size, decimals in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0)):
+        if number >= size:
+            return f"{number / size:.{decimals if number % size else 0}f}{unit}"
+    return str(number)
+
+
+def listed(name: str, source: str) -> OllamaModel:
+    """Reads the checkpoint's files, as `running` and `described` do."""
+    checkpoint = _opened(source)
     return OllamaModel(
         name=name,
         model=name,
-        modified_at=checkpoint.modified,
-        size=checkpoint.n_bytes,
-        digest=card.fingerprint if card else "",
-        details=checkpoint.details,
+        modified_at=NEVER if checkpoint is None else checkpoint.modified,
+        size=0 if checkpoint is None else checkpoint.n_bytes,
+        digest=_digest(source, checkpoint),
+        details=_details(checkpoint),
     )
 
 
 def running(
-    model: ServedModel, promise: MemoryPromise, seconds_left: float | None
+    model: ServedModel, source: str, promise: MemoryPromise, seconds_left: float | None
 ) -> OllamaRunningModel:
     """`seconds_left` until it is unloaded for its age; None: never."""
-    card = model.engine.card
+    card, checkpoint = model.engine.card, _opened(source)
     expires = FOREVER
     if seconds_left is not None:
         expires = datetime.now(UTC) + timedelta(seconds=seconds_left)
@@ -115,49 +114,63 @@ def running(
         name=model.name,
         model=model.name,
         size=promise.kept,
-        digest=card.fingerprint,
-        details=_checkpoint(card.checkpoint).details,
+        digest=_digest(source, checkpoint),
+        details=_details(checkpoint),
         expires_at=expires,
         size_vram=promise.kept if card.device.startswith("gpu") else 0,
         context_length=card.max_sequence_tokens,
     )
 
 
-def described(model: ServedModel) -> OllamaModelInfo:
-    card = model.engine.card
-    checkpoint = _checkpoint(card.checkpoint)
-    parameters = list(_parameters(card.sampling))
-    family = checkpoint.family
+def described(name: str, settings: ModelSettings, card: ModelCard | None) -> OllamaModelInfo:
+    """The same whether or not the model is loaded. The context may be smaller once it has been
+    loaded (`card`): the KV cache may hold less than the model takes.
+    """
+    try:
+        return _described(name, open_checkpoint(settings.source), settings, card)
+    except ModelError:
+        return _undescribed(name)
+
+
+def _described(
+    name: str, checkpoint: Checkpoint, settings: ModelSettings, card: ModelCard | None
+) -> OllamaModelInfo:
+    """Raises ModelError for a file that cannot be read."""
+    family = _family(checkpoint.config)
+    context_tokens = card.max_sequence_tokens if card else checkpoint.max_context_tokens
+    numbers = {
+        "general.parameter_count": checkpoint.n_parameters,
+        f"{family}.context_length": context_tokens,
+        f"{family}.embedding_length": checkpoint.dimensions,
+    }
+    reads_defaults = settings.generation_config == "auto"
+    sampling = checkpoint.sampling() if reads_defaults else SamplingDefaults()
+    parameters = list(_parameters(sampling))
     return OllamaModelInfo(
-        modelfile="\n".join([f"FROM {model.name}", *(f"PARAMETER {line}" for line in parameters)]),
+        modelfile="\n".join([f"FROM {name}", *(f"PARAMETER {line}" for line in parameters)]),
         parameters="\n".join(parameters),
-        template=model.engine.tokenizer.chat_template,
-        details=checkpoint.details,
+        template=checkpoint.chat_template,
+        details=_details(checkpoint),
         model_info={
             "general.architecture": family,
-            "general.basename": model.name,
-            f"{family}.context_length": card.max_sequence_tokens,
+            "general.basename": name,
+            **{key: number for key, number in numbers.items() if number is not None},
         },
-        capabilities=list(_capabilities(model)),
+        capabilities=list(_capabilities(checkpoint, settings)),
         modified_at=checkpoint.modified,
     )
 
 
-def described_unloaded(name: str, source: str) -> OllamaModelInfo:
-    """What the files say."""
-    checkpoint = _checkpoint(source)
+def _undescribed(name: str) -> OllamaModelInfo:
+    """A model whose files cannot be read, such as a repository that has not been fetched."""
     return OllamaModelInfo(
         modelfile=f"FROM {name}",
         parameters="",
         template="",
-        details=checkpoint.details,
-        model_info={
-            "general.architecture": checkpoint.family,
-            "general.basename": name,
-            f"{checkpoint.family}.context_length": checkpoint.context_tokens,
-        },
+        details=_details(None),
+        model_info={"general.architecture": "", "general.basename": name},
         capabilities=["completion"],
-        modified_at=checkpoint.modified,
+        modified_at=NEVER,
     )
 
 
@@ -169,9 +182,21 @@ def _parameters(sampling: SamplingDefaults) -> Iterator[str]:
     yield f"repeat_penalty {sampling.repetition_penalty}"
 
 
-def _capabilities(model: ServedModel) -> Iterator[str]:
-    yield "completion"
-    if model.planner.calls:
-        yield "tools"
-    if model.planner.reasons:
-        yield "thinking"
+def _capabilities(checkpoint: Checkpoint, settings: ModelSettings) -> Iterator[str]:
+    """A model that generates and embeds has no `embedding`: Ollama's CLI embeds whatever it is
+    given for a model that has.
+    """
+    try:
+        tasks = checkpoint.tasks(settings.pooling, settings.reranker)
+    except ModelError:  # it cannot be loaded
+        return
+    if Task.GENERATE in tasks:
+        yield "completion"
+        found = detect(checkpoint.chat_template, checkpoint.added_tokens)
+        formats = chosen(settings.tool_parser, settings.reasoning_parser, found)
+        if formats.tools:
+            yield "tools"
+        if formats.reasoning:
+            yield "thinking"
+    elif Task.EMBED in tasks:
+        yield "embedding"

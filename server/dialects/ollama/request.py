@@ -86,7 +86,7 @@ def _chat(
 def _reasoning(body: OllamaAsking, model: ServedModel) -> Fields:
     """The template's fields of reasoning."""
     if body.think and not model.planner.reasons:
-        message = f"think: '{model.name}' has no reasoning that is known"
+        message = f'"{model.name}" does not support thinking'  # the CLI looks for these words
         raise invalid(message, "think", UNSUPPORTED)
     match body.think:
         case None:

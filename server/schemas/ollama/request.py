@@ -1,8 +1,15 @@
 """What Ollama's clients send: `POST /api/chat`, `/api/generate` and the rest."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -20,6 +27,28 @@ MAX_CONTEXT = 1 << 20
 
 Images = SkipJsonSchema[Annotated[list[Any], Field(max_length=MAX_IMAGES)]]
 Effort = Literal["low", "medium", "high", "max"]
+
+
+def _think(value: object) -> object:
+    if isinstance(value, bool) or (isinstance(value, str) and value in get_args(Effort)):
+        return value
+    efforts = ", ".join(map(repr, get_args(Effort)))
+    raise PydanticCustomError(
+        "think", "must be true, false or one of {efforts}", {"efforts": efforts}
+    )
+
+
+Think = Annotated[bool | Effort, BeforeValidator(_think)]
+
+
+def _role(value: object) -> object:
+    """As Ollama reads it: in any case."""
+    return value.lower() if isinstance(value, str) else value
+
+
+Role = Annotated[
+    Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_role)
+]
 Format = Literal["", "json"] | dict[str, Any]
 ModelName = Annotated[str, Field(max_length=256)]
 
@@ -48,7 +77,7 @@ class OllamaAsking(RequestModel):
     stream: bool = True
     format: Format = ""
     options: OllamaOptions = Field(default_factory=OllamaOptions)
-    think: bool | Effort | None = None
+    think: Think | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
@@ -79,7 +108,7 @@ class OllamaToolCallParam(RequestModel):
 
 
 class OllamaMessageParam(RequestModel):
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: str = ""
     thinking: str | None = None
     images: Images = Field(default_factory=list)

@@ -194,3 +194,11 @@ def test_nothing_is_said_where_nobody_asks(hermes: Daemon, keep_alive: object, r
     generated = hermes.client.generate("bytes", "", keep_alive=keep_alive)
     assert (generated.done, generated.done_reason, generated.response) == (True, reason, "")
     assert hermes.engine.submitted.empty()
+
+
+def test_roles_are_read_in_any_case_and_a_developer_is_the_system(hermes: Daemon) -> None:
+    roles = ("Developer", "User", "ASSISTANT", "user")
+    answer = hermes.post(messages=[{"role": role, "content": "Hi"} for role in roles])
+    assert answer.status_code == 200
+    given, _ = hermes.given
+    assert [message["role"] for message in given] == ["system", "user", "assistant", "user"]

@@ -1,5 +1,6 @@
 """Refusals and failures, in Ollama's object everywhere under /api."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,10 @@ def test_what_a_prompt_cannot_have_is_refused(
 
 def test_a_model_that_does_not_reason_cannot_be_told_to() -> None:
     with daemon(ByteTokenizer(), reasoning_parser="none", tool_parser="none") as plain:
-        assert message_of(plain.post(think=True)).startswith("think: 'bytes'")
+        for path in ("/api/chat", "/api/generate"):
+            refused = plain.post(path, think="high")
+            assert refused.status_code == 400
+            assert message_of(refused) == '"bytes" does not support thinking'
         assert message_of(plain.post(tools=TOOLS)).startswith("tools: ")
         assert plain.post(think=False).status_code == 200
 
@@ -124,10 +128,88 @@ def test_a_failure_before_the_first_token_has_a_status(hermes: Daemon) -> None:
     assert (answer.status_code, message_of(answer)) == (500, "it broke")
 
 
-def test_unknown_models_paths_and_methods(hermes: Daemon) -> None:
-    with pytest.raises(ResponseError, match="'nobody'") as caught:
-        hermes.client.chat("nobody", [USER])
-    assert caught.value.status_code == 404
+@pytest.mark.parametrize("effort", ["none", "", "xhigh", 1, ["high"]])
+def test_an_unknown_effort_is_refused_with_the_known_ones(hermes: Daemon, effort: Any) -> None:
+    answer = hermes.post(think=effort)
+    assert answer.status_code == 400
+    known = "true, false or one of 'low', 'medium', 'high', 'max'"
+    assert message_of(answer) == f"think: must be {known}"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": [USER]}),
+        ("/api/chat", {"messages": [], "keep_alive": 0}),
+        ("/api/generate", {"prompt": "Hi"}),
+        ("/api/generate", {"keep_alive": 0}),
+        ("/api/embed", {"input": "Hi"}),
+        ("/api/embeddings", {"prompt": "Hi"}),
+        ("/api/show", {}),
+    ],
+    ids=str,
+)
+def test_an_unknown_model_is_refused_in_ollamas_words(
+    hermes: Daemon, path: str, fields: dict[str, Any]
+) -> None:
+    answer = hermes.http.post(path, json={"model": "nobody:latest", **fields})
+    assert answer.status_code == 404
+    assert message_of(answer) == "model 'nobody' not found"
+
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl sends with -d
+
+
+@pytest.mark.parametrize("headers", [FORM, {"Content-Type": "text/plain"}], ids=str)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": [USER]}),
+        ("/api/generate", {"prompt": "Hi"}),
+        ("/api/embed", {"input": "Hi"}),
+        ("/api/show", {}),
+    ],
+    ids=str,
+)
+def test_programs_need_not_say_that_a_body_is_json(
+    hermes: Daemon, path: str, fields: dict[str, Any], headers: dict[str, str]
+) -> None:
+    content = json.dumps({"model": "bytes", "stream": False, **fields})
+    assert hermes.http.post(path, content=content, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 400),
+        ({"Sec-Fetch-Site": "same-site"}, 400),
+    ],
+    ids=str,
+)
+def test_a_web_page_must_say_that_a_body_is_json(
+    hermes: Daemon, headers: dict[str, str], status: int
+) -> None:
+    """A page can post a form or plain text to another site without asking that site first."""
+    content = json.dumps({"model": "bytes", "messages": [USER], "stream": False})
+    for content_type in (FORM, {"Content-Type": "text/plain"}):
+        answer = hermes.http.post("/api/chat", content=content, headers=headers | content_type)
+        assert answer.status_code == status
+        assert message_of(answer)
+
+
+def test_a_page_with_a_key_must_say_that_a_body_is_json(tmp_path: Path) -> None:
+    """With keys no Origin is refused by itself."""
+    keys = key_file(tmp_path, alice={})
+    with daemon(api_keys_file=keys) as made, client_of(str(made.http.base_url), "alice") as alice:
+        content = json.dumps({"model": "bytes", "messages": [USER], "stream": False})
+        for origin, status in (({}, 200), ({"Origin": "https://evil.example"}, 400)):
+            answer = alice.post("/api/chat", content=content, headers=FORM | origin)
+            assert answer.status_code == status
+
+
+def test_unknown_paths_and_methods(hermes: Daemon) -> None:
     for path in ("/api/copy", "/api/create", "/api/push"):
         assert path in message_of(hermes.http.post(path))
     assert hermes.http.get("/api/chat").status_code == 405

@@ -1,5 +1,7 @@
 """What Ollama's clients are told of models, and what an admin does with those on the disk."""
 
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -15,10 +17,13 @@ from ollama import Client, ResponseError
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
+from server.registry import ModelRegistry
 from server.settings import Settings
+from server.settings.models import ModelSettings
 from tests.contract.conftest import CLIENT_SECONDS
-from tests.contract.daemon import running
+from tests.contract.daemon import running, serving
 from tests.contract.ollama.scripted import Daemon, daemon
+from tests.contract.test_several_models import Engines, needs, settings_of
 from tests.hosting import launched
 
 SNAPSHOT_DOWNLOAD = "engine.mlx_backend.loading.source.snapshot_download"
@@ -68,6 +73,10 @@ def test_the_embedded_model_is_described(demo: Any) -> None:
     assert "temperature" in shown.parameters
     assert "messages" in shown.template
     assert (loaded.model, loaded.digest) == (listed.model, listed.digest)
+    assert re.fullmatch("[0-9a-f]{64}", listed.digest)
+    assert listed.details.parameter_size == "3.21M"
+    assert shown.modelinfo["general.parameter_count"] == 3_214_720
+    assert shown.modelinfo[f"{listed.details.family}.embedding_length"] == 256
     assert loaded.size > 0
 
 
@@ -84,11 +93,87 @@ def test_aliases_are_listed_and_can_be_shown() -> None:
     with daemon(served_model_name=("bytes", "llama3:latest")) as made:
         assert [model.model for model in made.client.list().models] == ["bytes", "llama3:latest"]
         assert [model.model for model in made.client.ps().models] == ["bytes"]
-        assert made.client.show("llama3:latest").capabilities == ["completion", "tools", "thinking"]
+        assert made.client.show("llama3:latest").capabilities == ["completion", "tools"]
         assert made.http.post("/api/show", json={"name": "bytes"}).status_code == 200
         assert made.http.post("/api/show", json={}).status_code == 200
         nameless = made.http.request("DELETE", "/api/delete", json={"model": ""})
         assert (nameless.status_code, nameless.json()) == (400, {"error": "model is missing"})
+
+
+def test_an_unloaded_model_is_described_as_a_loaded_one(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, "{{ '<think></think>' }}")
+    models = (
+        ModelSettings(model=str(checkpoint), served_model_name=("thinker",), preload=False),
+        ModelSettings(
+            model=str(checkpoint),
+            served_model_name=("plain",),
+            preload=False,
+            tool_parser="hermes",
+            reasoning_parser="none",
+        ),
+    )
+    settings, engines = settings_of(models=models), Engines()
+    with (
+        serving(ModelRegistry(settings, engines, needs), settings) as url,
+        Client(url, timeout=CLIENT_SECONDS) as client,
+    ):
+        listed, shown = client.list(), client.show("thinker")
+        assert shown.capabilities == ["completion", "thinking"]
+        assert client.show("plain").capabilities == ["completion", "tools"]
+        assert "<think>" in shown.template
+        assert "temperature 0.5" in shown.parameters
+        assert client.ps().models == []
+        client.generate("thinker")
+        (loaded,) = client.ps().models
+        assert loaded.digest == listed.models[0].digest
+        assert client.list() == listed
+        again = client.show("thinker")
+        del shown.modelinfo["qwen3.context_length"], again.modelinfo["qwen3.context_length"]
+        assert again == shown
+
+
+def write_checkpoint(parent: Path, template: str) -> Path:
+    """A copy of the embedded model with another chat template, and with sampling defaults."""
+    checkpoint = parent / "checkpoint"
+    shutil.copytree(DEFAULT_CHECKPOINT, checkpoint)
+    (checkpoint / "chat_template.jinja").write_text(template, "utf-8")
+    (checkpoint / "generation_config.json").write_text('{"temperature": 0.5}', "utf-8")
+    return checkpoint
+
+
+def test_an_embedder_says_embedding_and_a_reranker_nothing(tmp_path: Path) -> None:
+    embedder = write_checkpoint(tmp_path, "")
+    (embedder / "modules.json").write_text("[]", "utf-8")
+    (embedder / "1_Pooling").mkdir()
+    pooling = embedder / "1_Pooling/config.json"
+    pooling.write_text('{"pooling_mode_lasttoken": true}', "utf-8")
+    with daemon(model=(str(embedder),)) as made:
+        assert made.client.show("bytes").capabilities == ["embedding"]
+    with daemon(reranker="yes-no") as made:
+        assert made.client.show("bytes").capabilities == []
+    with daemon(pooling="last") as made:
+        assert made.client.show("bytes").capabilities == ["completion", "tools"]  # it does both
+    pooling.write_text("{", "utf-8")
+    with daemon(model=(str(embedder),)) as made:
+        assert made.client.show("bytes").capabilities == []  # it cannot be loaded
+
+
+@pytest.mark.parametrize("source", ["org/never-fetched", "/nowhere/at/all"])
+def test_a_model_without_files_has_a_digest_too(source: str, put: Put) -> None:
+    models = (
+        ModelSettings(model=source, served_model_name=("absent",), preload=False),
+        ModelSettings(model="rootstock-demo", served_model_name=("there",), preload=False),
+    )
+    settings = settings_of(models=models)
+    with (
+        serving(ModelRegistry(settings, Engines(), needs), settings) as url,
+        Client(url, timeout=CLIENT_SECONDS) as client,
+    ):
+        digests = [model.digest for model in client.list().models]
+        shown = client.show("absent")
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
+    assert len(set(digests)) == 2
+    assert shown.capabilities == ["completion"]
 
 
 def test_the_version_is_that_of_the_api_and_a_ping_is_answered(hermes: Daemon) -> None:
@@ -144,6 +229,24 @@ def test_a_pull_tells_how_far_it_is(
         ("success", None, None),
     ]
     assert hermes.client.pull("org/small").status == "success"
+
+
+@pytest.mark.parametrize("name", ["bytes", "bytes:latest"])
+def test_a_pull_of_a_model_that_is_served_from_files_succeeds_at_once(
+    hermes: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, Mock(side_effect=LocalEntryNotFoundError("no network")))
+    assert hermes.client.pull(name).status == "success"
+    with daemon(model=(str(write_checkpoint(tmp_path, "")),)) as made:
+        lines = [line.status for line in made.client.pull(name, stream=True)]
+    assert lines == ["pulling manifest", "success"]
+
+
+def test_a_pull_of_another_name_of_a_repository_fetches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, fetch := Mock(return_value=str(DEFAULT_CHECKPOINT)))
+    with daemon(model=("org/small",), served_model_name=("mine",)) as made:
+        assert made.client.pull("mine").status == "success"
+    assert fetch.call_args.args == ("org/small",)
 
 
 def test_a_pull_that_fails_says_why(hermes: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
