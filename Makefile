@@ -19,7 +19,7 @@ endif
 	browser screenshots clients bench router grafana demo-model clean
 
 help:  ## what there is to make
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
+	@awk -F':.*## ' '/^[a-z-]+:.*##/ {printf "%-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Large pages for what MLX takes from glibc's malloc: docs/operating.md. Ignored elsewhere.
 serve chat: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1

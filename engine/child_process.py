@@ -5,8 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from engine.local_sockets import socket_pair
@@ -31,11 +32,16 @@ def ending(code: int) -> str:
 
 
 def start_child(
-    module: str, *arguments: str, descriptors: Sequence[int] = (), errors: int | None = None
+    module: str,
+    *arguments: str,
+    descriptors: Sequence[int] = (),
+    errors: int | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Run `module`, whose arguments are its socket, the `descriptors` that it inherits, too, and
     `arguments`.
 
+    It has this process's environment, with `variables` set.
     Its standard error is `errors`, or this process's own. Ctrl-C is this process's to handle. It
     stays in the same session: Linux gives each session the same part of a busy machine.
 
@@ -53,7 +59,7 @@ def start_child(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, **variables, "PYTHONPATH": path},
                 process_group=0,
             )
     except OSError:

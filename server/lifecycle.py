@@ -1,4 +1,4 @@
-"""Listening and shutdown: the first signal drains, the second ends the process."""
+"""The server's start and shutdown: the first signal drains, the second ends the process."""
 
 import asyncio
 import faulthandler
@@ -13,46 +13,19 @@ import uvicorn
 from anyio import create_task_group
 from fastapi import FastAPI
 
-from server.addresses import base_url
 from server.settings import Settings
 from server.transport.connections import ConnectionLimits, Connections
 from server.transport.descriptors import AcceptErrors, allowed_connections
 from server.transport.http import BoundedHttp
+from server.transport.listening import LISTEN_BACKLOG, url
 
 LAST_BYTES_SECONDS = 3  # for clients to read what a drained engine still had to say
 LAST_RESORT_SECONDS = 5  # behind all that is waited for, the last bytes included
 ACCEPTED_AT_ONCE = 16  # so that one turn of the loop does not use up the file descriptors
-LISTEN_BACKLOG = 2048
 STDERR = 2  # the descriptor: Python's own stream may be in the midst of a line
 FULL_COLLECTIONS_SPARED = 100  # then some seven million objects, their dead taken off, make one due
-SEND_BUFFER_BYTES = 128 * 1024  # of the kernel, which would keep megabytes for who does not read
 
 log = logging.getLogger("rootstock")
-
-
-def bind(settings: Settings) -> socket.socket:
-    """Take the address without listening yet, so that a busy port is known before loading.
-
-    Raises OSError.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def url(bound: socket.socket) -> str:
-    """The OpenAI base URL of a bound socket."""
-    host, port = bound.getsockname()[:2]
-    return base_url(host, port)
 
 
 def spare_full_collections() -> None:
@@ -113,11 +86,11 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         await super().startup(sockets)
-        for bound in sockets or []:
-            bound.listen(LISTEN_BACKLOG)  # which uvicorn takes for both
+        for listener in sockets or []:
+            listener.listen(LISTEN_BACKLOG)  # uvicorn has set it to ACCEPTED_AT_ONCE
             if self._has_dashboard:
-                log.info("the dashboard is on %s", url(bound).removesuffix("v1"))
-            log.info("ready on %s", url(bound))
+                log.info("the dashboard is on %s", url(listener).removesuffix("v1"))
+            log.info("ready on %s", url(listener))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log.info(

@@ -209,7 +209,7 @@ class ModelRegistry:
         own = self.find(name)
         loaded = self.pool.models[own].resident
         if loaded is None:
-            message = f"The model '{own}' is not loaded: it is {self.state(own).state}."
+            message = f"The model '{own}' {self.state(own).state.words}."
             raise ApiError(409, message, param="model", code="model_not_loaded")
         return loaded
 
@@ -261,8 +261,7 @@ class ModelRegistry:
         """What a model takes is what its engine has promised, or more if its process has more."""
         memory = (await engine.stats()).memory
         if not self._is_alone:
-            promised = memory.promise.kept + memory.promise.workspace
-            self.pool.correct(name, max(promised, memory.resident))
+            self.pool.correct(name, max(memory.promise.total, memory.resident))
 
     async def _load(self, known: KnownModel, memory_bytes: int) -> LoadedModel:
         known.progress = ""

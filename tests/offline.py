@@ -17,7 +17,7 @@ from engine.loop.pipeline import Pipeline
 from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import LaunchAhead
+from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_model
 from engine.mlx_backend.model.cached_model import CachedModel, Execution
 from engine.mlx_backend.model.layout import Layout
@@ -41,6 +41,7 @@ from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_gr
 from kvstore.groups.window import lease_slots
 from kvstore.index.radix_tree import RadixTree
 from kvstore.store import KVStore
+from tests.devices import SERVING_LAUNCH
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer
 
@@ -118,11 +119,12 @@ class OfflineDaemon:
         disk: Callable[[KVStore, Storage], DiskCache] = lambda store, storage: NO_DISK_CACHE,
         answers: Callable[[int], Answers] = NoAnswers,
         clock: Callable[[], float] = time.monotonic,
+        launch: Launch = SERVING_LAUNCH,
     ) -> None:
         """`answers` is given the size of the vocabulary."""
         vocab_size = served.layout.vocab_size
         model = cached_model(served, attention, room)
-        self.runner = watch(MlxRunner(model, Sampler(vocab_size), LaunchAhead()))
+        self.runner = watch(MlxRunner(model, Sampler(vocab_size), launch))
         self.store = new_store(served, room, BlockPool(room.n_blocks))
         self._limits = Limits(
             vocab_size,

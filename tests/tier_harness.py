@@ -4,6 +4,7 @@ import errno
 import os
 import queue
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ class FaultyFiles(OsFiles):
     def __init__(self) -> None:
         self.failing: dict[str, int] = {}
         self.capacity: int | None = None
+        self.measured = Counter[Path]()  # how often each folder was
 
     def fail(self, method: str, code: int) -> None:
         self.failing[method] = code
@@ -107,6 +109,10 @@ class FaultyFiles(OsFiles):
     def remove(self, path: Path) -> None:
         self._may_fail("remove", path)
         super().remove(path)
+
+    def allocated(self, folder: Path) -> int:
+        self.measured[folder] += 1
+        return super().allocated(folder)
 
     def disk(self, folder: Path) -> tuple[int, int]:
         self._may_fail("disk", folder)

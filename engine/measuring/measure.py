@@ -99,9 +99,10 @@ class SectionRun:
     def _cut_at(self, until: float) -> str:
         """Measure; why not all is measured, or ""."""
         while self._names is None or self._done < len(self._names):
-            answers = self._start(replace(self._task, first=self._done))
+            task = self._next_task()
+            answers = self._start(task)
             try:
-                if not self._take(answers, until):
+                if not self._take(answers, until, task.stop):
                     return self._out_of_time()
             except EOFError:
                 ended = answers.how_it_ended() or "its process ended early"
@@ -117,13 +118,20 @@ class SectionRun:
             return "no time for its first case"
         return f"no time for more than {self._done} of {len(self._names or ())} cases"
 
-    def _take(self, answers: Answers, until: float) -> bool:
-        """All that a process answers; False where time is over. Raises EOFError."""
+    def _next_task(self) -> Task:
+        """What has not been measured, or the first case of it that needs its own environment."""
+        task = replace(self._task, first=self._done)
+        if not self.plan.variables:
+            return task
+        return replace(task, stop=self._done + 1, variables=self.plan.variables[self._done])
+
+    def _take(self, answers: Answers, until: float, stop: int | None) -> bool:
+        """All that a process answers, to case `stop`; False where time is over. Raises EOFError."""
         said = answers.next(self._left(until))
         if said is None:
             return False
         self._names = NAMES.validate_json(said)
-        while self._done < len(self._names):
+        while self._done < len(self._names[:stop]):
             said = answers.next(self._left(until))
             if said is None:
                 return False

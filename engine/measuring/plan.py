@@ -1,6 +1,12 @@
 """The sections in their order. What takes longest comes last, with all the time that is left."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
+
+BUFFER_OPERATIONS = (50, 200, 2000)
+"""The limits on a command buffer's operations that are compared. MLX's own are 20 to 100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -8,6 +14,8 @@ class SectionPlan:
     name: str
     weight: float  # its share of the time, beside those that come after it
     about: str
+    variables: tuple[Mapping[str, str], ...] = ()
+    """The environment of each case's process, for what MLX reads once. Empty: cases share one."""
 
 
 SECTIONS = (
@@ -45,6 +53,15 @@ SECTIONS = (
         "The arena's growth over twenty steps of which one is in flight while the next is "
         "submitted. `pools_times` of 1 or more: a write has copied a pool. On a CPU steps are "
         "launched ahead, on GPUs when it is idle.",
+    ),
+    SectionPlan(
+        "command buffers",
+        12,
+        "A decode step of the engine, in milliseconds by rows, where Metal's command buffers and "
+        f"CUDA's graphs end after so many operations ({MAX_OPERATIONS}). `taken_mib` is what steps "
+        "took at most in addition to weights and storage, `cached_mib` what MLX's buffer cache "
+        "held. The section `step` has MLX's own limit. It does not apply to a CPU.",
+        tuple({MAX_OPERATIONS: str(operations)} for operations in BUFFER_OPERATIONS),
     ),
     SectionPlan(
         "load check",

@@ -39,7 +39,9 @@ class MeasuringProcess:
     def __init__(self, task: Task) -> None:
         """Raises OSError where no process can be started."""
         # A library that crashes says so at length.
-        ours, self._process = start_child("engine.measuring.worker", errors=subprocess.DEVNULL)
+        ours, self._process = start_child(
+            "engine.measuring.worker", errors=subprocess.DEVNULL, variables=task.variables
+        )
         self._connection = Connection(ours.detach())
         self._connection.send_bytes(TASK.dump_json(task))
 

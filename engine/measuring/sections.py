@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from engine.measuring.command_buffers import CommandBufferMeasurement
 from engine.measuring.memory import MemoryMeasurement
 from engine.measuring.messages import Task
 from engine.measuring.step import StepMeasurement
+from engine.mlx_backend.host import machine
 from engine.mlx_backend.measuring.attention import AttentionMeasurement
 from engine.mlx_backend.measuring.donation import DonationMeasurement
 from engine.mlx_backend.measuring.layouts import LayoutMeasurement
@@ -48,5 +50,6 @@ MEASUREMENTS: Mapping[str, Callable[[Task], Measurement]] = {
     "step": lambda task: StepMeasurement(task.config),
     "memory": lambda task: MemoryMeasurement(task.config),
     "donation": lambda task: DonationMeasurement(task.config.sizes, task.scratch),
+    "command buffers": lambda task: CommandBufferMeasurement(task.config, machine.examine().device),
     "load check": lambda task: LoadCheck(task.config.sizes, task.scratch),
 }

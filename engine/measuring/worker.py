@@ -4,6 +4,7 @@ A device may end it: Metal does where a command buffer does not get its memory. 
 until then is kept, and another process goes on behind the case that ended it.
 """
 
+import os
 import sys
 import time
 import warnings
@@ -15,6 +16,7 @@ from engine.measuring.messages import MEASURED, NAMES, TASK, Task
 from engine.measuring.reasons import reason
 from engine.mlx_backend.backend import keep_file_limit
 from engine.mlx_backend.cpu.blas import load_blas
+from engine.mlx_backend.host.command_buffers import limit_by_operations
 from engine.types.measurements import Figures, MeasuredCase
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def serve(connection: Connection, begin: "Callable[[Task], Measurement]") -> Non
         return
     names = list(measurement.cases())
     connection.send_bytes(NAMES.dump_json(names))
-    for name in names[task.first :]:
+    for name in names[task.first : task.stop]:
         connection.send_bytes(MEASURED.dump_json(_measured(measurement, name)))
 
 
@@ -55,6 +57,7 @@ def main(descriptor: str) -> None:
     """Serve the connection of that number."""
     warnings.simplefilter("ignore")
     load_blas()
+    limit_by_operations(os.environ)
     with keep_file_limit():
         from engine.measuring.sections import (  # noqa: PLC0415 - MLX comes after the BLAS
             MEASUREMENTS,

@@ -20,9 +20,9 @@ from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.host import machine
-from engine.mlx_backend.host.allocator import allocator_limits, limit_allocator
+from engine.mlx_backend.host.allocator import allocator_limits, held_steps, limit_allocator
 from engine.mlx_backend.host.memory_meter import MemoryMeter, MeteredRunner
-from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
+from engine.mlx_backend.launch import launch_for
 from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
 from engine.mlx_backend.loading.generation_config import sampling_defaults
@@ -37,7 +37,7 @@ from engine.mlx_backend.loading.pooled import Pooled, pooled_by
 from engine.mlx_backend.loading.purpose import Purpose, find_purpose
 from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.loading.tokenizer import template_kind
-from engine.mlx_backend.loading.working import working_bytes
+from engine.mlx_backend.loading.working import step_bytes, working_bytes
 from engine.mlx_backend.loading.workspace import Workspace, find_workspace
 from engine.mlx_backend.model.cached_model import CachedModel
 from engine.mlx_backend.model.layout import Layout
@@ -91,8 +91,9 @@ def assemble_opened(
     loaded, host, used_bytes = opened.loaded, opened.host, opened.used_bytes
     sizes = _sizes(config, loaded, host)
     workspace, longest = _workspace(config, loaded), _longest(config, loaded, sizes)
-    working = working_bytes(config, loaded.layout.vocab_size) + workspace.bytes(longest)
-    limit_allocator(allocator_limits(host, used_bytes, working))
+    vocab_size, attending = loaded.layout.vocab_size, workspace.bytes(longest)
+    buffers = step_bytes(config, vocab_size) + attending
+    limit_allocator(allocator_limits(host, used_bytes, buffers))
     execution = load_weights(loaded, attentions(config.attention, loaded), report)
     pooled = pooled_by(loaded, execution.head, opened.checkpoint)
     storage = Storage(loaded.layout, sizes, config.block_size)
@@ -104,9 +105,15 @@ def assemble_opened(
     model = CachedModel(loaded.model, loaded.layout, storage, execution, most_keys, context_tokens)
     sampling = _sampling(config, opened.checkpoint, report)
     stored = storage_bytes(footprint(loaded.layout, config.block_size), sizes)
-    promise = MemoryPromise(loaded.weight_bytes, stored.arenas + stored.states, working)
+    promise = MemoryPromise(
+        loaded.weight_bytes,
+        stored.arenas + stored.states,
+        working_bytes(config, vocab_size) + attending,
+        (held_steps(host) - 1) * buffers,
+    )
     meter = MemoryMeter(promise, used_bytes, time.monotonic)
-    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), _launch(), pooled.pooler)
+    launch = launch_for(mx.default_device())
+    runner = MlxRunner(model, Sampler(loaded.layout.vocab_size), launch, pooled.pooler)
     card = _card(config, opened.checkpoint, loaded, pooled, sizes, host, blas, sampling)
     report(f"tasks: {', '.join(card.tasks)}")
     return Backend(
@@ -147,14 +154,16 @@ def needed_bytes(config: EngineConfig, default_bytes: int) -> int:
     opened = open_configured(config)
     loaded = opened.loaded
     least = math.ceil(loaded.weight_bytes / FLOAT32_SHARE)  # or it would be read otherwise
-    working = working_bytes(config, loaded.layout.vocab_size)
+    held = held_steps(opened.host)
+    working = working_bytes(config, loaded.layout.vocab_size, held)
     if config.kv_cache_bytes is None:
         return max(loaded.weight_bytes + working + default_bytes, least)
     unbounded = replace(opened.host, left_bytes=sys.maxsize, most_bytes=sys.maxsize)
     sizes = _sizes(config, loaded, unbounded)
     stored = storage_bytes(footprint(loaded.layout, config.block_size), sizes)
-    workspace = _workspace(config, loaded).bytes(_longest(config, loaded, sizes))
-    return max(loaded.weight_bytes + working + workspace + stored.arenas + stored.states, least)
+    workspace = replace(_workspace(config, loaded), held_steps=held)
+    attending = workspace.bytes(_longest(config, loaded, sizes))
+    return max(loaded.weight_bytes + working + attending + stored.arenas + stored.states, least)
 
 
 def describe(config: EngineConfig, blas: Blas) -> MachineReport:
@@ -191,12 +200,13 @@ def describe(config: EngineConfig, blas: Blas) -> MachineReport:
 
 def _sizes(config: EngineConfig, loaded: LoadedModel, host: machine.Machine) -> StorageSizes:
     """`host` as it was before the weights were loaded. Raises ModelError when they do not fit."""
+    held = held_steps(host)
     room = Room(
         left=host.left_bytes,
         most=host.most_bytes,
         weights=loaded.weight_bytes,
-        working=working_bytes(config, loaded.layout.vocab_size),
-        workspace=_workspace(config, loaded),
+        working=working_bytes(config, loaded.layout.vocab_size, held),
+        workspace=replace(_workspace(config, loaded), held_steps=held),
         share=host.kv_share,
     )
     kept = footprint(loaded.layout, config.block_size)
@@ -257,10 +267,6 @@ def attentions(name: str, loaded: LoadedModel) -> tuple[Attention, ...]:
     if name == "gather" or (name == "auto" and mx.default_device() != mx.cpu):
         return (gather,)
     return CascadeAttention(), gather
-
-
-def _launch() -> Launch:
-    return LaunchAhead() if mx.default_device() == mx.cpu else LaunchWhenIdle()
 
 
 def _purpose(config: EngineConfig, checkpoint: Path) -> Purpose:

@@ -1,5 +1,6 @@
-"""The entry to the MLX backend. Imports no MLX until the BLAS has been loaded."""
+"""The entry to the MLX backend. Imports no MLX until the BLAS and the environment are ready."""
 
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from unittest.mock import patch
 from engine.api import ModelError
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import one_line
+from engine.mlx_backend.host.command_buffers import limit_by_operations
 from engine.mlx_backend.loading.source import find_checkpoint
 from engine.step.runner import Backend
 from engine.types.settings import EngineConfig
@@ -24,6 +26,7 @@ def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend
     blas = load_blas()
     if blas.name:
         report(f"BLAS: {blas if blas.library else blas.advice}")
+    limit_by_operations(os.environ)
     with keep_file_limit():
         from engine.mlx_backend import assembly  # noqa: PLC0415 - MLX comes after the BLAS
 

@@ -192,7 +192,9 @@ class Batch:
 
     def set_next_tokens(self, rows: Sequence[BatchRow], tokens: mx.array) -> None:
         """What each row decodes next; `tokens`: `[rows]`, perhaps still to be computed."""
-        self._tokens[mx.array([row.index for row in rows])] = tokens
+        indices = mx.array([row.index for row in rows])
+        # A new array: forwards that have been built and not launched may read this one.
+        self._tokens = mx.put_along_axis(self._tokens, indices, tokens.astype(mx.int32), axis=0)
 
     def _behind(self, prompts: list[int]) -> mx.array:
         """The prompts' tokens, and behind them the next token of each row."""

@@ -73,3 +73,8 @@ class LaunchWhenIdle:
 
     def finish(self, rest: Iterator[PendingForward]) -> None:
         """There is none."""
+
+
+def launch_for(device: mx.Device) -> Launch:
+    """The launch that serves on a device."""
+    return LaunchAhead() if device == mx.cpu else LaunchWhenIdle()

@@ -98,7 +98,11 @@ class MlxRunner:
         try:
             self._launch.finish(step.rest)
             ruled_out = masks()
-            step.awaited += step.draws.keep(ruled_out.late)
+            if kept := step.draws.keep(ruled_out.late):
+                # Launched now: `collect` would launch it after the next step's forwards. It writes
+                # no pool, so no write that follows copies one.
+                mx.async_eval(kept)
+                step.awaited += kept
             if step.draws.rows:
                 self._draw(step, ruled_out)
         except Exception:

@@ -10,11 +10,16 @@ class MemoryPromise:
     weights: int
     storage: int  # arenas, and as many states as there may be
     workspace: int  # of a step, and what the process grows by
+    cache: int  # what MLX's buffer cache keeps in addition: 0 where it gives that up for a step
 
     @property
     def kept(self) -> int:
         """What is in use between steps."""
         return self.weights + self.storage
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.workspace + self.cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,17 @@ class WriteBuffer:
         with self._changed:
             return self._room()
 
-    def allow(self, n_bytes: float, longest_path: int = 0) -> None:
+    def allow(self, n_bytes: float, longest_path: int) -> None:
         """Set how many bytes may be written, queued ones included, and how long a path may be."""
         with self._changed:
             self._allowance, self._longest_path = n_bytes, longest_path
+
+    def pause(self) -> None:
+        """Accept no extent until `allow` is called. The longest path stays as it is: the engine
+        does not offer an entry again that it found too far from its root.
+        """
+        with self._changed:
+            self._allowance = 0
 
     def path_room(self, block_hash: Digest) -> int:
         """Bytes that a path may still take below this entry, or below this root."""

@@ -105,6 +105,7 @@ class Catalog:
                     useless.append(record)
                     continue
                 if old is not None:
+                    self._lengthen_below(record, record.path_bytes - old.path_bytes)
                     self._displace(old)
                     useless.append(old)
                 self._touch(record.parent, record.last_used)
@@ -174,6 +175,9 @@ class Catalog:
                 if record not in self._segments[record.segment].records:
                     yield "a segment does not know its record"
                 parent = self._records.get(record.parent)
+                above_bytes = parent.path_bytes if parent is not None else 0
+                if record.path_bytes != above_bytes + record.n_bytes:
+                    yield "a path is not as long as its entries"
                 if parent is not None and parent.last_used < record.last_used:
                     yield "a child was used after its parent"
             if sum(map(len, self._children.values())) != len(self._records):
@@ -204,6 +208,15 @@ class Catalog:
         use.last_used = max(use.last_used, record.last_used)
         self._used.add(record.segment)
         return True
+
+    def _lengthen_below(self, record: Record, n_bytes: int) -> None:
+        """Add to the path of every descendant, because the record is n_bytes larger than before."""
+        if not n_bytes:
+            return
+        descendants = list(self._children.get(record.block_hash, ()))
+        for descendant in descendants:  # grows during the walk
+            descendant.path_bytes += n_bytes
+            descendants += self._children.get(descendant.block_hash, ())
 
     def _displace(self, record: Record) -> None:
         siblings = self._children[record.parent]

@@ -20,7 +20,7 @@ class Record:
     """Where an entry's bytes stand: its parts one after the other, raw, in one segment.
 
     `key` is its row's, and grows with time. `last_used` is never before that of a descendant.
-    `path_bytes` are those of all that it hung from when it came, and its own.
+    `path_bytes` is the size of all entries on the path from the root to this one.
     """
 
     key: int

@@ -72,9 +72,13 @@ class Writer:
         """
         try:
             with self.lock:
+                self.space.begin()
                 for number in self.segments.lost(self.catalog.segments()):
                     self._evict(number)
-                work()
+                try:
+                    work()
+                finally:
+                    self.space.changed(self.space.folder)
                 self._shrink()
                 for number, last_used in self.catalog.take_used().items():
                     self.segments.stamp(number, last_used)
@@ -82,7 +86,10 @@ class Writer:
             self._failed(error)
 
     def keep_up(self) -> None:
-        """Every now and then; a disk that failed is given another chance."""
+        """Every now and then; a disk that failed is given another chance. The own folder is
+        measured anew, because a person may have removed files.
+        """
+        self.space.changed(self.space.folder)
         self._shrink()
         self._allow()
         left_behind, self._left_behind = self._left_behind, []
@@ -109,6 +116,7 @@ class Writer:
             if not live.get(number):
                 self.catalog.forget_segment(number)
                 self.segments.remove(number)
+                self.space.changed(self.space.folder)
 
     def _carry_out(self, job: Job) -> None:
         match job:
@@ -221,6 +229,7 @@ class Writer:
             mine in (None, current) or other.last_used <= self.catalog.last_used(mine)
         ):
             self.others.drop(other)
+            self.space.changed(other.folder)
             return True
         if mine is None:
             return False
@@ -234,9 +243,11 @@ class Writer:
         self.erase(evicted)
 
     def _allow(self) -> None:
-        """What the day's budget has left, where the disk has room for anything."""
-        longest_path = self.space.longest_path
-        self.buffer.allow(self.budget.left() if longest_path else 0, longest_path)
+        """Accept what the daily budget has left, or nothing while other programs fill the disk."""
+        if self.space.is_taken:
+            self.buffer.pause()
+        else:
+            self.buffer.allow(self.budget.left(), self.space.longest_path)
 
     def _failed(self, error: Exception) -> None:
         """Nothing more is taken until something that waits can be written, or the next upkeep. A
@@ -244,7 +255,7 @@ class Writer:
         """
         fault = _fault_of(error)
         self.tally.fault(fault)
-        self.buffer.allow(0)
+        self.buffer.pause()
         if fault is Fault.INTERNAL:
             logger.error("the disk cache's writer failed, and goes on", exc_info=error)
         elif fault is not self._last_fault:

@@ -25,9 +25,9 @@ from engine.mlx_backend.backend import load_backend
 from engine.remote.engine import RemoteEngine
 from engine.step.plan import SampledToken, StepMasks, StepPlan, StepResult
 from engine.types.settings import EngineConfig
-from server.lifecycle import bind
 from server.settings import Settings
 from server.terminal.commands.serve import serve_models
+from server.transport.listening import listening
 
 STREAM_BYTES = 4 * 2**20
 """KV for each stream: some 800 tokens of the demonstration model."""
@@ -91,8 +91,11 @@ def main(port: int, rows: int, tokens_per_second: float, word: str) -> None:
         drain_timeout_seconds=0,
     )
     process = partial(start_child, "load_tests.streams.paced_engine", str(tokens_per_second), word)
-    with bind(settings) as bound, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-        runner.run(serve_models(settings, bound, partial(RemoteEngine.start, process)))
+    with (
+        listening(settings.host, settings.port) as sockets,
+        asyncio.Runner(loop_factory=auto_loop_factory()) as runner,
+    ):
+        runner.run(serve_models(settings, sockets, partial(RemoteEngine.start, process)))
 
 
 if __name__ == "__main__":

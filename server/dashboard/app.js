@@ -37,6 +37,7 @@ class App extends Component {
   activity = new Activity();
   acts = new Acts(() => this.forceUpdate());
   tree = null; // the watch of the chosen model's cache, while there is one
+  isBroken = false; // that watch has ended by itself, and no event has said yet whether the model has, too
 
   componentDidMount() {
     this.requests = new Watch(
@@ -59,7 +60,7 @@ class App extends Component {
         <${Choice} names=${names} chosen=${chosen} onChoose=${(name) => this.choose(name)} />
       <//>
       <main>
-        <div class="watching ${this.isPast() ? "lost" : status}">${this.watching()}</div>
+        <div class="watching ${status}">${this.watching()}</div>
         <${Playground} model=${model} />
         <div class="about">
           ${model && html`<${Connect} model=${model} named=${this.named()} agents=${agents} />`}
@@ -96,13 +97,14 @@ class App extends Component {
     const model = this.model();
     if (model.state !== "ready") return html`<${Unloaded} model=${model} acts=${this.acts} />`;
     if (snapshot?.model !== model.id) return html`<p class="notice">Waiting for the first picture …</p>`;
+    const isPast = this.state.isPast || status === "lost";
     return html`
-      ${this.isPast() && html`<p class="notice">${pastText(snapshot, status)}</p>`}
-      <section class="overview" aria-label="Right now">
+      ${isPast && html`<p class="notice">${pastText(snapshot, status)}</p>`}
+      <section class="overview ${isPast ? "past" : ""}" aria-label="Right now">
         <${Numbers} snapshot=${snapshot} series=${this.activity.series} whose=${this.whose()} />
         <${Memory} arena=${snapshot.arena} groups=${snapshot.groups} disk=${snapshot.disk} />
       </section>
-      <${Picture} key=${model.id} snapshot=${snapshot} seconds=${(now - received) / 1000}
+      <${Picture} key=${model.id} snapshot=${snapshot} isPast=${isPast} seconds=${(now - received) / 1000}
                   named=${this.named()} clear=${(namespace) => this.clearButton(namespace)} />`;
   }
 
@@ -142,10 +144,6 @@ class App extends Component {
     return this.state.models.length > 1 ? ", all models" : "";
   }
 
-  isPast() {
-    return this.state.isPast || this.state.status === "lost";
-  }
-
   note(status, refusal) {
     this.setState({ status, refusal });
     if (status === "live") this.activity.begin();
@@ -165,17 +163,25 @@ class App extends Component {
   }
 
   choose(chosen) {
-    this.setState({ chosen }, () => this.follow());
+    this.isBroken = false;
+    this.setState({ chosen, isPast: false }, () => this.follow());
   }
 
-  /** Watch the chosen model's cache while it is in memory. */
+  /** Watch the chosen model's cache while the model is in memory; without it there is no picture. */
   follow() {
     if (!this.state.models) return;
     const { id, state } = this.model();
-    if (this.followed === id && state === "ready") return;
+    if (state !== "ready") {
+      this.leave();
+      this.isBroken = false;
+      this.setState({ snapshot: null, isPast: false });
+      return;
+    }
+    if (this.followed === id) return;
     this.leave();
-    if (state !== "ready") return;
     this.followed = id;
+    this.setState({ isPast: this.isBroken });
+    this.isBroken = false;
     this.tree = new Watch(
       `admin/cache/tree/stream?${new URLSearchParams({ model: id })}`,
       (snapshot) => this.show(snapshot),
@@ -189,11 +195,11 @@ class App extends Component {
     this.tree = this.followed = null;
   }
 
-  /** What comes next says whether the model is still there, and watches again if it is. */
+  /** The next event says whether the model was unloaded, or is ready and does not answer. */
   noteTree(status) {
     if (status !== "lost" && status !== "refused") return;
     this.leave();
-    this.setState({ isPast: true });
+    this.isBroken = true;
   }
 
   show(snapshot) {

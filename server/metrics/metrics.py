@@ -291,6 +291,7 @@ def memory_families(stats: EngineStats) -> Iterator[Metric]:
     promised.add_metric(["weights"], memory.promise.weights)
     promised.add_metric(["storage"], memory.promise.storage)
     promised.add_metric(["workspace"], memory.promise.workspace)
+    promised.add_metric(["cache"], memory.promise.cache)
     yield promised
 
 

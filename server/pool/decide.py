@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from server.pool.states import ModelState, State
+from server.pool.states import Measuring, ModelState, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,8 @@ def _wanted(models: Models, now: float) -> list[str]:
 
 def _since(model: ModelState, now: float) -> float:
     """Since when it is wanted; infinite where it is not, or may not be loaded now."""
+    if model.measuring is not Measuring.DONE:  # nothing shows that it fits into the budget
+        return math.inf
     if model.is_resident or (model.state is State.FAILED and model.retry_at > now):
         return math.inf
     if model.waiting_since is not None:

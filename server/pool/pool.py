@@ -18,8 +18,8 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from server.pool.decide import Load, Unload, can_ever_fit, decide, fits_now, next_due
 from server.pool.errors import LoadFailed, NeverFits, PoolClosed, WaitedTooLong
-from server.pool.pooled_model import Measuring, PooledModel, ResidentT, Stay, Waiter
-from server.pool.states import ModelState, State
+from server.pool.pooled_model import PooledModel, ResidentT, Stay, Waiter
+from server.pool.states import Measuring, ModelState, State
 
 ABORT_SECONDS = 5.0
 """For an engine that nobody uses any more to end what its clients have left behind."""
@@ -96,7 +96,7 @@ class ModelPool(Generic[ResidentT]):
         """
         model = self.models[name]
         self._begin_measuring(name, model)
-        while model.measuring is Measuring.RUNS:
+        while model.state.measuring is Measuring.RUNS:
             await model.changed.wait()
         if fits_now(self.states(), name, self.budget_bytes):
             async with self.using(name):
@@ -175,7 +175,7 @@ class ModelPool(Generic[ResidentT]):
     def _ask_for(self, name: str, model: PooledModel[ResidentT]) -> None:
         """Somebody waits for the model. What it needs is known before it has a place in line."""
         self._begin_measuring(name, model)
-        match model.measuring:
+        match model.state.measuring:
             case Measuring.DONE if not can_ever_fit(self.states(), name, self.budget_bytes):
                 model.refuse_waiters(NeverFits(model.state.need_bytes, self.budget_bytes))
             case Measuring.DONE if model.state.waiting_since is None:
@@ -183,8 +183,8 @@ class ModelPool(Generic[ResidentT]):
                 self._wake.set()
 
     def _begin_measuring(self, name: str, model: PooledModel[ResidentT]) -> None:
-        if model.measuring is Measuring.NOT_YET:
-            model.measuring = Measuring.RUNS
+        if model.state.measuring is Measuring.NOT_YET:
+            model.set(measuring=Measuring.RUNS)
             self._tasks.start_soon(self._measure, name)
 
     async def _measure(self, name: str) -> None:
@@ -192,12 +192,15 @@ class ModelPool(Generic[ResidentT]):
         try:
             need_bytes = await model.measure()
         except Exception as error:
-            log.error("cannot load %s: %s", name, error)
-            model.measuring = Measuring.NOT_YET
-            model.fail(str(error), self._clock())
+            reason = (
+                f"how much memory it needs is unknown, so nothing shows that it fits into "
+                f"memory_budget: {error}"
+            )
+            log.error("cannot load %s: %s", name, reason)
+            model.set(measuring=Measuring.NOT_YET)
+            model.fail(reason, self._clock())
         else:
-            model.set(need_bytes=need_bytes)
-            model.measuring = Measuring.DONE
+            model.set(need_bytes=need_bytes, measuring=Measuring.DONE)
             if model.waiters:
                 self._ask_for(name, model)
 

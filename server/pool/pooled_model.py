@@ -2,13 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
 from anyio import Event
 
 from server.pool.errors import LoadFailed
-from server.pool.states import ModelState, State
+from server.pool.states import Measuring, ModelState, State
 
 FIRST_BACKOFF_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 60.0
@@ -28,14 +27,6 @@ class Resident(Protocol):
 
 
 ResidentT = TypeVar("ResidentT", bound=Resident)
-
-
-class Measuring(Enum):
-    """Whether it is known what a model needs."""
-
-    NOT_YET = auto()
-    RUNS = auto()
-    DONE = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +63,9 @@ class PooledModel(Generic[ResidentT]):
         """
         self.start = start
         self.measure = measure
-        self.measuring = Measuring.NOT_YET
-        self.state = ModelState(0, ttl_seconds=ttl_seconds, is_pinned=is_pinned)
+        self.state = ModelState(
+            0, ttl_seconds=ttl_seconds, is_pinned=is_pinned, measuring=Measuring.NOT_YET
+        )
         self.stay: Stay[ResidentT] | None = None
         self.waiters: list[Waiter[ResidentT]] = []
         self.failure = ""  # the reason of the last one; "" when it was loaded or unloaded since
@@ -88,7 +80,7 @@ class PooledModel(Generic[ResidentT]):
     @property
     def is_coming(self) -> bool:
         """Whether it is on its way into memory: what it needs is found out, or it is loaded."""
-        return self.measuring is Measuring.RUNS or self.state.state is State.LOADING
+        return self.state.measuring is Measuring.RUNS or self.state.state is State.LOADING
 
     def set(self, **changes: object) -> None:
         """Replace fields of the state, and wake who waits for a change."""

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query
 from engine.types.statistics import EngineStats
 from server.models import KnownModel, LoadedModel
 from server.openapi import errors
-from server.pool.pooled_model import Measuring, PooledModel
-from server.pool.states import State
+from server.pool.pooled_model import PooledModel
+from server.pool.states import Measuring, State
 from server.schemas.pool import PooledModelInfo, PooledModels
 from server.service import RecordDependency, Service, ServiceDependency
 
@@ -63,7 +63,7 @@ def _info(service: Service, known: KnownModel, stats: dict[str, EngineStats]) ->
     name, *aliases = (naming.name for naming in known.namings if not naming.adapter)
     model = service.models.pool.models[name]
     state, now = model.state, current_time()
-    is_known = model.measuring is Measuring.DONE and state.need_bytes > 0
+    is_known = state.measuring is Measuring.DONE and state.need_bytes > 0
     has_failed = state.state is State.FAILED
     return PooledModelInfo(
         id=name,

@@ -79,6 +79,7 @@ class PromisedMemory(BaseModel):
     weights: int
     storage: int  # KV, windows and as many recurrent states as there may be
     workspace: int  # of a step
+    cache: int  # what MLX's buffer cache keeps in addition
 
 
 class MemoryUse(BaseModel):

@@ -6,7 +6,8 @@ parsing, for the values that a setting may have.
 """
 
 from server.settings.environment import CLIENT_KEY_VARIABLE, ENVIRONMENT_PREFIX
-from server.settings.settings import Settings, SettingsError, load_settings
+from server.settings.errors import SettingsError
+from server.settings.settings import Settings, load_settings
 
 __all__ = [
     "CLIENT_KEY_VARIABLE",

@@ -1,11 +1,21 @@
 """The models: which, under which names, and when they are in memory."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_settings import NoDecode
 
 from engine.types.settings import DEFAULT_NAME, EngineConfig
 from server.settings.conversation import ConversationSettings
@@ -64,10 +74,21 @@ def _check_adapters(names: Iterable[str], adapters: Iterable[str]) -> None:
         )
 
 
+def from_json(value: object) -> object:
+    """A list of models as an environment variable has it, which is JSON; any other value as it is.
+
+    A text that is not JSON stays a text, which validation refuses like any other text.
+    """
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 class PoolSettings(BaseModel):
     model: Texts = Field((), description=f"{MODEL} Several are loaded when they are asked for.")
     served_model_name: Texts = Field((), description=NAMES)
-    models: tuple[ModelSettings, ...] = Field(
+    models: Annotated[tuple[ModelSettings, ...], NoDecode, BeforeValidator(from_json)] = Field(
         (),
         description="In YAML: more models, each with a `model` and whatever of these settings is "
         "to be another for it than for all.",
@@ -98,14 +119,31 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         _check_adapters(self.served_model_name, self.adapters)
         return self
 
+    @model_validator(mode="after")
+    def _each_entry_is_valid_with_what_holds_for_all(self) -> Self:
+        """Check each entry of `models` again, with the shared settings that it does not replace."""
+        faults: list[InitErrorDetails] = []
+        given = self._given_to_each()
+        n_named = len(given) - len(self.models)
+        for index, entry in enumerate(given[n_named:]):
+            try:
+                self.of_model(entry)
+            except ValidationError as error:
+                faults += (
+                    InitErrorDetails(
+                        type=PydanticCustomError(fault["type"], fault["msg"]),
+                        loc=("models", index, *fault["loc"]),
+                        input=fault["input"],
+                    )
+                    for fault in error.errors()
+                )
+        if faults:
+            raise ValidationError.from_exception_data("models", faults)
+        return self
+
     def each_model(self) -> tuple[ModelSettings, ...]:
         """Of `model` and of `models`, in this order; the embedded one where there is none."""
-        names = self.model or (() if self.models else ("",))
-        given = [{"model": name} for name in names]
-        if len(given) + len(self.models) == 1 and self.served_model_name:
-            return (self.of_model(self._only() | {"served_model_name": self.served_model_name}),)
-        given += [entry.model_dump(exclude_unset=True) for entry in self.models]
-        return tuple(map(self.of_model, given))
+        return tuple(map(self.of_model, self._given_to_each()))
 
     def of_model(self, given: dict[str, Any]) -> ModelSettings:
         """One model's settings: what is given, and for the rest what holds for all."""
@@ -117,7 +155,11 @@ class ModelsSettings(ConversationSettings, DiskCacheSettings, ResidencySettings,
         config = model.engine_config(model.model, self.disk_cache_config())
         return replace(config, memory_bytes=memory_bytes)
 
-    def _only(self) -> dict[str, Any]:
-        if self.models:
-            return self.models[0].model_dump(exclude_unset=True)
-        return {"model": self.model[0] if self.model else ""}
+    def _given_to_each(self) -> list[dict[str, Any]]:
+        """What is set for each model alone, in the order of `each_model`."""
+        names = self.model or (() if self.models else ("",))
+        given: list[dict[str, Any]] = [{"model": name} for name in names]
+        given += [entry.model_dump(exclude_unset=True) for entry in self.models]
+        if len(given) == 1 and self.served_model_name:
+            given[0]["served_model_name"] = self.served_model_name
+        return given

@@ -24,6 +24,10 @@ class NotFound(TerminalError):
     """The server does not have the path (404)."""
 
 
+class NotLoaded(TerminalError):
+    """The daemon has the model, but not in memory."""
+
+
 class UnknownModel(TerminalError):
     """The server has no model of that name (404)."""
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from server.addresses import base_url, is_loopback
 from server.settings import Settings
+from server.settings.environment import variable_of
 from server.terminal.client.http import Endpoint, parsed
 from server.terminal.client.models import served_models
 from server.terminal.errors import KeyRefused, TerminalError, Unreachable
@@ -41,8 +42,8 @@ def endpoint_of(url: str | None, api_key: str, settings: Settings) -> Endpoint:
         served_models(endpoint)
     except Unreachable:
         raise Unreachable(
-            f"no daemon runs at {endpoint.base_url}; `rootstock serve` starts one, --url names "
-            "another server"
+            f"no daemon runs at {endpoint.base_url}; `rootstock serve` starts one, "
+            f"{variable_of('port')}=PORT or --url names one elsewhere"
         ) from None
     return endpoint
 

@@ -4,12 +4,16 @@ import asyncio
 import errno
 import logging
 import resource
+import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 RESERVED_DESCRIPTORS = 128  # the model's files, the log, and connections that are just closing
 OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 REPORT_SECONDS = 60.0
+MACOS_OPEN_MAX = 10_240  # what every macOS allows a process
+SYSCTL_SECONDS = 5.0
 
 log = logging.getLogger("rootstock.connections")
 
@@ -30,11 +34,27 @@ def _raised(needed: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if soft != unlimited and soft < needed:
-        with suppress(OSError, ValueError):  # macOS has a lower limit of its own
-            allowed = needed if hard == unlimited else min(needed, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        allowed = needed if hard == unlimited else min(needed, hard)
+        for limit in _possible_limits(allowed):
+            if limit <= soft:
+                continue
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                break
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return needed if soft == unlimited else soft
+
+
+def _possible_limits(allowed: int) -> Iterator[int]:
+    """The soft limits to try. macOS refuses more than kern.maxfilesperproc, which depends on the
+    machine's memory, although its hard limit is infinite.
+    """
+    yield allowed
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        question = ["sysctl", "-n", "kern.maxfilesperproc"]
+        answer = subprocess.run(question, capture_output=True, timeout=SYSCTL_SECONDS, check=True)
+        yield min(allowed, int(answer.stdout))
+    yield min(allowed, MACOS_OPEN_MAX)
 
 
 class AcceptErrors:

@@ -2,7 +2,9 @@
 
 import os
 import platform
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,27 @@ def test_the_daemon_is_started_with_large_pages(
     assert (f"GLIBC_TUNABLES={set_before}" if set_before else LARGE_PAGES) in said.splitlines()
     assert LARGE_PAGES in (ROOT / "configs/rootstock.service").read_text("utf-8")
     assert LARGE_PAGES in (ROOT / "Dockerfile").read_text("utf-8")
+
+
+def test_help_has_a_column_of_targets_and_one_of_descriptions(tmp_path: Path) -> None:
+    """With the tools of macOS, too: `sed` writes a `t` there for a tab that is written `\\t`."""
+    sed = tmp_path / "sed"
+    sed.write_text(
+        f"#!{sys.executable}\nimport os, sys\n"
+        'words = [word.replace("\\\\t", "t") for word in sys.argv[1:]]\n'
+        f'os.execv({shutil.which("sed")!r}, ["sed", *words])\n'
+    )
+    sed.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    path = os.pathsep.join([str(tmp_path), clean["PATH"]])
+    found = subprocess.run(
+        ["make", "help"],
+        cwd=ROOT,
+        env=clean | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    rows = {line[:18].rstrip(): line[18:] for line in found.splitlines()}
+    assert rows["help"] == "what there is to make"
+    assert rows["serve"].startswith("run the daemon; options in ARGS")

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from huggingface_hub import constants
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from engine.api import Engine, ModelError, Telemetry
 from engine.types.settings import EngineConfig
@@ -173,6 +174,82 @@ def test_a_model_is_unloaded_and_comes_back(two: str, visit: Visit, engines: Eng
     expect(row(page, "first").locator(".state")).to_contain_text("ready")
     expect(page.locator(".bar").first).to_be_visible()
     assert len(engines.started) == 2
+
+
+NOTE_WHAT_IS_GREY = """() => {
+  window.noted = [];
+  const note = () => {
+    for (const section of document.querySelectorAll(".watching > section"))
+      if (getComputedStyle(section).opacity !== "1") noted.push(section.className);
+    for (const notice of document.querySelectorAll(".notice")) noted.push(notice.textContent);
+  };
+  const all = { subtree: true, childList: true, attributes: true };
+  new MutationObserver(note).observe(document.body, all);
+}"""
+WAITING = "Waiting for the first picture …"
+
+
+def noted(page: Page) -> set[str]:
+    """Sections that have been grey, and notices, since NOTE_WHAT_IS_GREY began to note them."""
+    found = set(page.evaluate("window.noted"))
+    return found - {WAITING}
+
+
+def test_the_page_is_not_grey_while_a_model_is_unloaded_and_loaded_again(
+    two: str, visit: Visit, engines: Engines
+) -> None:
+    page = visit(two)
+    expect(page.locator(".bar").first).to_be_visible()
+    page.evaluate(NOTE_WHAT_IS_GREY)
+    row(page, "first").get_by_role("button", name="Unload").click()
+    row(page, "first").get_by_role("button", name="Really?").click()
+    expect(page.get_by_role("heading", name="first is not in memory")).to_be_visible()
+    engines.gate = Gate()
+    page.get_by_role("button", name="Load first").click()
+    expect(page.get_by_role("heading", name="first is being loaded")).to_be_visible()
+    assert not grave(page)
+    engines.gate.open()
+    expect(page.locator(".bar").first).to_be_visible()
+    assert noted(page) == set()
+
+
+def test_the_page_is_not_grey_when_the_chosen_model_gives_its_memory_to_another(
+    start: Start, visit: Visit
+) -> None:
+    large = {**SECOND, "kv_cache_bytes": "1GiB"}
+    page = visit(start(settings_of(large)))
+    expect(page.locator(".bar").first).to_be_visible()
+    page.evaluate(NOTE_WHAT_IS_GREY)
+    row(page, "second").get_by_role("button", name="Load").click()
+    expect(row(page, "second").locator(".state")).to_contain_text("ready")
+    expect(page.get_by_role("heading", name="first is not in memory")).to_be_visible()
+    choose(page, "second")
+    expect(page.locator(".bar").first).to_be_visible()
+    assert noted(page) == set()
+
+
+def test_only_the_cache_is_grey_when_a_ready_model_does_not_answer(two: str, visit: Visit) -> None:
+    page = visit(two, expected="ERR_FAILED")
+    picture = httpx.get(f"{two}/admin/cache/tree").text
+    streams = iter([f"data: {picture}\n\n"])
+
+    def answer(route: Route) -> None:
+        """One picture, and nothing from then on."""
+        body = next(streams, None)
+        if body is None:
+            route.abort()
+        else:
+            route.fulfill(content_type="text/event-stream", body=body)
+
+    page.route("**/admin/cache/tree/stream*", answer)
+    page.reload()
+    expect(page.locator(".notice")).to_contain_text("The model does not answer.")
+    expect(page.locator("section.picture")).to_have_css("opacity", "0.5")
+    for others in (".models", ".requests", "[aria-labelledby=series]"):
+        expect(page.locator(f".watching > section{others}")).to_have_css("opacity", "1")
+    choose(page, "second")
+    expect(page.get_by_role("heading", name="second is not in memory")).to_be_visible()
+    expect(page.locator(".notice")).to_have_count(0)
 
 
 def test_a_load_that_fails_says_why(

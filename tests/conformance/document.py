@@ -83,9 +83,15 @@ def _table(outcomes: Iterable[Outcome]) -> str:
 def _row(outcome: Outcome) -> str:
     served, error = "yes", f"{outcome.error:.0e}" if outcome.error else "0"
     if outcome.verdict is not Verdict.SERVED:
-        served, error = f"{outcome.verdict}: {outcome.reason}".replace("|", "\\|"), ""
+        served, error = f"{outcome.verdict}: {_clause(outcome.reason)}".replace("|", "\\|"), ""
     cells = (outcome.name, outcome.keeps, outcome.batching, served, error)
     return f"| {' | '.join(cells)} |\n"
+
+
+def _clause(reason: str) -> str:
+    """The beginning of a reason that fits a cell: what failed, and the first words of the cause."""
+    first = re.split(r"; | \(", reason)[0]
+    return ": ".join(first.split(": ")[:2])
 
 
 def _metal(outcomes: Iterable[Outcome]) -> str:

@@ -66,6 +66,23 @@ def test_every_architecture_of_mlx_lm_has_a_config() -> None:
     assert sorted({config["model_type"] for config in CONFIGS.values()}) == architectures()
 
 
+@pytest.mark.parametrize(
+    ("reason", "cell"),
+    [
+        ("no module: No module named 'x'", "no module: No module named 'x'"),
+        (
+            "cannot load: ValueError for y: it must be in ('a', 'b', ...",
+            "cannot load: ValueError for y",
+        ),
+        ("layer 0 keeps z; served are full attention and states", "layer 0 keeps z"),
+        ("not the same (joined rows: shapes differ; padded rows: too)", "not the same"),
+    ],
+)
+def test_a_cell_of_the_document_has_the_first_clause_of_a_reason(reason: str, cell: str) -> None:
+    text = document.render([Outcome("olmo", Verdict.REFUSED, reason=reason)])
+    assert f"| refused: {cell} |" in text
+
+
 def test_the_document_says_what_was_served() -> None:
     served = Outcome("qwen3", Verdict.SERVED, "full attention", "padded rows", 1e-6)
     refused = Outcome("olmo", Verdict.REFUSED, reason="a | b")

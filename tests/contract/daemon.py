@@ -13,11 +13,12 @@ from uvicorn._compat import asyncio_run
 from engine.api import Engine, ModelError, Telemetry
 from engine.types.settings import EngineConfig
 from server.app import create_app
-from server.lifecycle import DrainingServer, bind, url
+from server.lifecycle import DrainingServer
 from server.metrics.telemetry import EngineTelemetry
 from server.registry import ModelRegistry, public_name
 from server.settings import Settings
 from server.terminal.launch.agents import AGENTS
+from server.transport.listening import listening, url
 
 START_SECONDS = 10
 STOP_SECONDS = 30
@@ -94,21 +95,22 @@ def serving(
     socket_options: Mapping[int, int] = MappingProxyType({}),
 ) -> Iterator[str]:
     """Likewise, of any models."""
-    with bind(settings) as bound:
+    with listening(settings.host, settings.port) as sockets:
         for option, value in socket_options.items():
-            bound.setsockopt(socket.SOL_SOCKET, option, value)
+            for listener in sockets:
+                listener.setsockopt(socket.SOL_SOCKET, option, value)
         app = create_app(models, settings, tuple(AGENTS))
         server = _ThreadedServer(app, models, settings)
         thread = threading.Thread(
             target=lambda: asyncio_run(
-                serve(models, server, [bound]), loop_factory=server.config.get_loop_factory()
+                serve(models, server, sockets), loop_factory=server.config.get_loop_factory()
             ),
             name="server",
         )
         thread.start()
         try:
             assert server.ready.wait(START_SECONDS)
-            yield url(bound).removesuffix("/v1")
+            yield url(sockets[0]).removesuffix("/v1")
         finally:
             server.should_exit = True
             thread.join(STOP_SECONDS)

@@ -64,7 +64,7 @@ CARD = ModelCard(
 )
 
 RECENT_HITS = (RecentHits(60, 0, 0), RecentHits(300, 40, 10), RecentHits(900, 120, 20))
-PROMISE = MemoryPromise(weights=50 << 20, storage=4 << 20, workspace=40 << 20)
+PROMISE = MemoryPromise(weights=50 << 20, storage=4 << 20, workspace=40 << 20, cache=30 << 20)
 MEMORY = MemoryStats(60 << 20, 1 << 20, 90 << 20, 300 << 20, PROMISE)
 STATES = GroupStats("recurrent", 16, 9, 4, 3, saved=0, evictions=5, unresumable_tokens=11)
 

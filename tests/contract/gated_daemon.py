@@ -4,10 +4,10 @@ import asyncio
 import sys
 import threading
 
-from server.lifecycle import bind
 from server.log import configure_logging
 from server.settings import load_settings
 from server.terminal.commands.serve import serve_models
+from server.transport.listening import listening
 from tests.contract.daemon import Starts
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 
@@ -23,8 +23,8 @@ def main() -> None:
     gate = Gate()
     threading.Thread(target=open_on_a_line, args=[gate], daemon=True).start()
     engine = FakeEngine(Script(gate=gate))
-    with bind(settings) as bound:
-        asyncio.run(serve_models(settings, bound, Starts(engine)))
+    with listening(settings.host, settings.port) as sockets:
+        asyncio.run(serve_models(settings, sockets, Starts(engine)))
 
 
 if __name__ == "__main__":

@@ -284,4 +284,5 @@ def test_memory_stays_within_what_was_promised_at_load(
     promise = memory["promise"]
     kept = promise["weights"] + promise["storage"]
     assert kept <= memory["active"] <= memory["peak"] <= kept + promise["workspace"]
+    assert memory["cached"] <= promise["cache"] or promise["cache"] == 0  # as on a GPU
     assert memory["active"] < memory["resident"]

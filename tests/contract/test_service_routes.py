@@ -256,7 +256,7 @@ def test_memory_is_told_beside_what_was_promised(http: httpx.Client) -> None:
     for kind in ("active", "cached", "peak"):
         assert value(text, "rootstock_mlx_memory_bytes", kind=kind) == memory[kind] > 0
     assert value(text, "rootstock_resident_memory_bytes") == memory["resident"] > 0
-    for part in ("weights", "storage", "workspace"):
+    for part in ("weights", "storage", "workspace", "cache"):
         told = value(text, "rootstock_promised_memory_bytes", part=part)
         assert told == memory["promise"][part] > 0
 

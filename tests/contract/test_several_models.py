@@ -28,7 +28,7 @@ from tests.contract.test_service_routes import metric_families
 
 HI = {"role": "user", "content": "hi"}
 MIB = 1 << 20
-PROMISE = MemoryPromise(weights=20 * MIB, storage=50 * MIB, workspace=300 * MIB)
+PROMISE = MemoryPromise(weights=20 * MIB, storage=50 * MIB, workspace=300 * MIB, cache=30 * MIB)
 
 
 class Small(FakeEngine):
@@ -260,6 +260,7 @@ def test_looking_loads_nothing(serve: Serve, engines: Engines) -> None:
     for path in ("/admin/cache/tree", "/admin/cache/stats", "/admin/cache/nodes/1"):
         answer = client.get(path, params={"model": "two"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_not_loaded")
+        assert answer.json()["error"]["message"] == "The model 'two' is not loaded."
         assert client.get(path, params={"model": "four"}).status_code == 404
     assert client.get("/admin/cache/stats", params={"model": "uno"}).status_code == 200
     daemon = client.get("/admin/daemon", params={"model": "two"}).json()

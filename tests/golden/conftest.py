@@ -10,19 +10,23 @@ from mlx_lm.utils import load_model
 
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
+from engine.mlx_backend.launch import Launch
 from tests.checkpoints import FAMILIES, write_family
+from tests.devices import launches, strategies
 from tests.offline import Served, load
 
-ATTENTION: dict[str, Callable[[], Attention]] = {
+_ATTENTION: dict[str, Callable[[], Attention]] = {
     "gather": GatherAttention,
     "cascade": lambda: CascadeAttention(min_saved_blocks=1),
 }
+ATTENTION = {name: _ATTENTION[name] for name in strategies()}
+"""The strategies that this device serves with."""
 
 CASCADED = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "qwen3_next", "deepseek_v3")
 """Attention strategies meet the layers of full attention alone; these have all kinds of those."""
 
 CASES = [(family, "gather") for family in sorted(FAMILIES)] + [
-    (family, "cascade") for family in CASCADED
+    (family, "cascade") for family in CASCADED if "cascade" in strategies()
 ]
 
 
@@ -50,6 +54,13 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
     """A family and an attention strategy."""
     family, attention = request.param
     return family, attention
+
+
+@pytest.fixture(params=launches(), ids=lambda launch: type(launch).__name__)
+def launch(request: pytest.FixtureRequest) -> Launch:
+    """When a step's forwards are launched: see `launches`."""
+    chosen: Launch = request.param
+    return chosen
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import LaunchAhead
+from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.row import SamplingRow
@@ -33,12 +33,13 @@ from kvstore.blocks.pool import BlockPool
 from kvstore.lease import Lease, Refusal
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
+from tests.devices import SERVING_LAUNCH, tolerance
 from tests.offline import Room as EngineRoom
 from tests.offline import Served, cached_model, new_store
 
 BLOCK_SIZE = 8
 ROOM = EngineRoom(n_blocks=128, block_size=BLOCK_SIZE, max_running=16, step_tokens=160)
-NEAR_TIE = 1e-3
+NEAR_TIE = tolerance(1e-3)
 """Logits closer than this may be ranked otherwise when other rows are computed beside them."""
 
 Logits = npt.NDArray[np.float32]
@@ -87,10 +88,16 @@ class LogitsReader(Sampler):
 class Driver:
     """A runner and a store whose free blocks are shuffled."""
 
-    def __init__(self, served: Served, attention: Attention, seed: int = 0) -> None:
+    def __init__(
+        self,
+        served: Served,
+        attention: Attention,
+        seed: int = 0,
+        launch: Launch = SERVING_LAUNCH,
+    ) -> None:
         self.model = cached_model(served, attention, ROOM)
         self.reader = LogitsReader()
-        self.runner = MlxRunner(self.model, self.reader, LaunchAhead())
+        self.runner = MlxRunner(self.model, self.reader, launch)
         pool = BlockPool(ROOM.n_blocks)
         blocks = pool.allocate(ROOM.n_blocks)
         np.random.default_rng(seed).shuffle(blocks)

@@ -15,10 +15,12 @@ from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.adapter_files import WEIGHTS
 from engine.mlx_backend.loading.loader import load_weights, open_model
+from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
 from engine.types.request import Request, SamplingParams
 from engine.types.settings import AdapterConfig
 from tests.adapters import adapted_peer, write_adapter
 from tests.checkpoints import FAMILIES, write_family
+from tests.devices import rounding, strategies, tolerance
 from tests.golden.driving import (
     BLOCK_SIZE,
     Driver,
@@ -32,7 +34,9 @@ from tests.offline import OfflineDaemon, Room, Served, load
 FAMILY_NAMES = ("llama", "qwen3", "qwen3_4bit", "gemma3_text", "qwen3_5", "falcon_h1")
 """Full attention, norms, quantized weights, windows, two kinds of recurrent layers."""
 
-TOLERANCE = 2e-4
+TOLERANCE = tolerance(2e-4)
+APART = 0.02
+"""RMS of the difference of what two adapters say, at least: above every tolerance."""
 HALF_TOLERANCE = 0.02
 OUTPUT_TOKENS = 24
 WIDE, NARROW = "wide", "narrow"
@@ -97,7 +101,7 @@ def test_without_an_adapter_it_is_the_model_to_the_last_bit(
     for served in (adapted_of("qwen3").served, served_of("qwen3")):
         driver = Driver(served, GatherAttention())
         found += driver.logits([driver.subject(tokens)], lasts=20)
-    assert np.array_equal(found[0], found[1])
+    assert np.abs(found[0] - found[1]).max() <= rounding(GPU_TOLERANCE)
 
 
 def test_adapters_say_something_else(adapted: Adapted) -> None:
@@ -105,10 +109,10 @@ def test_adapters_say_something_else(adapted: Adapted) -> None:
     tokens = random_tokens(45, seed=1)
     logits = [reference(peer, tokens) for peer in adapted.peers.values()]
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert rms(logits[one], logits[other]) > 100 * TOLERANCE
+        assert rms(logits[one], logits[other]) > APART
 
 
-@pytest.mark.parametrize("attention", [GatherAttention, CascadeAttention])
+@pytest.mark.parametrize("attention", [GatherAttention, CascadeAttention][: len(strategies())])
 def test_prompts_and_decodes_of_all_in_one_step(
     adapted: Adapted, attention: Callable[[], GatherAttention | CascadeAttention]
 ) -> None:

@@ -11,9 +11,9 @@ from mlx_lm.utils import load_model
 from transformers import AutoTokenizer
 
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
-from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.request import Request, SamplingParams
+from tests.golden.conftest import ATTENTION
 from tests.golden.driving import reference
 from tests.offline import OfflineDaemon, Room, Served, load
 
@@ -65,7 +65,7 @@ def said(prompts: Answers, peer: Module) -> Answers:
     return {question: _greedy(peer, prompt) for question, prompt in prompts.items()}
 
 
-@pytest.fixture(params=[GatherAttention, lambda: CascadeAttention(min_saved_blocks=1)])
+@pytest.fixture(params=[*ATTENTION.values()], ids=[*ATTENTION])
 def daemon(demo: Served, request: pytest.FixtureRequest) -> OfflineDaemon:
     attention: Attention = request.param()
     return OfflineDaemon(demo, attention, Room(128))

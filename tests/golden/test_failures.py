@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.attention.strategy import GatherAttention
-from engine.mlx_backend.launch import LaunchAhead
+from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -27,9 +27,9 @@ from tests.offline import Room, Served, cached_model
 GREEDY = SamplingParams(temperature=0)
 
 
-def plain_runner(served: Served) -> MlxRunner:
+def plain_runner(served: Served, launch: Launch) -> MlxRunner:
     model = cached_model(served, GatherAttention(), Room(n_blocks=4))
-    return MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
+    return MlxRunner(model, Sampler(VOCAB_SIZE), launch)
 
 
 def one_chunk(index: int, tokens: list[int], sampling: Sampling) -> StepPlan:
@@ -52,9 +52,9 @@ def together(*plans: StepPlan) -> StepPlan:
 
 
 def test_a_row_with_every_token_banned_fails_alone(
-    served_of: Callable[[str], Served],
+    served_of: Callable[[str], Served], launch: Launch
 ) -> None:
-    runner = plain_runner(served_of("qwen3"))
+    runner = plain_runner(served_of("qwen3"), launch)
     sound = Sampling(GREEDY, seed=0)
     everything = tuple(range(VOCAB_SIZE))
     never = replace(GREEDY, min_tokens=1)
@@ -73,14 +73,17 @@ def test_a_row_with_every_token_banned_fails_alone(
 
 @pytest.mark.parametrize(
     ("family", "attention"),
-    [("qwen3", "gather"), ("qwen3", "cascade"), ("gemma3_text", "gather"), ("qwen3_5", "gather")],
+    [
+        *(("qwen3", name) for name in ATTENTION),
+        *((family, "gather") for family in ("gemma3_text", "qwen3_5")),
+    ],
 )
 def test_what_freed_blocks_and_states_held_harms_nobody(
-    served_of: Callable[[str], Served], family: str, attention: str
+    served_of: Callable[[str], Served], family: str, attention: str, launch: Launch
 ) -> None:
     """All storage holds NaN, as if broken requests had had it: the answers are as from zeros."""
     served = served_of(family)
-    clean, poisoned = (Driver(served, ATTENTION[attention]()) for _ in range(2))
+    clean, poisoned = (Driver(served, ATTENTION[attention](), launch=launch) for _ in range(2))
     poison(poisoned.model.storage)
     found = []
     for driver in (clean, poisoned):
@@ -121,10 +124,10 @@ def poison_blocks(arena: Arena) -> None:
 
 
 def test_storage_that_cannot_be_computed_is_lost(
-    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+    served_of: Callable[[str], Served], launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write hangs on what has failed: every later step would fail with it."""
-    runner = plain_runner(served_of("qwen3"))
+    runner = plain_runner(served_of("qwen3"), launch)
     write, nothing = LayerArena.write, from_another_thread()
 
     def write_more(layer: LayerArena, slot_mapping: mx.array, *vectors: mx.array) -> None:
@@ -136,9 +139,9 @@ def test_storage_that_cannot_be_computed_is_lost(
 
 
 def test_a_failure_that_leaves_the_storage_alone_is_the_rows_own(
-    served_of: Callable[[str], Served],
+    served_of: Callable[[str], Served], launch: Launch
 ) -> None:
-    runner = plain_runner(served_of("qwen3"))
+    runner = plain_runner(served_of("qwen3"), launch)
     sampling = Sampling(GREEDY, seed=0)
     with pytest.raises(ValueError, match="do not cover the positions 0 to 9"):
         runner.submit(one_chunk(0, [5] * 9, sampling))

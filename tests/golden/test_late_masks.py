@@ -2,8 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
+import mlx.core as mx
 import pytest
 from llguidance import LLTokenizer
 
@@ -12,10 +14,12 @@ from engine.constraints.masks import mask_words
 from engine.constraints.matcher import LookAhead, Matcher
 from engine.constraints.remote.trials import Verdict
 from engine.mlx_backend.attention.strategy import GatherAttention
+from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
-from engine.step.plan import SequenceId
+from engine.step.plan import SequenceId, StepMasks, StepPlan
 from engine.types.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from tests.golden.driving import BLOCK_SIZE, Driver, random_tokens
 from tests.grammars import LocalGrammars
 from tests.looking_ahead import told_ahead
 from tests.offline import OfflineDaemon, Room, Served
@@ -74,11 +78,15 @@ def requests() -> list[Request]:
     ]
 
 
-def said(served: Served, promptness: float) -> tuple[Mapping[tuple[str, int], Sequence[int]], int]:
+def said(
+    served: Served, promptness: float, launch: Launch
+) -> tuple[Mapping[tuple[str, int], Sequence[int]], int]:
     """What all say, and how many answers were late."""
     tokenizer = LLTokenizer(tiny_tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=[END])
     answers = LateAnswers(LocalGrammars(tokenizer, frozenset({END})), promptness, seed=0)
-    daemon = OfflineDaemon(served, GatherAttention(), ROOM, answers=lambda size: answers)
+    daemon = OfflineDaemon(
+        served, GatherAttention(), ROOM, answers=lambda size: answers, launch=launch
+    )
     maker = GuideMaker(frozenset({END}))
     for request in requests():
         verdicts = {request.constraint.grammar: Verdict(None, 0.0)} if request.constraint else {}
@@ -88,11 +96,35 @@ def said(served: Served, promptness: float) -> tuple[Mapping[tuple[str, int], Se
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_sits_steps_out_says_what_he_says_otherwise(
-    kind: str, served_of: Callable[[str], Served]
+    kind: str, served_of: Callable[[str], Served], launch: Launch
 ) -> None:
     served = served_of(kind)
-    prompt, none_late = said(served, promptness=1.0)
-    late, n_late = said(served, promptness=0.4)
+    prompt, none_late = said(served, promptness=1.0, launch=launch)
+    late, n_late = said(served, promptness=0.4, launch=launch)
     assert none_late == 0
     assert n_late > 20
     assert late == prompt
+
+
+def test_kept_logits_are_computed_before_the_next_step_is_submitted(
+    served_of: Callable[[str], Served], launch: Launch
+) -> None:
+    """Otherwise their copy is launched after the next step's forwards, and the tokens of all rows
+    of this step wait for those.
+    """
+    driver = Driver(served_of("qwen3"), GatherAttention(), launch=launch)
+    # So many that MLX copies one row's logits: of few it would keep all.
+    subjects = [driver.subject(random_tokens(BLOCK_SIZE, seed)) for seed in range(16)]
+    rows = [(subject, BLOCK_SIZE) for subject in subjects]
+    late, *others = (subject.id for subject in subjects)
+    chunks = tuple(subject.chunk(BLOCK_SIZE, samples=True) for subject in subjects)
+    driver.runner.submit(replace(driver.plan(rows), chunks=chunks))
+    driver.runner.sample(lambda: StepMasks(late=(late,)))
+    mx.synchronize()  # all that has been launched is computed
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    assert driver.runner.collect().sampled.keys() == set(others)
+    assert mx.get_peak_memory() <= before, "collecting the step has computed something"
+    driver.runner.submit(StepPlan(kept=(late,)))
+    driver.runner.sample(StepMasks)
+    assert driver.runner.collect().sampled.keys() == {late}

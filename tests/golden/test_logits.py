@@ -11,6 +11,7 @@ from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.work import work_list
 from engine.mlx_backend.model.forward import Forward, TokenSpan
 from engine.step.plan import Chunk
+from tests.devices import tolerance
 from tests.golden.driving import (
     BLOCK_SIZE,
     Driver,
@@ -22,7 +23,7 @@ from tests.golden.driving import (
 )
 from tests.offline import Served
 
-TOLERANCE = 1e-4
+TOLERANCE = tolerance(1e-4)
 """Invariant 24 of docs/invariants.md."""
 
 

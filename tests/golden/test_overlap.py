@@ -11,7 +11,7 @@ import pytest
 from engine.mlx_backend import runner
 from engine.mlx_backend.attention.joined import UnreadView
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import LaunchAhead
+from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.measuring.donation import steps_in_flight
 from engine.mlx_backend.runner import MlxRunner
@@ -28,6 +28,7 @@ from engine.step.plan import (
 from engine.step.runner import ModelRunner
 from engine.types.request import Request, SamplingParams
 from kvstore.actions import TablePatch
+from tests.devices import cpu_attention, launches
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import compute, random_tokens
 from tests.offline import OfflineDaemon, Room, Served, cached_model
@@ -70,7 +71,9 @@ def recorded_in(recorders: list[Recorder]) -> Callable[[ModelRunner], ModelRunne
 def test_plans_of_one_run_give_the_same_on_a_second_runner(
     served: Served, attention: Attention
 ) -> None:
-    """Whatever the scheduler does: arrivals, hits, forks, preemption, ends."""
+    """Whatever the scheduler does: arrivals, hits, forks, preemption, ends. Where both launches may
+    serve, the second runner's launch is the other one: results do not depend on it, to a bit.
+    """
     recorders: list[Recorder] = []
     daemon = OfflineDaemon(served, attention, ROOM, recorded_in(recorders))
     [recorder] = recorders
@@ -84,7 +87,8 @@ def test_plans_of_one_run_give_the_same_on_a_second_runner(
         ),
     )
     assert daemon.scheduler.counters.preemptions > 0
-    again = MlxRunner(cached_model(served, attention, ROOM), Sampler(VOCAB_SIZE), LaunchAhead())
+    model, launch = cached_model(served, attention, ROOM), launches()[-1]
+    again = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     results = []
     for call in map(pickle.loads, recorder.calls):
         match call:
@@ -109,18 +113,20 @@ def test_a_decode_takes_few_bytes(served_of: Callable[[str], Served]) -> None:
     assert len(pickle.dumps(full)) - len(pickle.dumps(StepPlan())) < 8 * 8
 
 
-@pytest.mark.parametrize("attention", ["gather", "cascade"])
+@pytest.mark.device
+@pytest.mark.parametrize("attention", ATTENTION)
 def test_writes_and_reads_in_flight_copy_no_arena(
-    served_of: Callable[[str], Served], attention: str
+    served_of: Callable[[str], Served], attention: str, launch: Launch
 ) -> None:
     room = Room(n_blocks=20_000, block_size=BLOCK_SIZE)
     model = cached_model(served_of("qwen3"), ATTENTION[attention](), room)
-    found = steps_in_flight(model, LaunchAhead())
+    found = steps_in_flight(model, launch)
     assert found.peak_bytes < found.pool_bytes / 2
 
 
+@cpu_attention
 def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
-    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+    served_of: Callable[[str], Served], launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a decode: nothing is stored or read behind it."""
     seen = list[int]()
@@ -130,9 +136,9 @@ def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
         seen.append(queries.shape[2])
         return attend(view, queries, *rest)
 
-    monkeypatch.setattr(UnreadView, "attend", note_and_attend)
     model = cached_model(served_of("qwen3"), ATTENTION["cascade"](), ROOM)
-    runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
+    monkeypatch.setattr(UnreadView, "attend", note_and_attend)  # the check at load attends, too
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     names = [SequenceId(i) for i in range(2)]
     enter = tuple(
         BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names
@@ -150,11 +156,11 @@ def test_what_an_unread_run_sees_in_the_last_layer_is_not_computed(
 
 
 def test_a_result_that_cannot_be_read_leaves_no_step_behind(
-    served_of: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch
+    served_of: Callable[[str], Served], launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else all that are collected later would be answered with an older one's."""
     model = cached_model(served_of("qwen3"), ATTENTION["gather"](), ROOM)
-    mlx_runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
+    mlx_runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     name = SequenceId(0)
     entry = BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0))
     table, prompt = TablePatch(None, 0, tuple(range(8))), tuple(random_tokens(9, seed=1))

@@ -10,19 +10,25 @@ from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
 from engine.types.request import Pooling, Request, SamplingParams
+from tests.devices import tolerance
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import random_tokens
 from tests.offline import OfflineDaemon, Room, Served
 
-TOLERANCE = 1e-4
+TOLERANCE = tolerance(1e-4)
 
 Hidden = npt.NDArray[np.float32]
 
+GATHERED = ("llama", "qwen3_4bit", "gemma3_text", "qwen3_next", "falcon_h1")
+"""With weights of four bits, windows, and recurrent states."""
+
 POOLED = [
-    *(("llama", "gather"), ("llama", "cascade"), ("qwen3", "cascade"), ("qwen3_4bit", "gather")),
-    *(("gemma3_text", "gather"), ("gemma3_text", "cascade")),  # windows
-    *(("qwen3_next", "gather"), ("falcon_h1", "gather")),  # recurrent states
-    ("deepseek_v3", "cascade"),
+    *((family, "gather") for family in GATHERED),
+    *(
+        (family, "cascade")
+        for family in ("llama", "qwen3", "gemma3_text", "deepseek_v3")
+        if "cascade" in ATTENTION
+    ),
 ]
 
 
@@ -70,7 +76,7 @@ def test_shared_against_fresh(served: Served, peer: Module, attention: Attention
     assert sum(daemon.usage[name].cached_tokens for name in texts) == 5 * len(instruction)
 
 
-@pytest.mark.parametrize("attention_name", ["gather", "cascade"])
+@pytest.mark.parametrize("attention_name", ATTENTION)
 def test_batched_against_alone(served_of: Callable[[str], Served], attention_name: str) -> None:
     served = served_of("llama")
     texts = {f"t{i}": random_tokens(3 + 4 * i, seed=i) for i in range(8)}

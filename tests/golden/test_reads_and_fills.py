@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import LaunchAhead
+from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
@@ -124,15 +124,16 @@ def test_what_lies_behind_a_tail_is_not_read(served_of: Callable[[str], Served])
     assert all_of_it[:, 3:].any()
 
 
-@pytest.mark.parametrize("attention", ["gather", "cascade"])
+@pytest.mark.device
+@pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
 def test_fills_and_reads_beside_steps_in_flight_copy_no_arena(
-    served_of: Callable[[str], Served], family: str, attention: str
+    served_of: Callable[[str], Served], family: str, attention: str, launch: Launch
 ) -> None:
     room = Room(n_blocks=20_000, block_size=BLOCK_SIZE, spare=2_000)
     model = cached_model(served_of(family), ATTENTION[attention](), room)
     n_windows = len(model.storage.windows)
-    runner = MlxRunner(model, Sampler(VOCAB_SIZE), LaunchAhead())
+    runner = MlxRunner(model, Sampler(VOCAB_SIZE), launch)
     names = [SequenceId(i) for i in range(4)]
     enter = tuple(
         BatchEntry(name, Sampling(SamplingParams(temperature=0), seed=0)) for name in names

@@ -8,9 +8,11 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.scheduling.step_builder import StepBuilder
 from engine.types.request import Request, SamplingParams
+from tests.devices import SERVING_LAUNCH, launches
 from tests.golden.driving import expect_greedy, random_tokens
 from tests.offline import OfflineDaemon, Room, Served
 from tests.unit.scripted_drafter import ScriptedDrafter
@@ -20,9 +22,11 @@ OUTPUT_TOKENS = 40
 PROMPTS = {f"r{at}": random_tokens(13 + 9 * at, seed=70 + at) for at in range(3)}
 
 
-def drafting(served: Served, attention: Attention, n_blocks: int) -> OfflineDaemon:
+def drafting(
+    served: Served, attention: Attention, n_blocks: int, launch: Launch = SERVING_LAUNCH
+) -> OfflineDaemon:
     """Its clock stands still, so that how many drafts are verified depends on no machine."""
-    return OfflineDaemon(served, attention, Room(n_blocks), clock=lambda: 0.0)
+    return OfflineDaemon(served, attention, Room(n_blocks), clock=lambda: 0.0, launch=launch)
 
 
 def request(name: str, sampling: SamplingParams) -> Request:
@@ -66,24 +70,28 @@ def test_greedy(served: Served, peer: Module, attention: Attention) -> None:
 
 
 def test_seeded_and_preempted(served: Served, attention: Attention) -> None:
-    """In an arena that has no room for all three."""
+    """In an arena that has no room for all three, and under the other launch where there is one."""
     sampling = SamplingParams(seed=5, temperature=0.7, repetition_penalty=1.2, min_tokens=9)
     plain = OfflineDaemon(served, attention, Room(64))
     truth = plain.serve(*(request(name, sampling) for name in PROMPTS))
     scripts = {name: wrong(truth[name, 0], (7, 18, 29)) for name in PROMPTS}
-    daemon = drafting(served, attention, 16)
+    daemon = drafting(served, attention, 16, launches()[-1])
     assert served_with(daemon, scripts, sampling) == {name: truth[name, 0] for name in PROMPTS}
 
 
 @pytest.mark.parametrize("case", [(name, "gather") for name in RECURRENT], ids="-".join)
 @pytest.mark.parametrize("most", [1, 2])
 def test_what_is_computed_again_may_take_several_steps(
-    served: Served, attention: Attention, monkeypatch: pytest.MonkeyPatch, most: int
+    served: Served,
+    attention: Attention,
+    launch: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
 ) -> None:
     sampling = SamplingParams(temperature=0)
     truth = OfflineDaemon(served, attention, Room(64)).serve(request("r0", sampling))["r0", 0]
     monkeypatch.setattr(StepBuilder, "allow", lambda builder, sequence, n_tokens: most)
-    daemon = drafting(served, attention, 64)
+    daemon = drafting(served, attention, 64, launch)
     said = served_with(daemon, {"r0": wrong(truth, (4, 9, 10, 23, 37))}, sampling)
     assert said == {"r0": truth}
     assert daemon.usage["r0"].rejected_draft_tokens > 0

@@ -25,6 +25,7 @@ from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.storage.storage import Storage
 from engine.types.settings import EngineConfig
 from kvstore.groups.sizes import StorageSizes
+from tests.devices import cpu_memory
 
 HEADS = 8
 BLOCK_SIZE = 32
@@ -111,6 +112,8 @@ def peak_bytes(model: CachedModel, work: Sequence[TokenSpan]) -> int:
     return mx.get_peak_memory() - before
 
 
+@pytest.mark.device
+@cpu_memory
 @pytest.mark.parametrize("attention", [GatherAttention(), CascadeAttention()], ids=["g", "c"])
 @pytest.mark.parametrize(
     ("rows", "length", "keys"), [(16, 1, 1024), (1, 128, 4096), (4, 32, 2048), (3, 17, 1024)]
@@ -123,6 +126,8 @@ def test_a_forward_takes_no_more_than_is_reserved(
     assert peak_bytes(model, spans_of(rows, length, keys)) < reserved + ACTIVATIONS_BYTES
 
 
+@pytest.mark.device
+@cpu_memory
 def test_what_is_reserved_for_gathering_is_not_far_more_than_it_takes() -> None:
     model = cached_model(GatherAttention(), 16, 1024)
     space = workspace(GatherAttention(), 16, 16)
@@ -130,6 +135,8 @@ def test_what_is_reserved_for_gathering_is_not_far_more_than_it_takes() -> None:
     assert peak_bytes(model, spans_of(16, 1, 1024)) > 0.9 * reserved
 
 
+@pytest.mark.device
+@cpu_memory
 def test_a_forward_is_split_where_its_keys_are_too_many_and_says_the_same() -> None:
     rows, keys = 16, 1024
     work = [

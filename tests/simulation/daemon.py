@@ -33,7 +33,7 @@ from kvstore.store import KVStore
 from tests.simulation.census import Census
 from tests.simulation.checks import fairness
 from tests.simulation.cutting_scheduler import CuttingScheduler
-from tests.simulation.fake_runner import FakeRunner
+from tests.simulation.fake_runner import FakeRunner, Launching
 from tests.simulation.grammars import EOS, LateAnswers, guides
 from tests.simulation.model import ADAPTERS, text_of
 from tests.simulation.troubled_tier import TroubledTier
@@ -111,6 +111,7 @@ class World:
     fault: Callable[[], None]
     row_fault: Callable[[SequenceId], bool]
     answer_fault: Callable[[], bool]
+    launching: Launching
 
 
 class Daemon:
@@ -140,6 +141,7 @@ class Daemon:
             layout.vocab_size,
             world.fault,
             world.row_fault,
+            world.launching,
         )
         self.sizes = StorageBytes(block=0, slots=(0,) * len(self.store.groups), arenas=0)
         self.part_bytes = layout.part_bytes

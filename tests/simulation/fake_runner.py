@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
@@ -50,6 +51,16 @@ from tests.simulation.model import (
 
 class InjectedError(RuntimeError):
     """What the device might raise."""
+
+
+class Launching(Enum):
+    """When a step's forwards are launched, as the launches of `engine.mlx_backend.launch` do it.
+
+    It decides what a step that fails has computed.
+    """
+
+    AHEAD = "a prompt's forwards at submit, the others at sample"
+    WHEN_IDLE = "all forwards at submit, one after another"
 
 
 @dataclass(slots=True)
@@ -104,7 +115,9 @@ class FakeRunner:
         vocab_size: int,
         fault: Callable[[], None],
         row_fault: Callable[[SequenceId], bool],
+        launching: Launching = Launching.AHEAD,
     ) -> None:
+        self._launching = launching
         self._pool = pool
         self._groups = groups
         self._block_size = block_size
@@ -141,6 +154,8 @@ class FakeRunner:
         flight = Flight(plan)
         for chunk in plan.chunks:
             self._compute_chunk(flight, chunk)
+        if self._launching is Launching.WHEN_IDLE:
+            self._fault()  # the launch of a later forward fails: what is before it is computed
         for op in plan.after_chunks:
             self._execute(op)
         for chunk in plan.chunks:
@@ -172,12 +187,13 @@ class FakeRunner:
             self._fault()
         except BaseException:
             self._flights.pop()
-            self._leave_decodes_out(flight.plan)
+            if self._launching is Launching.AHEAD:
+                self._leave_decodes_out(flight.plan)
             raise
         self._sample(flight, ruled_out)
 
     def _leave_decodes_out(self, plan: StepPlan) -> None:
-        """A real runner comes to them, where there is another forward, only when it samples."""
+        """Where another forward comes first, decodes are launched only when the step samples."""
         chunked = {chunk.sequence_id for chunk in plan.chunks}
         decodes = [one for one in plan.decodes if one not in chunked] if chunked else []
         for sequence_id in decodes:

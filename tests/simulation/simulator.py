@@ -29,7 +29,7 @@ from tests.simulation.checks.tree import ContentCheck
 from tests.simulation.checks.waits import WaitCheck
 from tests.simulation.daemon import Daemon, Layout, World
 from tests.simulation.expected import Expected, expected
-from tests.simulation.fake_runner import InjectedError
+from tests.simulation.fake_runner import InjectedError, Launching
 from tests.simulation.load_watch import LoadWatch
 from tests.simulation.model import ADAPTERS, NAMESPACES, SALTS
 from tests.simulation.oracle import Oracle, Overconfident
@@ -55,6 +55,7 @@ class Simulation:
 
     def __init__(self, seed: int) -> None:
         random = self.random = Random(seed)
+        self._launching = list(Launching)[seed % len(Launching)]
         self.now = 0.0
         self.steps = 0
         self.census = Census()
@@ -79,7 +80,12 @@ class Simulation:
     def _start(self) -> None:
         """Another engine."""
         world = World(
-            lambda: self.now, self._deliver, self._fault, self._row_fault, self._answer_fault
+            lambda: self.now,
+            self._deliver,
+            self._fault,
+            self._row_fault,
+            self._answer_fault,
+            self._launching,
         )
         tier = self.tier if self._has_disk else None
         self.daemon = Daemon(self.random, self._layout, world, tier, self.census)

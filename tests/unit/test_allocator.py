@@ -24,7 +24,7 @@ def restored() -> Iterator[None]:
 
 
 def test_what_others_use_is_not_ours() -> None:
-    assert allocator_limits(SHARED, used_bytes=5, working_bytes=7) == AllocatorLimits(35, 7)
+    assert allocator_limits(SHARED, used_bytes=5, step_bytes=7) == AllocatorLimits(35, 7)
 
 
 @pytest.mark.usefixtures("restored")

@@ -131,6 +131,7 @@ def test_unknown_blocks_are_refused_before_anything_is_copied() -> None:
     assert not read(arena, 0, [B])[0].any()
 
 
+@pytest.mark.device
 def test_writes_and_copies_are_in_place() -> None:
     """MLX's peak memory would rise by the pool's size if one were copied."""
     arena = Arena([float32(4, 64, 64)], n_blocks=256, block_size=32)

@@ -16,11 +16,13 @@ from engine.mlx_backend.cpu.tiles import (
     TilePlan,
 )
 from engine.mlx_backend.cpu.work import work_list
-from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, TokenSpan, table_width
 from engine.mlx_backend.storage.arena import Arena, LayerShape
+from tests.devices import cpu_attention
 from tests.unit import attention_reference as reference
+
+pytestmark = cpu_attention
 
 HEADS = 4
 BLOCK_SIZE = 16
@@ -35,20 +37,6 @@ def layer(dtype: mx.Dtype = mx.float32) -> LayerShape:
 def streams() -> tuple[mx.Stream, mx.Stream]:
     device = mx.default_device()
     return mx.default_stream(device), mx.new_stream(device)
-
-
-def test_softmax_exp_is_exp_where_a_softmax_looks() -> None:
-    scores = np.linspace(-100, 0, 20_001, dtype=np.float32)
-    found = np.array(softmax_exp(mx.array(scores)), dtype=np.float64)
-    exact = np.exp(scores.astype(np.float64))
-    assert np.abs(found - exact).max() < 4e-6
-    near = scores > -20
-    assert (np.abs(found - exact) / exact)[near].max() < 2e-5
-
-
-def test_softmax_exp_of_what_is_hidden_is_nothing() -> None:
-    assert 0 <= float(softmax_exp(mx.array([-1e30]))[0]) < 1e-30
-    assert float(softmax_exp(mx.array([0.0]))[0]) == 1.0
 
 
 @pytest.mark.parametrize(

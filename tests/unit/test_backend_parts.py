@@ -145,6 +145,21 @@ def test_a_model_is_a_directory_or_a_repository(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path / "config.json"), download=False)
     with pytest.raises(ModelError, match="neither a directory nor a repository"):
         find_checkpoint("not//a repository", download=False)
+    with pytest.raises(ModelError, match="one of Ollama's, and models come from Hugging Face"):
+        find_checkpoint("qwen3:4b", download=False)
+
+
+def test_a_path_that_is_misspelt_is_said_to_be_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "engine.mlx_backend.loading.source.snapshot_download", Mock(side_effect=unreachable())
+    )
+    either = f"; there is no directory {tmp_path / 'models' / 'small'} either"
+    with pytest.raises(ModelError, match=either):
+        find_checkpoint("models/small", download=True)
 
 
 @pytest.mark.parametrize("start", ["/no/such", "./no-such", "../no-such", ".", "~/no-such"])
@@ -197,7 +212,10 @@ def unreachable() -> LocalEntryNotFoundError:
     ("error", "said"),
     [
         (gated(), r"some/model is gated: HF_TOKEN .* \(401 .* Cannot access gated repo\)"),
-        (unreachable(), "^some/model is not here and was not fetched: No route to host$"),
+        (
+            unreachable(),
+            "^some/model is not in the .* cache and was not fetched: No route to host$",
+        ),
         (ValueError("Unknown scheme for proxy"), "^some/model was not fetched: Unknown scheme"),
     ],
 )

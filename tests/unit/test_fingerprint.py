@@ -1,5 +1,6 @@
-"""What tells checkpoints apart: config, headers and samples of every tensor."""
+"""What tells checkpoints apart: config, headers, files' versions and samples of every tensor."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -43,6 +44,34 @@ def checkpoint(tmp_path: Path) -> Path:
     return directory
 
 
+def fingerprint_at_time_0(checkpoint: Path) -> str:
+    """So that the time of modification tells nothing."""
+    for weights in checkpoint.glob("*.safetensors"):
+        os.utime(weights, (0, 0))
+    return fingerprint(checkpoint)
+
+
+def write_between_samples(weights: Path) -> None:
+    """Change bytes of the first tensor that are in no sample."""
+    first = write_weights(weights)
+    with weights.open("r+b") as opened:
+        os.pwrite(opened.fileno(), b"changed", first + 5_000)
+
+
+def snapshot_of(checkpoint: Path, name: str, digits: int = 64) -> Path:
+    """The checkpoint as the Hugging Face cache stores it."""
+    weights = (checkpoint / "model.safetensors").read_bytes()
+    blob = checkpoint.parent / name / "blobs" / hashlib.sha256(weights).hexdigest()[:digits]
+    snapshot = checkpoint.parent / name / "snapshots" / "main"
+    blob.parent.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    blob.write_bytes(weights)
+    os.utime(blob, (0, 0))
+    shutil.copy(checkpoint / "config.json", snapshot)
+    (snapshot / "model.safetensors").symlink_to(os.path.relpath(blob, snapshot))
+    return snapshot
+
+
 def every_value(tensor: bytes) -> bytes:
     return bytes(byte ^ 1 for byte in tensor)
 
@@ -73,11 +102,11 @@ def test_a_change_of_any_one_tensor_is_seen(checkpoint: Path, change: Change) ->
     weights = checkpoint / "model.safetensors"
     before, changed = bytes(TENSOR_BYTES), change(bytes(TENSOR_BYTES))
     first = write_weights(weights)
-    seen = {fingerprint(checkpoint)}
+    seen = {fingerprint_at_time_0(checkpoint)}
     with weights.open("r+b", buffering=0) as opened:
         for place in range(first, first + TENSORS * TENSOR_BYTES, TENSOR_BYTES):
             os.pwrite(opened.fileno(), changed, place)
-            seen.add(fingerprint(checkpoint))
+            seen.add(fingerprint_at_time_0(checkpoint))
             os.pwrite(opened.fileno(), before, place)
     assert len(seen) == 1 + TENSORS
 
@@ -89,31 +118,72 @@ def test_a_small_tensor_is_read_whole(checkpoint: Path) -> None:
     seen = set()
     for values in (bytes(5), *(bytes(i) + b"x" + bytes(4 - i) for i in range(5))):
         weights.write_bytes(start + values)
-        seen.add(fingerprint(checkpoint))
+        seen.add(fingerprint_at_time_0(checkpoint))
     assert len(seen) == 6
 
 
 def test_names_dtypes_and_the_config_count(checkpoint: Path) -> None:
     weights = checkpoint / "model.safetensors"
-    seen = [fingerprint(checkpoint)]
+    seen = [fingerprint_at_time_0(checkpoint)]
     write_weights(weights, (*NAMES[:80], NAMES[80].replace("up", "in"), *NAMES[81:]))
-    seen.append(fingerprint(checkpoint))
+    seen.append(fingerprint_at_time_0(checkpoint))
     weights.write_bytes(weights.read_bytes().replace(b'"U8"', b'"I8"'))
-    seen.append(fingerprint(checkpoint))
+    seen.append(fingerprint_at_time_0(checkpoint))
     (checkpoint / "config.json").write_text("{ }")
-    seen.append(fingerprint(checkpoint))
+    seen.append(fingerprint_at_time_0(checkpoint))
     weights.rename(checkpoint / "model-00001-of-00001.safetensors")
-    seen.append(fingerprint(checkpoint))
+    seen.append(fingerprint_at_time_0(checkpoint))
     assert len(set(seen)) == 5
 
 
-def test_neither_where_nor_when_the_files_were_written_counts(checkpoint: Path) -> None:
-    first = fingerprint(checkpoint)
-    os.utime(checkpoint / "model.safetensors", (0, 0))
-    assert fingerprint(checkpoint) == first
+def test_a_copy_that_keeps_the_time_of_modification_is_the_same_model(checkpoint: Path) -> None:
     elsewhere = checkpoint.parent / "elsewhere"
     shutil.copytree(checkpoint, elsewhere)
-    assert fingerprint(elsewhere) == first
+    assert fingerprint(elsewhere) == fingerprint(checkpoint)
+
+
+def test_a_change_between_the_samples_is_seen_by_the_time_of_modification(checkpoint: Path) -> None:
+    weights = checkpoint / "model.safetensors"
+    before = fingerprint_at_time_0(checkpoint)
+    write_between_samples(weights)
+    os.utime(weights, ns=(0, 1))
+    assert fingerprint(checkpoint) != before
+
+
+def test_a_file_of_the_hugging_face_cache_is_known_by_its_sha256(checkpoint: Path) -> None:
+    """Whenever it was fetched, and also by a link to the snapshot's link."""
+    one, another = snapshot_of(checkpoint, "one"), snapshot_of(checkpoint, "another")
+    os.utime(another / "model.safetensors", (1, 1))
+    assert fingerprint(one) == fingerprint(another)
+    linked = checkpoint.parent / "linked"
+    linked.mkdir()
+    shutil.copy(one / "config.json", linked)
+    (linked / "model.safetensors").symlink_to(one / "model.safetensors")
+    assert fingerprint(linked) == fingerprint(one)
+
+
+def test_a_change_between_the_samples_is_seen_by_the_sha256(checkpoint: Path) -> None:
+    before = snapshot_of(checkpoint, "before")
+    write_between_samples(checkpoint / "model.safetensors")
+    assert fingerprint(snapshot_of(checkpoint, "after")) != fingerprint(before)
+
+
+def test_a_change_in_place_is_seen_by_the_samples(checkpoint: Path) -> None:
+    """The file keeps its name in the Hugging Face cache."""
+    snapshot = snapshot_of(checkpoint, "one")
+    before = fingerprint(snapshot)
+    weights = snapshot / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert fingerprint(snapshot) != before
+
+
+def test_a_file_of_the_cache_that_is_named_by_another_digest_counts_as_any_other(
+    checkpoint: Path,
+) -> None:
+    snapshot = snapshot_of(checkpoint, "one", digits=40)
+    before = fingerprint(snapshot)
+    os.utime(snapshot / "model.safetensors", (1, 1))
+    assert fingerprint(snapshot) != before
 
 
 @pytest.mark.parametrize("length", [0, 5, 1_000, -1])

@@ -5,6 +5,7 @@ import logging
 import mlx.core as mx
 import pytest
 
+from engine.mlx_backend.host import memory_meter
 from engine.mlx_backend.host.memory_meter import QUIET_SECONDS, MemoryMeter, MeteredRunner
 from engine.step.plan import StepResult
 from engine.types.memory import MemoryPromise
@@ -15,6 +16,8 @@ MIB = 1 << 20
 def take(mebibytes: int) -> None:
     array = mx.zeros((mebibytes, MIB // 4))
     mx.eval(array)
+    del array
+    mx.synchronize()  # a GPU gives back what a command buffer used when that has completed
 
 
 class Meter:
@@ -23,7 +26,7 @@ class Meter:
     def __init__(self, workspace: int) -> None:
         self.now = 0.0
         self.used = mx.get_active_memory()
-        self.meter = MemoryMeter(MemoryPromise(0, 0, workspace), self.used, lambda: self.now)
+        self.meter = MemoryMeter(MemoryPromise(0, 0, workspace, 0), self.used, lambda: self.now)
 
     def step(self, mebibytes: int) -> None:
         take(mebibytes)
@@ -49,6 +52,7 @@ def test_a_step_that_took_more_is_warned_of_with_both_figures_and_not_at_once_ag
     assert said == [line, line]
 
 
+@pytest.mark.device
 def test_the_peak_is_of_all_steps_since_the_model_was_loaded() -> None:
     take(64)
     kept = mx.ones((4, MIB // 4))
@@ -60,6 +64,11 @@ def test_the_peak_is_of_all_steps_since_the_model_was_loaded() -> None:
     assert 32 * MIB <= stats.peak < 40 * MIB
     assert stats.active == mx.get_active_memory() - meter.used == 0
     assert stats.resident > 0
+
+
+def test_resident_is_what_the_system_counts_as_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_meter, "process_bytes", lambda: 110 * MIB)
+    assert Meter(0).meter.stats().resident == 110 * MIB
 
 
 class Hungry:

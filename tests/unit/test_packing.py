@@ -56,6 +56,7 @@ def test_blocks_that_lie_side_by_side_are_filled_at_once(monkeypatch: pytest.Mon
     assert sorted(puts) == sorted([(1, 3), (5, 1), (8, 1)] * n_layers)
 
 
+@pytest.mark.device
 def test_a_fill_behind_a_write_in_flight_copies_no_pool() -> None:
     shape, n_blocks = LayerShape(1, 64, 64, mx.float32, mx.float32), 1024
     held = storage(shape, block_size=32, n_blocks=n_blocks)

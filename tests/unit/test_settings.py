@@ -97,9 +97,9 @@ def test_adapters_are_a_mapping_in_yaml_and_pairs_in_flags_and_a_variable(
         (["folder"], "adapters: must be NAME=DIRECTORY, not ['folder']"),
         (["name="], "adapters: must be NAME=DIRECTORY"),
         (["a=/x", "a=/y"], "adapters: must have each name once"),
-        (["=/x"], "adapters: string should match"),
-        (["a:b=/x"], "adapters: string should match"),
-        ({"a": 1}, "adapters: input is not a valid path"),
+        (["=/x"], "adapters.: must match"),
+        (["a:b=/x"], "adapters.a:b: must match"),
+        ({"a": 1}, "adapters.a: must be a path, not 1"),
     ],
 )
 def test_adapters_that_are_none(given: object, fault: str) -> None:
@@ -256,6 +256,149 @@ def test_a_misspelt_key_in_yaml_is_refused_with_what_was_meant(tmp_path: Path) -
     assert lines_of_error({"config": path}) == [
         "max_runing: there is no such setting; did you mean max_running?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "lines"),
+    [
+        (
+            "{model: models/tiny, max_runing: 4}",
+            ["models[0] (models/tiny): there is no setting max_runing; did you mean max_running?"],
+        ),
+        ("{modl: m}", ["models[0]: there is no setting modl; did you mean model?"]),
+        ("{model: m, colour: red}", ["models[0] (m): there is no setting colour"]),
+        (
+            "{port: 9302}",
+            [
+                "models[0]: port is a setting of the daemon, not of one model: "
+                "move it to the top level"
+            ],
+        ),
+        ("{max_running: 0}", ["models[0].max_running: must be at least 1, not 0"]),
+        (
+            "models/tiny",
+            ["models[0]: must be a mapping such as {model: models/tiny}, not a text"],
+        ),
+        ("[a]", ["models[0]: must be a mapping such as {model: models/tiny}, not a list"]),
+        ("", ["models[0]: must be a mapping such as {model: models/tiny}, not empty"]),
+        ("{8: a}", ["models[0][8]: must be the name of a setting, not 8"]),
+        (
+            "{served_model_name: [a, 1]}",
+            ["models[0].served_model_name[1]: must be a text, not 1"],
+        ),
+        ("{adapters: {a: 1}}", ["models[0].adapters.a: must be a path, not 1"]),
+        (
+            "{api_key: s3cret}",
+            [
+                "models[0]: api_key is a setting of the daemon, not of one model: "
+                "move it to the top level"
+            ],
+        ),
+        (
+            "{step_tokens: 8}",
+            [
+                "models[0].step_tokens: must be at least max_running (32), because every running "
+                "sequence computes a token in a step"
+            ],
+        ),
+        (
+            "{model: m, max_runing: 4, ttl_seconds: -1, block_size: many}",
+            [
+                "models[0] (m): there is no setting max_runing; did you mean max_running?",
+                "models[0].block_size: must be an integer, not 'many'",
+                "models[0].ttl_seconds: must be at least 0, not -1",
+            ],
+        ),
+    ],
+)
+def test_an_error_in_an_entry_of_models_names_the_entry_and_the_setting(
+    tmp_path: Path, entry: str, lines: list[str]
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(f"models:\n- {entry}\n- model: other\n")
+    assert sorted(lines_of_error({"config": file})) == lines
+
+
+def test_every_wrong_entry_of_models_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models:\n- b\n- {model: m, pinned: 3}\n- {model: n, kv_cache_bytes: lots}\n")
+    assert lines_of_error({"config": file}) == [
+        "models[0]: must be a mapping such as {model: models/tiny}, not a text",
+        "models[1].pinned: must be true or false, not 3",
+        "models[2].kv_cache_bytes: must be a size such as 8GiB, 512MB or 1048576, not 'lots'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shared", "entry", "line"),
+    [
+        ("step_tokens: 40", "{model: m, max_running: 64}", "step_tokens: must be at least "),
+        ("pooling: last", "{model: m, reranker: yes-no}", "reranker: a model that reranks "),
+        ("adapters: {b: /x}", "{served_model_name: [a, 'a:b']}", "served_model_name: a:b is "),
+    ],
+)
+def test_an_entry_of_models_must_agree_with_what_holds_for_all(
+    tmp_path: Path, shared: str, entry: str, line: str
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(f"{shared}\nmodel: first\nmodels:\n- model: second\n- {entry}\n")
+    (error,) = lines_of_error({"config": file})
+    assert error.startswith(f"models[1].{line}")
+
+
+def test_models_in_a_variable_are_json_and_their_errors_name_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROOTSTOCK_MODELS", '[{"model": "a"}, {"model": "b"}]')
+    assert [model.model for model in load_settings({}).each_model()] == ["a", "b"]
+    monkeypatch.setenv("ROOTSTOCK_MODELS", '[{"model": "a", "max_runing": 4}]')
+    assert lines_of_error({}) == [
+        "models[0] (a): there is no setting max_runing; did you mean max_running? "
+        "(set by ROOTSTOCK_MODELS)"
+    ]
+    monkeypatch.setenv("ROOTSTOCK_MODELS", "a,b")
+    assert lines_of_error({}) == ["models: must be a list, not a text (set by ROOTSTOCK_MODELS)"]
+
+
+def test_an_error_names_the_variable_only_where_it_set_the_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "rootstock.yaml"
+    file.write_text("port: x\n")
+    assert lines_of_error({"config": file}) == ["port: must be an integer, not 'x'"]
+    monkeypatch.setenv("rootstock_port", "y")
+    line = "port: must be an integer, not 'y' (set by ROOTSTOCK_PORT)"
+    assert lines_of_error({"config": file}) == [line]
+    assert lines_of_error({"port": "z"}) == ["port: must be an integer, not 'z'"]
+    monkeypatch.delenv("rootstock_port")
+    monkeypatch.setenv("ROOTSTOCK_STEP_TOKENS", "8")
+    (line,) = lines_of_error({})
+    assert line.startswith("step_tokens: must be at least max_running (32)")
+    assert line.endswith("(set by ROOTSTOCK_STEP_TOKENS)")
+
+
+def test_a_long_value_is_cut_short_in_its_error() -> None:
+    (line,) = lines_of_error({"port": "9" * 9999})
+    assert line.startswith("port: ")
+    assert len(line) < 200
+
+
+WRONG_VALUES = (None, {"a": [1]}, [["a"], {}], "\x01", -1, "9" * 5000)
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_errors_name_the_setting_and_never_have_the_words_of_the_validator(name: str) -> None:
+    for value in WRONG_VALUES:
+        for place, flags in (("", {name: value}), ("models[0]", {"models": [{name: value}]})):
+            if name == "config" and not place:
+                continue  # names a file, which is read
+            try:
+                load_settings(flags)
+            except SettingsError as error:
+                for line in str(error).splitlines():
+                    assert not re.search("(?i)input|valid|should|pydantic|class", line)
+                    assert line.startswith(place)
+                    assert name in line
 
 
 def test_variables_that_are_no_settings_of_the_daemon_do_not_matter(

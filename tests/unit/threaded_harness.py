@@ -127,7 +127,7 @@ class Parts:
             limits=self.harness.limits,
             guides=GuideMaker(frozenset()),
             trials=Trials(no_process),
-            memory=lambda: MemoryStats(0, 0, 0, 0, MemoryPromise(0, 0, 0)),
+            memory=lambda: MemoryStats(0, 0, 0, 0, MemoryPromise(0, 0, 0, 0)),
             release_thread=lambda: None,
         )
 

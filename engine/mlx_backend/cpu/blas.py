@@ -19,7 +19,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -67,7 +67,7 @@ def load_blas(directories: Iterable[Path] | None = None) -> Blas:
     MKL is looked for in `directories`: by default where this interpreter's packages have their
     libraries. Does nothing off Linux, or when MLX's CUDA package is installed.
     """
-    if sys.platform != "linux" or _has_gpu_package():
+    if sys.platform != "linux" or has_cuda_package():
         return Blas()
     found = _library_directories() if directories is None else directories
     install = install_command(Path(sys.prefix), sys.executable)
@@ -147,6 +147,8 @@ def _library_directories() -> list[Path]:
     return [Path(prefix) / "lib" for prefix in prefixes]
 
 
-def _has_gpu_package() -> bool:
+@cache
+def has_cuda_package() -> bool:
+    """Whether MLX's CUDA backend is installed."""
     installed = {name.lower() for dist in metadata.distributions() if (name := dist.name)}
     return not installed.isdisjoint(_GPU_PACKAGES)

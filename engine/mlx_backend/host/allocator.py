@@ -19,8 +19,20 @@ class AllocatorLimits:
     cache: int
 
 
-def allocator_limits(host: Machine, used_bytes: int, working_bytes: int) -> AllocatorLimits:
-    """For what a machine had left when MLX used `used_bytes`, and a step takes `working_bytes`.
+def held_steps(host: Machine) -> int:
+    """How many steps' arrays count in the memory plan: that of the step being computed, and that of
+    MLX's buffer cache, which keeps as many bytes at most (`AllocatorLimits.cache`).
+
+    On a GPU the cache does not count in addition: MLX frees cached buffers before those in use and
+    those cached exceed the memory limit together (`malloc` in MLX's `metal/allocator.cpp` and
+    `cuda/allocator.cpp`). So they fit into what the plan has for a step. On a CPU it frees none.
+    """
+    return 2 if host.device.startswith("cpu") else 1
+
+
+def allocator_limits(host: Machine, used_bytes: int, step_bytes: int) -> AllocatorLimits:
+    """For what a machine had left when MLX used `used_bytes`, and the arrays of a step take
+    `step_bytes`.
 
     Memory: what we use and what we can have. MLX's own limit knows of no others: 95% of a CUDA
     device, 1.5 times Metal's working set, four fifths of the machine's memory and not of the
@@ -30,7 +42,7 @@ def allocator_limits(host: Machine, used_bytes: int, working_bytes: int) -> Allo
     Cache: the buffers of one step, so that the next finds them all. MLX's own limit on GPUs is that
     of memory: buffers of every size that was ever needed would stay.
     """
-    return AllocatorLimits(used_bytes + host.most_bytes, working_bytes)
+    return AllocatorLimits(used_bytes + host.most_bytes, step_bytes)
 
 
 def limit_allocator(limits: AllocatorLimits) -> None:

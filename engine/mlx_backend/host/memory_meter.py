@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 
 import mlx.core as mx
-import psutil
 
+from engine.mlx_backend.host.process_memory import process_bytes
 from engine.step.plan import StepMasks, StepPlan, StepResult
 from engine.step.runner import ModelRunner
 from engine.types.memory import MemoryPromise, MemoryStats
@@ -33,7 +33,7 @@ class MemoryMeter:
             active=mx.get_active_memory() - self._used_bytes,
             cached=mx.get_cache_memory(),
             peak=max(self._peak, mx.get_peak_memory()) - self._used_bytes,
-            resident=psutil.Process().memory_info().rss,
+            resident=process_bytes(),
             promise=self._promise,
         )
 

@@ -63,7 +63,7 @@ are the last, whatever the scores: with one of each no rounding decides.
 
 _UNBOUNDED = 1 << 30
 _CPU_TOLERANCE = 1e-3
-_GPU_TOLERANCE = 0.01  # products of float32 may be rounded to TF32
+GPU_TOLERANCE = 0.01  # products of float32 may be rounded to TF32
 _HALF_TOLERANCE = 0.05
 """Error relative to the logits, in float32 and in half precision.
 
@@ -140,7 +140,7 @@ def _candidates(
 def _tolerance(layout: Layout) -> float:
     if {*layout.dtypes, layout.logits_dtype} != {mx.float32}:
         return _HALF_TOLERANCE
-    return _CPU_TOLERANCE if mx.default_device() == mx.cpu else _GPU_TOLERANCE
+    return _CPU_TOLERANCE if mx.default_device() == mx.cpu else GPU_TOLERANCE
 
 
 def _rows(layout: Layout, adapters: Sequence[str]) -> list[_Row]:

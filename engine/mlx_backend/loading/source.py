@@ -1,5 +1,6 @@
 """Where a checkpoint lies, and what identifies it."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _PATH_STARTS = ("/", ".", "~")  # of no repository's name
 _FILES = ["*.json", WEIGHTS, "tokenizer.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
 _SAMPLES = 4  # of a tensor
 _SAMPLE_BYTES = 4096
+_BLOBS = "blobs"  # the folder of files in a repository's folder of the Hugging Face cache
+_SHA256 = re.compile("[0-9a-f]{64}")  # small files outside of LFS have 40 digits, git's SHA-1
 _STORED_BYTES = "huggingface_hub.snapshot_download"  # the name of one of a download's bars
 
 
@@ -99,7 +102,12 @@ def _fetched(model: str, progress: Progress) -> Path:
         raise _no_repository(model, error) from error
     except LocalEntryNotFoundError as error:  # its own text is advice; the cause says what happened
         problem = one_line(error.__cause__ or error)
-        raise ModelError(f"{model} is not here and was not fetched: {problem}") from error
+        path = Path(model)
+        is_path_typo = path.parent.is_dir() and path.parent != Path() and not path.exists()
+        hint = f"; there is no directory {path.resolve()} either" if is_path_typo else ""
+        raise ModelError(
+            f"{model} is not in the Hugging Face cache and was not fetched: {problem}{hint}"
+        ) from error
     except Exception as error:  # of what carries HTTP, too: a proxy's, an address that is none
         raise ModelError(f"{model} was not fetched: {one_line(error)}") from error
 
@@ -124,22 +132,27 @@ def _counting(progress: Progress) -> type[tqdm]:
 
 
 def _no_repository(model: str, error: Exception) -> ModelError:
-    return ModelError(f"{model} is neither a directory nor a repository: {one_line(error)}")
+    problem = (
+        "a name with a colon is one of Ollama's, and models come from Hugging Face, such as "
+        "mlx-community/Qwen3-4B-4bit"
+        if ":" in model
+        else one_line(error)
+    )
+    return ModelError(f"{model} is neither a directory nor a repository: {problem}")
 
 
 def fingerprint(checkpoint: Path) -> str:
     """Sixteen hexadecimal digits that change with the config or the weights.
 
-    Digests config.json, and of each weight file its name, size and header, and samples of every
-    tensor: a fine-tune differs from its model, be it in few tensors, or in each in a few values of
-    a hundred. What changes between the samples alone, as some rows of an embedding or some experts
-    of a joined tensor, is not seen: reading whole checkpoints would take minutes. Raises ModelError
-    for a file that is not whole.
+    Digests config.json, and of each weight file its name, size, header, `_version` and samples of
+    every tensor. Reading a whole checkpoint would take minutes. The samples find most edits that
+    keep the version: of a file in the Hugging Face cache that was edited in place, or of one whose
+    time of modification was set back. Raises ModelError for a file that is not whole.
     """
     digest = blake3((checkpoint / "config.json").read_bytes())
     for file in sorted(checkpoint.glob(WEIGHTS)):
         header = read_header(file)
-        digest.update(f"{file.name}:{file.stat().st_size}:".encode())
+        digest.update(f"{file.name}:{file.stat().st_size}:{_version(file)}:".encode())
         digest.update(header.text)
         with file.open("rb") as weights:
             for span in sorted(header.spans.values()):
@@ -147,6 +160,17 @@ def fingerprint(checkpoint: Path) -> str:
                     weights.seek(sample.start)
                     digest.update(weights.read(sample.stop - sample.start))
     return digest.hexdigest(length=8)
+
+
+def _version(file: Path) -> str:
+    """The SHA-256 by which the Hugging Face cache names the file that a snapshot links to; of any
+    other file the time of modification, in nanoseconds. A copy without its time of modification
+    counts as another model, which costs the disk cache and is never wrong.
+    """
+    blob = file.resolve()
+    if blob.parent.name == _BLOBS and _SHA256.fullmatch(blob.name):
+        return blob.name
+    return str(blob.stat().st_mtime_ns)
 
 
 def _samples(tensor: ByteSpan) -> list[ByteSpan]:

@@ -10,7 +10,15 @@ layers 1,024 and 4,096 wide, 400 MB to sample 64 rows of 151,936 logits. The pro
 110 MB between its first look at the memory and its first answer; the rest is for wider layers."""
 
 
-def working_bytes(config: EngineConfig, vocab_size: int) -> int:
-    """What the process and a step take beside weights, storage and attention's workspace."""
+def working_bytes(config: EngineConfig, vocab_size: int, held_steps: int = 1) -> int:
+    """What the process and a step take beside weights, storage and attention's workspace.
+
+    `held_steps`: see `allocator.held_steps`.
+    """
+    return _PROCESS_BYTES + held_steps * step_bytes(config, vocab_size)
+
+
+def step_bytes(config: EngineConfig, vocab_size: int) -> int:
+    """The arrays of a step in addition to weights, storage and attention's workspace."""
     logits = config.max_running * vocab_size
-    return _PROCESS_BYTES + config.step_tokens * _TOKEN_BYTES + logits * _LOGIT_BYTES
+    return config.step_tokens * _TOKEN_BYTES + logits * _LOGIT_BYTES

@@ -31,6 +31,7 @@ class Workspace:
     key_bytes: int  # of one key in the layer where it takes most
     copies: int  # of all keys of a forward
     heads: int  # whose scores are kept for all tokens and keys at once; 0 where they are fused
+    held_steps: int = 1  # see `allocator.held_steps`
 
     def forward_keys(self, longest: int) -> int:
         """The most keys that a forward reads, rows x those of its longest row.
@@ -41,13 +42,15 @@ class Workspace:
         return min(self.rows * longest, max(longest, affordable))
 
     def bytes(self, longest: int) -> int:
-        """K and V gathered for a forward, and the mask and scores of its tokens, at most.
+        """K and V gathered for a forward, and the mask and scores of its tokens, at most; this for
+        each of the `held_steps`.
 
         Scores count once: softmax and mask write where they read. Tiles do not make it less,
         because MLX computes the scores of many before it attends to the first.
         """
         gathered = self.copies * self.forward_keys(longest) * self.key_bytes
-        return gathered + self.tokens * longest * (self.heads * _SCORE_BYTES + _MASK_BYTES)
+        scores = self.tokens * longest * (self.heads * _SCORE_BYTES + _MASK_BYTES)
+        return self.held_steps * (gathered + scores)
 
 
 def find_workspace(

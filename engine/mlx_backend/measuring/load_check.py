@@ -23,11 +23,9 @@ class LoadCheck:
     def __init__(self, sizes: Sizes, scratch: Path) -> None:
         """Checkpoints are written below `scratch`, and removed at once."""
         self._scratch = scratch
-        # A CPU serves either in float32.
-        dtypes = [mx.float32] if mx.default_device() == mx.cpu else [mx.float32, mx.bfloat16]
         self._cases = {
             f"{name}, {str(dtype).removeprefix('mlx.core.')}": (name, dtype)
-            for dtype in dtypes
+            for dtype in checked_dtypes(mx.default_device())
             for name in sizes.architectures or CONFIGS
         }
 
@@ -48,6 +46,11 @@ class LoadCheck:
             "deviation": execution.deviation,
             "rejected_before": len(execution.rejected),
         }
+
+
+def checked_dtypes(device: mx.Device) -> tuple[mx.Dtype, ...]:
+    """The precisions to check on a device. A CPU serves all checkpoints in float32."""
+    return (mx.float32,) if device == mx.cpu else (mx.float32, mx.bfloat16)
 
 
 def load(checkpoint: Path) -> tuple[LoadedModel, Execution]:

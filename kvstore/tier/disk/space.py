@@ -4,6 +4,7 @@ from math import ceil
 from pathlib import Path
 
 from kvstore.tier.disk.files import Files
+from kvstore.tier.disk.folder import folders
 from kvstore.tier.disk.index import SLACK_BYTES
 from kvstore.tier.types import TierLimits
 
@@ -29,15 +30,19 @@ def holding(path_bytes: int) -> int:
 
 
 class Space:
-    """Measured, not booked: all files are looked at, those of other models too. 320 segments take a
-    millisecond. Right for who holds the write lock; all raise OSError.
+    """Measures the folders of all models. Files that are not ours count for nothing, whatever the
+    directory: it may be somebody's home. Right only while the write lock is held. Measuring 320
+    segments takes a millisecond, so a folder is measured again only after it may have changed.
+    Methods raise OSError.
     """
 
     def __init__(self, files: Files, directory: Path, folder: Path, limits: TierLimits) -> None:
+        self.folder = folder
+        """This process's own."""
         self._files = files
         self._directory = directory
-        self._folder = folder
         self._limits = limits
+        self._measured: dict[Path, int | None] = {}  # by folder; None: to be measured
         self._used = self._spare = self._own = 0
 
     @property
@@ -47,7 +52,7 @@ class Space:
 
     @property
     def last_own_bytes(self) -> int:
-        """Of this one's folder, as it was when `exceeds` was asked last."""
+        """Of this process's folder, as it was measured last."""
         return self._own
 
     @property
@@ -58,13 +63,22 @@ class Space:
     @property
     def longest_path(self) -> int:
         """In bytes, as it was measured last."""
-        allowed = min(self._limits.max_bytes, self._used + self._spare)
-        return 0 if self.is_taken else longest_path(allowed)
+        return longest_path(min(self._limits.max_bytes, self._used + self._spare))
+
+    def begin(self) -> None:
+        """Call when the write lock has been taken: other processes may have changed their folders.
+        They remove files of this one, too, and whoever finds out calls `changed`.
+        """
+        own = self._measured.get(self.folder)
+        self._measured = dict.fromkeys(folders(self._directory)) | {self.folder: own}
+
+    def changed(self, folder: Path) -> None:
+        """Something in the folder has been written or removed."""
+        self._measured[folder] = None
 
     def exceeds(self) -> bool:
         """Whether what there is, and what the index may need, is more than the limit."""
         self._measure()
-        self._own = self._files.allocated(self._folder)
         return self._used + SLACK_BYTES > self._limits.max_bytes
 
     def lacks(self, n_bytes: int) -> bool:
@@ -76,6 +90,16 @@ class Space:
         return self._used + n_bytes + SPARE_BYTES > allowed
 
     def _measure(self) -> None:
-        self._used = self._files.allocated(self._directory)
+        for folder, n_bytes in self._measured.items():
+            if n_bytes is None:
+                self._measured[folder] = self._allocated(folder)
+        sizes = {folder: n_bytes or 0 for folder, n_bytes in self._measured.items()}
+        self._used, self._own = sum(sizes.values()), sizes[self.folder]
         free, total = self._files.disk(self._directory)
         self._spare = free - int(self._limits.least_free * total)
+
+    def _allocated(self, folder: Path) -> int:
+        try:
+            return self._files.allocated(folder)
+        except (FileNotFoundError, PermissionError):  # removed, or written by another user
+            return 0

@@ -51,7 +51,7 @@ function facts({ names, model, memory, remembered }) {
 }
 
 function loaded(name, model, memory) {
-  const { weights, storage, workspace } = memory.promise;
+  const { weights, storage, workspace, cache } = memory.promise;
   return [
     ...(model.name === name ? [] : [["From", model.name, ""]]),
     ["Context", count(model.max_sequence_tokens, "token"), context(model)],
@@ -59,7 +59,7 @@ function loaded(name, model, memory) {
     ...(model.blas ? [["BLAS", model.blas, ""]] : []),
     ["KV", bytes(storage), `${bytes(model.kv_bytes_per_token)} a token`],
     ["Memory", `${bytes(memory.active)} in use`,
-      `${bytes(memory.peak)} at most, of ${bytes(weights + storage + workspace)} reckoned with`],
+      `${bytes(memory.peak)} at most, of ${bytes(weights + storage + workspace + cache)} reckoned with`],
     ["Process", bytes(memory.resident), "resident"],
     ["Sampling", `temperature ${rate(model.sampling.temperature)}`, sampling(model.sampling)],
   ];

@@ -4,7 +4,7 @@ import { Confirm } from "../parts/confirm.js";
 import { bytes, clock, whole } from "../parts/format.js";
 import { html } from "../parts/html.js";
 import { Cell, Table } from "../requests/cells.js";
-import { canLoad } from "../state/models.js";
+import { canLoad, wordsOf } from "../state/models.js";
 import { Budget, part } from "./budget.js";
 import { Progress } from "./progress.js";
 
@@ -12,13 +12,6 @@ const HEADS = [
   ["Model"], ["State"], ["Memory", "number"], ["Requests", "number"],
   [html`<span class="unseen">Load or unload it</span>`, "act"],
 ];
-const WORDS = {
-  unloaded: "not loaded",
-  loading: "is being loaded",
-  ready: "ready",
-  draining: "is being unloaded",
-  failed: "has failed",
-};
 
 /** `models` and `budget` as /admin/models has them. One without a budget is a line. */
 export function Models({ models, budget, acts }) {
@@ -58,10 +51,6 @@ function Row({ model, acts, swatch }) {
         ${model.waiting > 0 && html` <small>${whole(model.waiting)} waiting</small>`}<//>
       <${Cell} kind="act"><${Act} model=${model} acts=${acts} /><//>
     </tr>`;
-}
-
-function wordsOf({ state, progress }) {
-  return state === "unloaded" && progress !== null ? "is being fetched" : WORDS[state];
 }
 
 function noteOf({ state, idle_seconds, ttl_seconds, retry_seconds }) {

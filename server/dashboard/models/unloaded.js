@@ -1,7 +1,7 @@
 // What is seen of a model that is not in memory: how it stands, and a button.
 
 import { html } from "../parts/html.js";
-import { canLoad } from "../state/models.js";
+import { canLoad, wordsOf } from "../state/models.js";
 import { Progress } from "./progress.js";
 
 export function Unloaded({ model, acts }) {
@@ -9,9 +9,9 @@ export function Unloaded({ model, acts }) {
   const problem = acts.problem(model);
   return html`
     <section class="card unloaded" aria-labelledby="unloaded">
-      <h2 id="unloaded">${id} is not in memory</h2>
-      <p class="muted">Its cache is seen here when it is loaded: by the button, or by the next request
-        that names it.</p>
+      <h2 id="unloaded">${id} ${canLoad(model) ? "is not in memory" : wordsOf(model)}</h2>
+      ${canLoad(model) && html`
+        <p class="muted">Load the model, or send it a request, to see its cache.</p>`}
       ${problem && html`<p class="problem">${problem}</p>`}
       <${Progress} model=${model} />
       <button class="primary" disabled=${acts.pending.has(id) || !canLoad(model)}

@@ -12,6 +12,19 @@ export function canLoad({ state, progress }) {
   return (state === "unloaded" || state === "failed") && progress === null;
 }
 
+const WORDS = {
+  unloaded: "not loaded",
+  loading: "is being loaded",
+  ready: "ready",
+  draining: "is being unloaded",
+  failed: "has failed",
+};
+
+/** The model's state, in words. */
+export function wordsOf({ state, progress }) {
+  return state === "unloaded" && progress !== null ? "is being fetched" : WORDS[state];
+}
+
 /** Loads and unloads, and keeps what the daemon had against it. `onChange` is called for both. */
 export class Acts {
   pending = new Set(); // names of models

@@ -16,7 +16,7 @@ const MOST_ALONE = 5; // prompts that share nothing: more of them are folded
 export class Picture extends Component {
   state = { selected: null, mostAlone: MOST_ALONE };
 
-  render({ snapshot, seconds, named, clear }, { selected, mostAlone }) {
+  render({ snapshot, isPast, seconds, named, clear }, { selected, mostAlone }) {
     const nodes = new Map(snapshot.nodes.map((node) => [node.id, node]));
     const path = pathTo(nodes, selected);
     const picture = layout(snapshot, { top: path.at(-1) ?? null, mostAlone });
@@ -24,7 +24,7 @@ export class Picture extends Component {
     const { disk, groups, hidden } = snapshot;
     const ages = (node) => node.idle_seconds + seconds;
     return html`
-      <section class="picture" aria-labelledby="picture" onKeyDown=${(event) => this.leave(event)}>
+      <section class="picture ${isPast ? "past" : ""}" aria-labelledby="picture" onKeyDown=${(event) => this.leave(event)}>
         <header>
           <h2 id="picture">The cache</h2>
           ${clear(null)}

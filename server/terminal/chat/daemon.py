@@ -94,7 +94,8 @@ def _ready_url(
 
 def _ended(process: "subprocess.Popen[bytes]", log: Path) -> TerminalError:
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-    return TerminalError("\n".join([f"the daemon exited with {process.returncode}", *lines]))
+    problem = f"the daemon that this chat started exited with {process.returncode}"
+    return TerminalError("\n".join([problem, *lines]))
 
 
 def _stop(process: "subprocess.Popen[bytes]", seconds: float) -> None:

@@ -44,7 +44,13 @@ class Admin:
         return self._asked(ProbeResponse, "POST", "cache/probe", body)
 
     def models(self) -> PooledModels:
-        return self._asked(PooledModels, "GET", "models")
+        try:
+            return self._asked(PooledModels, "GET", "models")
+        except NotFound:
+            raise TerminalError(
+                "this server lists no models at /admin/models: it is no Rootstock daemon, or an "
+                "older one"
+            ) from None
 
     def load(self, model: str) -> PooledModelInfo:
         """Waits until it is loaded."""
@@ -101,8 +107,8 @@ def _pictures_needed() -> Iterator[None]:
         yield
     except NotFound:
         raise TerminalError(
-            "this server shows no picture of its cache: it is no Rootstock daemon, an older one, "
-            "or runs with --no-dashboard"
+            "this daemon shows no picture of its cache: it is an older one, or runs with "
+            "--no-dashboard"
         ) from None
 
 

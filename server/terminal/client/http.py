@@ -1,6 +1,7 @@
 """HTTP requests to a server, with its API key, and its errors as TerminalErrors."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from server.terminal.errors import KeyRefused, NotFound, TerminalError, UnknownM
 
 PATIENT = httpx.Timeout(None, connect=10.0)  # an answer may take its time: a long prompt, a queue
 BRIEF = httpx.Timeout(2.0)
+HOST_AND_PORT = re.compile(r"[^\s/@]+:\d+(/.*)?")
 MAX_BODY_BYTES = 16 * 2**20  # of what is no stream: lists and errors are much shorter
 KINDS: Mapping[int, type[TerminalError]] = MappingProxyType(
     {
@@ -51,9 +53,11 @@ def connection(endpoint: Endpoint, timeout: httpx.Timeout) -> httpx.Client:
 
 
 def parsed(text: str) -> httpx.URL:
-    """The base URL; one without a path means /v1. Raises TerminalError for what is none."""
+    """The base URL. One without a path means /v1, and HOST:PORT means http. Raises TerminalError
+    for what is no URL.
+    """
     try:
-        url = httpx.URL(text)
+        url = httpx.URL(f"http://{text}" if HOST_AND_PORT.fullmatch(text) else text)
     except httpx.InvalidURL as error:
         raise TerminalError(f"{text} is not a URL: {error}") from None
     if url.scheme not in {"http", "https"} or not url.host:
@@ -100,7 +104,7 @@ def _refusal(response: httpx.Response) -> TerminalError:
     kind = KINDS.get(response.status_code, TerminalError)
     if error_code(body) == "model_not_found":
         kind = UnknownModel
-    return kind(f"HTTP {response.status_code} from {shown(response.url)}: {message}")
+    return kind(f"{message} (HTTP {response.status_code} from {shown(response.url)})")
 
 
 def _body(response: httpx.Response) -> bytes:

@@ -8,19 +8,23 @@ from typing import Annotated
 
 import typer
 
-from server.schemas.cache import CacheStatsResponse, DiskCache, MemoryUse, Remembered
+from server.schemas.cache import CacheStatsResponse, ClearResponse, DiskCache, MemoryUse
 from server.terminal import disk_folder
 from server.terminal.chat.screen import replace_bad_text
 from server.terminal.client.admin import Admin, administered
 from server.terminal.commands.on_demand import command_app
 from server.terminal.errors import errors_printed
 from server.terminal.flags import settings_or_exit
-from server.terminal.options import ApiKey, DaemonUrl, ModelName
+from server.terminal.loaded import LOADED, loaded_model, none_loaded
+from server.terminal.options import ApiKey, DaemonUrl, EachModelName, LoadedModelName, ModelName
 from server.terminal.running import endpoint_of
 from server.terminal.tables import facts, listing, show
 from server.terminal.text import bytes_text, fullness_text, recent_text
 
 DIRECTORY = "What --disk-cache names."
+
+KV = "kv"
+"""The kind of what `clear` forgets that only a loaded model has."""
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help=DIRECTORY)]
 
@@ -33,10 +37,10 @@ def cache() -> None:
 
 
 @app.command()
-def stats(model: ModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
+def stats(model: LoadedModelName = None, url: DaemonUrl = None, api_key: ApiKey = "") -> None:
     """Show what the cache holds, and how much it has saved."""
     with _daemon(url, api_key) as daemon:
-        counts = daemon.cache_stats(model)
+        counts = daemon.cache_stats(loaded_model(daemon, model))
     show(facts([*_facts(counts), *_disk_facts(counts.disk)]))
     if counts.groups:
         heads = ("slots", "total", "free", "cached", "held", "evicted", "tokens lost")
@@ -71,23 +75,28 @@ def clear(
             "responses (stored ones), with commas between them. Without it kv."
         ),
     ] = None,
-    model: ModelName = None,
+    model: EachModelName = None,
     url: DaemonUrl = None,
     api_key: ApiKey = "",
 ) -> None:
-    """Forget every prompt of a model that no live request holds, in memory and on disk; or empty a
-    disk cache's directory, of all models.
+    """Forget every prompt that no live request holds, in memory and on disk, of each loaded model
+    or of the one that --model names; or empty a disk cache's directory, of all models.
     """
     if directory is not None:
         others = {"--tiers": tiers, "--what": what, "--model": model, "--url": url}
         _clear_directory(directory, others)
         return
     with _daemon(url, api_key) as daemon:
-        cleared = daemon.clear_cache(tiers, what, model)
-    freed = bytes_text(cleared.bytes_freed)
-    typer.echo(f"{cleared.blocks_freed:,} blocks freed in memory, {freed}")
-    typer.echo(f"forgotten: {_remembered_text(cleared.forgotten)}")
-    typer.echo(f"kept: {_remembered_text(cleared.kept)}")
+        cleared = _clear_models(daemon, tiers, (what or KV).split(","), model)
+    for name, one in cleared.items():
+        freed = f"{one.blocks_freed:,} blocks freed in memory, {bytes_text(one.bytes_freed)}"
+        typer.echo(f"{name}: {freed}")
+    replays = sum(one.forgotten.replays for one in cleared.values())
+    responses = sum(one.forgotten.responses for one in cleared.values())
+    typer.echo(f"forgotten: {_remembered_text(replays, responses)}")
+    replays = sum(one.kept.replays for one in cleared.values())
+    responses = max((one.kept.responses for one in cleared.values()), default=0)
+    typer.echo(f"kept: {_remembered_text(replays, responses)}")  # responses are of all models
 
 
 @app.command()
@@ -147,8 +156,33 @@ def _clear_directory(directory: Path, others: Mapping[str, str | None]) -> None:
     typer.echo(f"{bytes_text(n_bytes)} freed")
 
 
-def _remembered_text(remembered: Remembered) -> str:
-    return f"{remembered.replays:,} replays, {remembered.responses:,} stored responses"
+def _clear_models(
+    daemon: Admin, tiers: str | None, what: list[str], model: str | None
+) -> dict[str, ClearResponse]:
+    """Clear the named model, or else each model. KV can be cleared of a loaded model alone.
+
+    Raises NotLoaded where only KV is to be cleared and the model, or every model, is not loaded.
+    """
+    if model is not None:
+        name = loaded_model(daemon, model) if KV in what else model
+        return {name: daemon.clear_cache(tiers, ",".join(what), name)}
+    cleared, models = {}, daemon.models().models
+    if what == [KV] and not any(each.state in LOADED for each in models):
+        raise none_loaded(models)
+    for each in models:
+        name, kinds = each.id, what
+        if KV in what and each.state not in LOADED:
+            typer.echo(f"{name} {each.state.words}: what it has on disk stays", err=True)
+            kinds = [kind for kind in what if kind != KV]
+        if kinds:
+            cleared[name] = daemon.clear_cache(
+                tiers if kinds == what else None, ",".join(kinds), name
+            )
+    return cleared
+
+
+def _remembered_text(replays: int, responses: int) -> str:
+    return f"{replays:,} replays, {responses:,} stored responses"
 
 
 @contextmanager
@@ -185,7 +219,7 @@ def _facts(counts: CacheStatsResponse) -> list[tuple[str, str]]:
 
 def _memory_text(memory: MemoryUse) -> str:
     promise = memory.promise
-    most = bytes_text(promise.weights + promise.storage + promise.workspace)
+    most = bytes_text(promise.weights + promise.storage + promise.workspace + promise.cache)
     return (
         f"{bytes_text(memory.active)} in use by MLX, {bytes_text(memory.peak)} at most, "
         f"of {most} promised; {bytes_text(memory.resident)} resident"

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from contextlib import ExitStack
 
 import typer
 from anyio import create_task_group
@@ -10,14 +11,16 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from engine.launch import ModelError, launch
 from server.app import create_app
-from server.lifecycle import DrainingServer, bind, spare_full_collections
+from server.lifecycle import DrainingServer, spare_full_collections
 from server.log import configure_logging
+from server.not_ready import answering_not_ready
 from server.pool.errors import LoadFailed, PoolError
 from server.registry import ModelRegistry, StartEngine
 from server.settings import Settings
 from server.terminal.commands.on_demand import command_app
 from server.terminal.flags import with_settings
 from server.terminal.launch.agents import AGENTS
+from server.transport.listening import listening
 
 log = logging.getLogger("rootstock")
 
@@ -29,27 +32,31 @@ app = command_app()
 def serve(settings: Settings) -> None:
     """Load models, then serve them until SIGINT or SIGTERM."""
     configure_logging(settings.log_level)
-    try:
-        bound = bind(settings)
-    except OSError as error:
-        log.error("cannot listen on %s, port %d: %s", settings.host, settings.port, error.strerror)
-        raise typer.Exit(1) from None
-    with bound, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-        if not runner.run(serve_models(settings, bound)):
+    with ExitStack() as held:
+        try:
+            sockets = held.enter_context(listening(settings.host, settings.port))
+        except OSError as error:
+            log.error(
+                "cannot listen on %s, port %d: %s", settings.host, settings.port, error.strerror
+            )
+            raise typer.Exit(1) from None
+        runner = held.enter_context(asyncio.Runner(loop_factory=auto_loop_factory()))
+        if not runner.run(serve_models(settings, sockets)):
             raise typer.Exit(1)
 
 
 async def serve_models(
-    settings: Settings, bound: socket.socket, start: StartEngine = launch
+    settings: Settings, sockets: list[socket.socket], start: StartEngine = launch
 ) -> bool:
     """Returns when the server has stopped; False where a line of the log says why it has not begun
     to serve.
     """
     async with create_task_group() as tasks:
         try:
-            models = ModelRegistry(settings, start)
-            await tasks.start(models.run)
-            await models.preload()
+            async with answering_not_ready(sockets, tasks):
+                models = ModelRegistry(settings, start)
+                await tasks.start(models.run)
+                await models.preload()
         except (ModelError, PoolError) as error:
             if not isinstance(error, LoadFailed):  # which the pool has said
                 log.error("%s", error)
@@ -57,6 +64,6 @@ async def serve_models(
             return False
         server = DrainingServer(create_app(models, settings, tuple(AGENTS)), models, settings)
         spare_full_collections()
-        await server.serve(sockets=[bound])
+        await server.serve(sockets=sockets)
         tasks.cancel_scope.cancel()
     return True

@@ -8,7 +8,8 @@ from rich.live import Live
 
 from server.terminal.chat.screen import replace_bad_text
 from server.terminal.client.admin import Admin
-from server.terminal.errors import TerminalError
+from server.terminal.errors import NotLoaded, TerminalError
+from server.terminal.loaded import loaded_model
 from server.terminal.signals import TERMINAL_ENDS, exiting_on
 from server.terminal.top.drawing import Size, drawn
 from server.terminal.top.watch import Seen, Watch
@@ -17,8 +18,10 @@ REDRAWS_PER_SECOND = 4
 LINES_WITHOUT_TERMINAL = 60
 
 
-def top(daemon: Admin, url: str, model: str | None) -> None:
-    """Of the model of that name, or the first. Raises TerminalError, also when the daemon ends."""
+def top(daemon: Admin, url: str, model: str) -> None:
+    """Show the cache of the model. Raises TerminalError, also when it is unloaded or the daemon
+    ends.
+    """
     replace_bad_text()
     if sys.stdout.isatty():
         with exiting_on(TERMINAL_ENDS):
@@ -29,7 +32,7 @@ def top(daemon: Admin, url: str, model: str | None) -> None:
         console.print(drawn(seen, url, Size(console.width, LINES_WITHOUT_TERMINAL)))
 
 
-def _follow(daemon: Admin, url: str, model: str | None) -> None:
+def _follow(daemon: Admin, url: str, model: str) -> None:
     """Draw until Ctrl-C."""
     console = Console()
     try:
@@ -52,4 +55,10 @@ def _follow(daemon: Admin, url: str, model: str | None) -> None:
         return
     except StopIteration:
         pass
+    try:
+        loaded_model(daemon, model)
+    except NotLoaded:
+        raise
+    except TerminalError:
+        pass  # a daemon that has stopped does not answer
     raise TerminalError("the daemon has stopped")

@@ -122,8 +122,8 @@ def test_a_turn_that_breaks_off_is_taken_back(chat: Chat, engine: FakeEngine) ->
 def test_a_turn_that_is_refused_is_taken_back(chat: Chat, engine: FakeEngine) -> None:
     engine.script = Script(refusal=QueueFull("no room", 3))
     (line,) = chat.say("First").splitlines()
-    assert line.startswith("error: HTTP 429 from http://127.0.0.1:")
-    assert line.endswith("/v1/chat/completions: no room")
+    assert line.startswith("error: no room (HTTP 429 from http://127.0.0.1:")
+    assert line.endswith("/v1/chat/completions)")
     assert chat.session.conversation == Conversation()
 
 
@@ -270,16 +270,19 @@ def _connect(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:8000", "ftp://host/v1", "http://", "http://[::1/v1"]
+    "url", ["", "127.0.0.1", "some host:80", "ftp://host/v1", "http://", "http://[::1/v1"]
 )
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(TerminalError, match="is not a URL"):
         _connect(Endpoint(url))
 
 
-def test_a_url_without_a_path_means_v1(base_url: str) -> None:
+def test_a_url_without_a_path_means_v1_and_one_without_a_scheme_http(base_url: str) -> None:
     with connected(Endpoint(base_url), None, {}) as client:
         assert client.base_url == f"{base_url}/v1"
+    for given in (base_url, f"{base_url}/v1"):
+        with connected(Endpoint(given.removeprefix("http://")), None, {}) as client:
+            assert client.base_url == f"{base_url}/v1"
 
 
 def test_a_server_with_a_key() -> None:

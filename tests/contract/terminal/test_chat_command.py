@@ -62,8 +62,9 @@ def test_only_what_is_given_is_sent(url: str, engine: FakeEngine) -> None:
 
 def test_a_model_that_is_not_served(url: str) -> None:
     result = piped("hello\n", "--url", url, "--model", "other")
-    assert "error: HTTP 404" in result.stderr
-    assert "other" in result.stderr
+    error = result.stderr.splitlines()[-1]
+    assert error.startswith("error: The model 'other' does not exist")
+    assert "(HTTP 404 from " in error
     assert result.exit_code == 1
 
 
@@ -186,7 +187,9 @@ def test_a_daemon_of_its_own_is_private_and_ends_with_the_chat() -> None:
 def test_a_daemon_that_does_not_start_says_why() -> None:
     program = "print('one'); print('two'); raise SystemExit(3)"
     with (
-        pytest.raises(TerminalError, match=r"^the daemon exited with 3\none\ntwo$"),
+        pytest.raises(
+            TerminalError, match=r"^the daemon that this chat started exited with 3\none\ntwo$"
+        ),
         daemon([sys.executable, "-c", program], ignore),
     ):
         pass
@@ -248,6 +251,6 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "server.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     result = piped("hello\n", "--model", "/no/such/model")
-    assert result.stderr.startswith("error: the daemon exited with 1\n")
+    assert result.stderr.startswith("error: the daemon that this chat started exited with 1\n")
     assert "cannot load /no/such/model" in result.stderr
     assert result.exit_code == 1

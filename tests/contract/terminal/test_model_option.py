@@ -48,8 +48,58 @@ def test_the_cache_is_that_of_the_model_that_is_named(url: str, engines: Engines
     assert run("cache", "stats", "--model", "two", "--url", url).exit_code == 0
     assert run("cache", "clear", "--model", "two", "--url", url).exit_code == 0
     assert [engine.cleared.qsize() for engine in engines.made] == [0, 1]
-    assert run("cache", "clear", "--url", url).exit_code == 0
+
+
+def test_a_clear_without_a_model_is_of_every_loaded_one(url: str, engines: Engines) -> None:
+    assert run("load", "two", "--url", url).exit_code == 0
+    cleared = run("cache", "clear", "--url", url)
     assert [engine.cleared.qsize() for engine in engines.made] == [1, 1]
+    assert cleared.stdout.splitlines() == [
+        "one: 20 blocks freed in memory, 640.00 KiB",
+        "two: 20 blocks freed in memory, 640.00 KiB",
+        "forgotten: 0 replays, 0 stored responses",
+        "kept: 0 replays, 0 stored responses",
+    ]
+    assert cleared.stderr == "three is not loaded: what it has on disk stays\n"
+
+
+def test_replays_are_cleared_of_models_that_are_not_loaded_too(url: str, engines: Engines) -> None:
+    cleared = run("cache", "clear", "--what", "kv,replays", "--url", url)
+    assert [line.partition(":")[0] for line in cleared.stdout.splitlines()] == [
+        *("one", "two", "three"),
+        *("forgotten", "kept"),
+    ]
+    assert [engine.cleared.qsize() for engine in engines.made] == [1]
+    named = run("cache", "clear", "--what", "replays", "--model", "two", "--url", url)
+    assert (named.exit_code, named.stderr) == (0, "")
+
+
+LOOKS = [("cache", "stats"), ("top",)]
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_without_a_model_the_first_loaded_one_is_shown(
+    url: str, engines: Engines, command: tuple[str, ...]
+) -> None:
+    assert run("load", "two", "--url", url).exit_code == 0
+    shown = run(*command, "--url", url)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert run("unload", "one", "--url", url).exit_code == 0
+    shown = run(*command, "--url", url)
+    assert (shown.exit_code, shown.stderr) == (0, "one is not loaded; showing two\n")
+    assert shown.stdout
+
+
+@pytest.mark.parametrize("command", [*LOOKS, ("cache", "clear")])
+def test_where_no_model_is_loaded_a_sentence_says_so(url: str, command: tuple[str, ...]) -> None:
+    assert run("unload", "one", "--url", url).exit_code == 0
+    result = run(*command, "--url", url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "error: no model is loaded; `rootstock load NAME` loads one of one, two, three\n"
+    )
+    result = run(*command, "--model", "one", "--url", url)
+    assert result.stderr == "error: one is not loaded; `rootstock load one` loads it\n"
 
 
 def test_top_watches_the_model_that_is_named(url: str, engines: Engines) -> None:
@@ -64,10 +114,12 @@ def test_a_model_that_cannot_be_looked_into_is_said_to_be_so(
 ) -> None:
     unloaded = run(*command, "--model", "two", "--url", url)
     assert (unloaded.exit_code, unloaded.stdout) == (1, "")
-    assert "The model 'two' is not loaded: it is unloaded." in unloaded.stderr
+    assert unloaded.stderr == "error: two is not loaded; loaded: one\n"
     unknown = run(*command, "--model", "four", "--url", url)
     assert unknown.exit_code == 1
-    assert "The model 'four' does not exist; there is 'one', 'uno'" in unknown.stderr
+    assert unknown.stderr.startswith(
+        "error: The model 'four' does not exist; there is 'one', 'uno'"
+    )
 
 
 def test_a_directory_has_no_model(tmp_path: object) -> None:

@@ -93,7 +93,10 @@ def test_rm_of_what_is_not_there_deletes_nothing(put: Put) -> None:
     ("name", "problem"),
     [
         ("no such/name", "is neither a directory nor a repository"),
-        ("org/small", "org/small is not here and was not fetched: Cannot reach "),
+        (
+            "org/small",
+            "org/small is not in the Hugging Face cache and was not fetched: Cannot reach ",
+        ),
         ("./small", "there is no directory "),
     ],
 )

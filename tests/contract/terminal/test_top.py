@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
 from server.cli import app
+from server.pool.states import State
 from server.schemas.cache_tree import CacheTree
+from server.schemas.pool import PooledModelInfo, PooledModels
 from server.settings import Settings
 from tests.cache_trees import cache_tree, counted, node
 from tests.contract.canned_server import CannedServer, canned
@@ -17,7 +20,8 @@ from tests.contract.fake_engine import FakeEngine
 from tests.contract.terminal.pseudo_terminal import WAIT_SECONDS, read_until, terminal
 
 TREE = "/admin/cache/tree"
-STREAM = f"{TREE}/stream"
+STREAM = f"{TREE}/stream?model=tiny"
+MODELS = "/admin/models"
 ENTERS, LEAVES = b"\x1b[?1049h", b"\x1b[?1049l"  # the terminal's second screen
 
 
@@ -62,14 +66,39 @@ def events(*pictures: CacheTree) -> bytes:
     return b"".join(b": alive\n\ndata: %b\n\n" % encoded(one) for one in pictures)
 
 
-def encoded(picture: CacheTree) -> bytes:
-    return picture.model_dump_json().encode()
+def encoded(answer: BaseModel) -> bytes:
+    return answer.model_dump_json().encode()
+
+
+def pooled(state: State) -> PooledModels:
+    """A daemon's only model, in that state."""
+    model = PooledModelInfo(
+        id="tiny",
+        aliases=[],
+        adapters=[],
+        source="models/tiny",
+        state=state,
+        failure=None,
+        progress=None,
+        progress_share=None,
+        requests=0,
+        waiting=0,
+        memory_bytes=None,
+        resident_bytes=None,
+        idle_seconds=None,
+        ttl_seconds=None,
+        pinned=False,
+        load_seconds=None,
+        retry_seconds=None,
+    )
+    return PooledModels(budget_bytes=None, models=[model])
 
 
 @pytest.fixture
 def server() -> Iterator[CannedServer]:
     with canned() as server:
-        server.pages[TREE] = encoded(picture())
+        server.pages[f"{TREE}?model=tiny"] = encoded(picture())
+        server.pages[MODELS] = encoded(pooled(State.READY))
         yield server
 
 
@@ -106,7 +135,7 @@ def test_without_a_terminal_there_is_one_picture(server: CannedServer) -> None:
         ["chatcmpl-2", "waiting", "1,500", "1,000", "0", "0"],
     ]
     assert "\x1b" not in result.stdout
-    assert server.keys == ["Bearer sesame"]
+    assert set(server.keys) == {"Bearer sesame"}
 
 
 def test_a_disk_cache_has_a_line(server: CannedServer) -> None:
@@ -114,7 +143,7 @@ def test_a_disk_cache_has_a_line(server: CannedServer) -> None:
     moved = {"read_bytes": 1, "written_bytes": 2, "hits": 3, "loaded_tokens": 1900}
     loading = [asked("chatcmpl-3", "loading", 0, 0)]
     tiered = picture(disk={**size, **moved}, requests=loading)
-    server.pages[TREE] = encoded(tiered)
+    server.pages[f"{TREE}?model=tiny"] = encoded(tiered)
     lines = [line.rstrip() for line in run("--url", server.url).stdout.splitlines()]
     assert lines[1] == "requests     0 running, 1 waiting"
     assert lines[6] == (
@@ -124,7 +153,7 @@ def test_a_disk_cache_has_a_line(server: CannedServer) -> None:
 
 
 def test_an_empty_cache(server: CannedServer) -> None:
-    server.pages[TREE] = encoded(cache_tree())
+    server.pages[f"{TREE}?model=tiny"] = encoded(cache_tree())
     assert run("--url", server.url).stdout.rstrip().endswith("The cache is empty.")
 
 
@@ -137,13 +166,23 @@ def test_nobody_at_the_url() -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_server_without_pictures() -> None:
+def test_a_server_that_is_no_daemon() -> None:
     with canned({"error": {"message": "There is no such URL."}}, status=404) as server:
         result = run("--url", server.url)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        "error: this server shows no picture of its cache: it is no Rootstock daemon, "
-        "an older one, or runs with --no-dashboard\n"
+        "error: this server lists no models at /admin/models: it is no Rootstock daemon, or an "
+        "older one\n"
+    )
+
+
+def test_a_daemon_without_pictures() -> None:
+    with running(FakeEngine(), Settings(port=0, dashboard=False)) as base_url:
+        result = run("--url", f"{base_url}/v1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "error: this daemon shows no picture of its cache: it is an older one, or runs with "
+        "--no-dashboard\n"
     )
 
 
@@ -151,12 +190,13 @@ def test_a_key_that_is_refused() -> None:
     with running(FakeEngine(), Settings(port=0, api_key="k")) as base_url:
         result = run("--url", f"{base_url}/v1", "--api-key", "other")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: HTTP 401 from {base_url}{TREE}: ")
+    assert result.stderr.startswith("error: A valid API key is needed")
+    assert result.stderr.endswith(f"(HTTP 401 from {base_url}{MODELS})\n")
     assert len(result.stderr.splitlines()) == 1
 
 
 def test_what_is_no_picture(server: CannedServer) -> None:
-    server.pages[TREE] = b'{"object": "list"}'
+    server.pages[f"{TREE}?model=tiny"] = b'{"object": "list"}'
     result = run("--url", server.url)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == 'error: not what a Rootstock daemon says: {"object": "list"}\n'
@@ -184,4 +224,17 @@ def test_a_daemon_that_stops_is_a_line(server: CannedServer, tmp_path: Path, bod
     server.pages[STREAM] = body
     with terminal(tmp_path, "top", "--url", server.url) as (process, screen):
         read_until(screen, b"error: the daemon has stopped")
+        assert process.wait(WAIT_SECONDS) == 1
+
+
+def test_a_model_that_is_unloaded_while_it_is_watched_is_a_line(
+    server: CannedServer, tmp_path: Path
+) -> None:
+    server.pages[STREAM] = events(picture(), picture(requests=[]))
+    server.open_pages.add(STREAM)
+    with terminal(tmp_path, "top", "--url", server.url) as (process, screen):
+        read_until(screen, b"0 running, 0 waiting")
+        server.pages[MODELS] = encoded(pooled(State.UNLOADED))
+        server.is_ending.set()
+        read_until(screen, b"error: tiny is not loaded; `rootstock load tiny` loads it")
         assert process.wait(WAIT_SECONDS) == 1

@@ -7,11 +7,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.measuring.command_buffers import CommandBufferMeasurement, DoesNotApply
 from engine.measuring.memory import MemoryMeasurement
 from engine.measuring.messages import Task
 from engine.measuring.sections import MEASUREMENTS
 from engine.measuring.step import StepMeasurement
 from engine.mlx_backend.host import machine
+from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.measuring.attention import (
     BLOCK_SIZE,
     DIM,
@@ -29,11 +31,13 @@ from engine.mlx_backend.measuring.layouts import (
     heads_outside,
     together,
 )
+from engine.mlx_backend.measuring.load_check import checked_dtypes
 from engine.mlx_backend.measuring.room import TooLarge
 from engine.mlx_backend.measuring.rounds import LEAST_ROUNDS, rounds
 from engine.types.measurements import MeasureConfig, Sizes
 from engine.types.settings import EngineConfig
 from tests.checkpoints import SHALLOW, write_family
+from tests.devices import DEVICE, cpu_memory, launches
 
 SIZES = Sizes(
     contexts=(64,),
@@ -95,6 +99,23 @@ def test_a_step_over_the_bare_model_where_the_context_is_long_enough(tmp_path: P
     assert figures.keys() >= {"engine_ms", "bare_ms", "engine_times"}
 
 
+def test_a_limit_on_command_buffers_is_measured_on_a_gpu(tmp_path: Path) -> None:
+    engine = replace(CONFIG.engine, model=str(write_family(SHALLOW, tmp_path)))
+    config = replace(CONFIG, engine=engine, sizes=replace(SIZES, step_contexts=(16,)))
+    measurement = CommandBufferMeasurement(config, "gpu (fake)")
+    assert measurement.cases() == ["50 operations", "200 operations", "2,000 operations"]
+    figures = measurement.measure("50 operations")
+    assert figures.keys() == {"1_rows_ms", "2_rows_ms", "taken_mib", "cached_mib"}
+    assert all(float(figures[name]) > 0 for name in ("1_rows_ms", "2_rows_ms", "taken_mib"))
+
+
+def test_a_cpu_has_no_command_buffers_to_measure() -> None:
+    with pytest.raises(DoesNotApply, match="no command buffers on a CPU"):
+        CommandBufferMeasurement(CONFIG, "cpu (fake)")
+
+
+@pytest.mark.device
+@cpu_memory
 def test_memory_is_held_against_what_was_promised() -> None:
     measurement = MemoryMeasurement(CONFIG)
     for case in measurement.cases():
@@ -102,17 +123,27 @@ def test_memory_is_held_against_what_was_promised() -> None:
         assert 0 < float(figures["taken_times"]) < 1
 
 
-@pytest.mark.parametrize("case", ["launched ahead", "launched when idle"])
-def test_on_a_cpu_no_write_copies_a_pool(case: str, tmp_path: Path) -> None:
+LAUNCHED = {LaunchAhead: "launched ahead", LaunchWhenIdle: "launched when idle"}
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("launch", launches(), ids=lambda launch: type(launch).__name__)
+def test_no_write_copies_a_pool_under_a_launch_that_serves(launch: Launch, tmp_path: Path) -> None:
     task = Task("donation", 0, CONFIG, tmp_path)
-    figures = MEASUREMENTS["donation"](task).measure(case)
+    measurement = MEASUREMENTS["donation"](task)
+    assert list(measurement.cases()) == list(LAUNCHED.values())
+    figures = measurement.measure(LAUNCHED[type(launch)])
     assert float(figures["pool_mib"]) >= 16
     assert float(figures["pools_times"]) < 0.5
 
 
 def test_load_checks_say_how_a_model_would_be_served(tmp_path: Path) -> None:
     check = MEASUREMENTS["load check"](Task("load check", 0, CONFIG, tmp_path))
-    assert list(check.cases()) == ["llama, float32", "gear, float32", "mamba, float32"]
+    assert list(check.cases()) == [
+        f"{name}, {str(dtype).removeprefix('mlx.core.')}"
+        for dtype in checked_dtypes(DEVICE)
+        for name in ("llama", "gear", "mamba")
+    ]
     llama, mamba = (check.measure(f"{name}, float32") for name in ("llama", "mamba"))
     assert (llama["batches"], llama["rejected_before"]) == ("joined rows", 0)
     assert mamba["batches"] == "rows of equal length"

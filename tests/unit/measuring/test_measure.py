@@ -9,8 +9,9 @@ import pytest
 
 from engine.measuring.measure import measure
 from engine.measuring.messages import MEASURED, NAMES, Task
-from engine.measuring.plan import SECTIONS
+from engine.measuring.plan import BUFFER_OPERATIONS, SECTIONS
 from engine.measuring.shares import Shares
+from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
 from engine.types.measurements import MeasureConfig, MeasuredCase, Section
 from engine.types.settings import EngineConfig
 
@@ -108,6 +109,16 @@ def test_what_ends_a_process_costs_the_case_that_it_was_at() -> None:
     assert [case.problem for case in step.cases] == ["", "its process ended: SIGABRT", ""]
     assert [task.first for task in machine.started if task.section == "step"] == [0, 2]
     assert step.cut == ""
+
+
+def test_each_limit_on_command_buffers_is_measured_in_a_process_of_its_own() -> None:
+    """MLX reads it once in the life of a process."""
+    machine = Machine()
+    assert names_of(machine.measured()["command buffers"]) == list(CASES)
+    tasks = [task for task in machine.started if task.section == "command buffers"]
+    assert [(task.first, task.stop) for task in tasks] == [(0, 1), (1, 2), (2, 3)]
+    limits = [task.variables for task in tasks]
+    assert limits == [{MAX_OPERATIONS: str(operations)} for operations in BUFFER_OPERATIONS]
 
 
 def test_the_last_case_may_end_its_process() -> None:

@@ -15,6 +15,7 @@ import pytest
 from engine.measuring.messages import MEASURED, NAMES, TASK, Task
 from engine.measuring.process import MeasuringProcess
 from engine.measuring.worker import serve
+from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
 from engine.types.measurements import Figures, MeasureConfig
 from engine.types.settings import EngineConfig
 
@@ -77,6 +78,14 @@ def test_it_begins_where_another_ended(tmp_path: Path) -> None:
     assert MEASURED.validate_json(only).case == "good"
 
 
+def test_it_ends_before_the_case_that_another_process_measures(tmp_path: Path) -> None:
+    scripted = Scripted({"good": lambda: 1, "other": fail})
+    task = replace(task_of("donation", tmp_path), stop=1)
+    names, only = answers_to(task, lambda task: scripted)
+    assert len(NAMES.validate_json(names)) == 2
+    assert MEASURED.validate_json(only).case == "good"
+
+
 def test_a_section_that_cannot_begin_says_why(tmp_path: Path) -> None:
     def begin(task: Task) -> Scripted:
         raise RuntimeError("no device")
@@ -112,6 +121,18 @@ def test_how_a_process_ended_is_said(tmp_path: Path) -> None:
         with pytest.raises(EOFError):
             process.next(PATIENCE_SECONDS)
         assert process.how_it_ended() == "its process ended: SIGABRT"
+    finally:
+        process.kill()
+
+
+def test_a_process_has_the_variables_of_its_task(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    variables = {MAX_OPERATIONS: "200"}
+    process = MeasuringProcess(replace(task_of("machine", tmp_path), variables=variables))
+    try:
+        (child,) = set(psutil.Process().children()) - before
+        assert process.next(PATIENCE_SECONDS) is not None
+        assert child.environ()[MAX_OPERATIONS] == "200"
     finally:
         process.kill()
 

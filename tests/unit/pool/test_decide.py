@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from server.pool.decide import Action, Load, Unload, can_ever_fit, decide, next_due
-from server.pool.states import ModelState, State
+from server.pool.states import Measuring, ModelState, State
 
 BUDGET = 100
 NOW = 1000.0
@@ -78,6 +78,11 @@ def test_what_is_pinned_is_loaded_again_after_its_death() -> None:
     assert next_due({"a": dead}, NOW) == NOW + 5
     assert decided(a=replace(dead, retry_at=NOW)) == [Load("a")]
     assert decided(a=replace(dead, retry_at=NOW, is_pinned=False)) == []
+
+
+def test_a_pinned_model_of_unknown_size_is_not_loaded() -> None:
+    unknown = ModelState(0, State.FAILED, is_pinned=True, measuring=Measuring.NOT_YET)
+    assert decided(a=unknown, b=wanted(100)) == [Load("b")]
 
 
 def test_age_unloads_what_is_idle() -> None:

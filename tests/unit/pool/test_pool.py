@@ -45,6 +45,7 @@ class Source:
         self.may_load = Event()
         self.may_load.set()
         self.failure: Exception | None = None
+        self.measuring_failure: Exception | None = None
         self.given_bytes: list[int] = []
         self.n_measured = 0
         self.loaded: list[Model] = []
@@ -60,6 +61,8 @@ class Source:
     async def measure(self) -> int:
         self.n_measured += 1
         await anyio.lowlevel.checkpoint()
+        if self.measuring_failure is not None:
+            raise self.measuring_failure
         return self.need_bytes
 
 
@@ -261,6 +264,25 @@ async def test_a_pinned_model_is_started_again_by_itself(house: House) -> None:
     await house.until("a", State.FAILED)
     await house.until("a", State.READY)
     assert len(source.loaded) == 2
+
+
+async def test_a_pinned_model_that_cannot_be_measured_is_refused_and_the_others_go_on(
+    house: House,
+) -> None:
+    source, other = house.add("a", 60, is_pinned=True), house.add("b", 100)
+    source.measuring_failure = ValueError("no config.json")
+    for _ in range(3):
+        with pytest.raises(LoadFailed, match=r"memory_budget: no config\.json"):
+            async with house.pool.using("a"):
+                pass
+        house.pass_time(100.0)  # it could be tried again
+        assert house.state("a") is State.FAILED
+        async with house.pool.using("b") as model:
+            assert not model.over.is_set()
+    assert (source.given_bytes, source.n_measured, len(other.loaded)) == ([], 3, 1)
+    source.measuring_failure = None
+    async with house.pool.using("a"):
+        assert source.given_bytes == [60]
 
 
 async def test_who_waits_too_long_is_told_so(house: House) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from server.generation.models import Naming
 from server.models import KnownModel, LoadedModel
-from server.pool.pooled_model import Measuring, PooledModel
-from server.pool.states import State
+from server.pool.pooled_model import PooledModel
+from server.pool.states import Measuring, State
 from server.routes.admin_models import progress_share
 from server.settings.models import ModelSettings
 from tests.contract.fake_engine import CARD
@@ -30,7 +30,7 @@ def model() -> PooledModel[LoadedModel]:
 def test_of_a_repository_it_is_what_has_been_fetched(
     known: KnownModel, model: PooledModel[LoadedModel]
 ) -> None:
-    model.measuring = Measuring.RUNS
+    model.set(measuring=Measuring.RUNS)
     assert model.is_coming
     assert progress_share(known, model, BEGAN) is None
     known.fetching(1_250_000_000, 5_000_000_000)

@@ -147,10 +147,12 @@ def test_a_disk_that_cannot_write(
 ) -> None:
     tier = DiskTier.open(tmp_path, "model", LIMITS, files)
     stored(tier, CHAIN.extent(0, 5))
+    path_room = tier.path_room(CHAIN.names[4])
     files.fail(method, code)
     assert tier.offer(CHAIN.extent(5, 10))
     tier.flush(PATIENCE)
     assert tier.stats().counters.faults == ((fault, 1),)
+    assert tier.path_room(CHAIN.names[4]) == path_room > 0
     assert tier.held(CHAIN.names) == 5
     assert [path.stat().st_size for path in segment_files(tmp_path)] == [5 * ENTRY]
     assert tier.room == 0

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections import Counter
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.tier import maintenance
+from kvstore.tier import maintenance, writer
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, Extent
 from tests.tier_harness import (
+    DAEMON,
     LIMITS,
     PATIENCE,
     Chain,
@@ -95,6 +97,39 @@ def test_what_others_keep_beside_it_is_never_removed(tmp_path: Path) -> None:
     assert [use.fingerprint for use in maintenance.du(tmp_path)] == ["model"]
     assert [file.read_text() for file in mine] == ["mine"] * 3
     tier.close()
+
+
+def test_files_of_other_programs_count_for_nothing(tmp_path: Path) -> None:
+    """The directory may be somebody's home, with far more in it than the limit."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for file in (photos / "one", tmp_path / "archive"):
+        file.write_bytes(bytes(LIMITS.max_bytes))
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    chains = [Chain(f"chain {number}", 25) for number in range(5)]
+    stored(tier, *(chain.extent() for chain in chains))
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    assert [tier.known(chain.names) for chain in chains] == [25] * 5
+    assert 5 * 25 * 40_960 < tier.stats().shared_bytes < LIMITS.max_bytes
+    tier.close()
+
+
+def test_each_models_folder_is_measured_once_for_an_extent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock under which that is done is shared by all models."""
+    monkeypatch.setattr(writer, "UPKEEP_SECONDS", 1e6)  # upkeep measures, too
+    files = FaultyFiles()
+    models = {name: DiskTier.open(tmp_path, name, LIMITS, daemon=DAEMON) for name in ("a", "b")}
+    for model in models.values():
+        stored(model, Chain("chain", 25).extent())
+    tier = DiskTier.open(tmp_path, "c", LIMITS, files, daemon=DAEMON)
+    files.measured.clear()
+    stored(tier, Chain("chain", 25).extent())
+    assert files.measured == Counter(use.folder for use in maintenance.du(tmp_path))
+    for each in (*models.values(), tier):
+        each.close()
 
 
 def test_a_folder_of_roots_beside_it_keeps_nothing_from_being_written(
@@ -183,6 +218,22 @@ def test_on_a_disk_that_others_fill_nothing_goes_and_nothing_is_written(tmp_path
     assert tier.flush(PATIENCE)
     stored(tier, more.extent())
     assert tier.stats().entries == 6 * 25
+    tier.close()
+
+
+def test_a_disk_that_other_programs_fill_makes_no_path_too_long(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    files.capacity = 50 * MIB
+    tier = DiskTier.open(tmp_path, "model", replace(LIMITS, least_free=0.05), files)
+    chain = Chain("chain", 2)
+    stored(tier, chain.extent())
+    before = [tier.path_room(name) for name in (chain.root, *chain.names)]
+    assert min(before) > 0
+    files.capacity = 0
+    tier.upkeep()
+    assert tier.flush(PATIENCE)
+    assert tier.room == 0
+    assert [tier.path_room(name) for name in (chain.root, *chain.names)] == before
     tier.close()
 
 

@@ -152,6 +152,25 @@ def test_what_is_stored_is_not_written_again(tier: DiskTier) -> None:
     assert tier.stats().counters.written_entries == 10
 
 
+def test_a_path_grows_with_each_entry_that_is_written_again_with_more_parts(tmp_path: Path) -> None:
+    chain, other = Chain("one", 4), Chain("other", 1)
+    first, more = (Entry(chain.names[0], 16, parts) for parts in ((b"a", None), (None, b"b" * 500)))
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    stored(tier, Extent(chain.root, chain.root, (first,)), chain.extent(1))
+    branch = Extent(chain.root, chain.names[1], other.extent().entries)
+    stored(tier, branch)
+    ends = [chain.names[3], other.names[0]]
+    before = [tier.path_room(name) for name in ends]
+    stored(tier, Extent(chain.root, chain.root, (more,)))
+    after = [tier.path_room(name) for name in ends]
+    assert after == [room - 500 for room in before]
+    assert not list(tier.problems())
+    tier.close()
+    tier = DiskTier.open(tmp_path, "model", LIMITS)
+    assert [tier.path_room(name) for name in ends] == after
+    tier.close()
+
+
 def test_an_entry_that_brings_more_parts_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     chain = Chain("one", 3)
     name, more = chain.names[1], (b"block", b"state", b"window")

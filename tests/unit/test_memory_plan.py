@@ -1,0 +1,85 @@
+"""That MLX's buffer cache is bounded, and that its bound counts in the memory plan, on each device.
+
+The machine is an input: what MLX computes on here is a CPU in all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.api import ModelError
+from engine.mlx_backend import assembly
+from engine.mlx_backend.cpu.blas import Blas
+from engine.mlx_backend.host import machine
+from engine.mlx_backend.host.allocator import AllocatorLimits
+from engine.mlx_backend.host.machine import Machine
+from engine.types.memory import MemoryPromise
+from engine.types.settings import EngineConfig
+from tests.checkpoints import SHALLOW, write_family
+
+MIB = 1 << 20
+MEMORY_BYTES = 4096 * MIB
+FAKES = {
+    name: Machine(f"{name} (fake)", MEMORY_BYTES, MEMORY_BYTES, MEMORY_BYTES, kv_share=0.5)
+    for name in ("cpu", "gpu")
+}
+
+Plan = Callable[[str, int], tuple[AllocatorLimits, MemoryPromise]]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Load a model on a fake device, with a KV cache of so many bytes: the limits that MLX's
+    allocator is given, and what is promised. Raises ModelError where it does not fit.
+    """
+    checkpoint = write_family(SHALLOW, tmp_path)
+    config = EngineConfig(str(checkpoint), max_running=4, step_tokens=4096)
+
+    def load(device: str, kv_cache_bytes: int) -> tuple[AllocatorLimits, MemoryPromise]:
+        limits = list[AllocatorLimits]()
+        monkeypatch.setattr(machine, "examine", lambda: FAKES[device])
+        monkeypatch.setattr(assembly, "limit_allocator", limits.append)
+        asked = replace(config, kv_cache_bytes=kv_cache_bytes)
+        opened = replace(assembly.open_checkpoint(asked, checkpoint), used_bytes=0)
+        backend = assembly.assemble_opened(asked, opened, Blas(), lambda line: None)
+        return limits[-1], backend.memory().promise
+
+    return load
+
+
+@pytest.mark.parametrize("device", FAKES)
+def test_between_steps_the_cache_and_what_is_kept_are_within_the_plan(
+    plan: Plan, device: str
+) -> None:
+    limits, promise = plan(device, MIB)
+    assert 256 * MIB <= limits.cache < promise.workspace
+    assert promise.kept + limits.cache <= promise.total <= MEMORY_BYTES
+    assert limits.memory == MEMORY_BYTES
+
+
+def test_on_a_gpu_the_cache_shares_the_bytes_of_a_step(plan: Plan) -> None:
+    """MLX frees it before cache and arrays exceed the memory limit: the KV cache loses nothing."""
+    _, promise = plan("gpu", MIB)
+    assert promise.cache == 0
+    assert promise.total == promise.kept + promise.workspace
+
+
+def test_on_a_cpu_the_cache_counts_in_addition_to_a_step(plan: Plan) -> None:
+    """MLX frees none of it there for other arrays."""
+    limits, promise = plan("cpu", MIB)
+    assert promise.cache == limits.cache
+    assert promise.total == promise.kept + promise.workspace + limits.cache
+
+
+def test_a_kv_cache_that_leaves_no_room_for_the_buffer_cache_is_refused_on_a_cpu_alone(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, promise = plan("gpu", MIB)
+    small = promise.kept + promise.workspace + limits.cache // 2
+    for device, fake in FAKES.items():
+        monkeypatch.setitem(FAKES, device, replace(fake, left_bytes=small, most_bytes=small))
+    plan("gpu", MIB)
+    with pytest.raises(ModelError, match="does not fit"):
+        plan("cpu", MIB)
