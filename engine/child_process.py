@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from engine.local_sockets import socket_pair
+
 ROOT = Path(__file__).parents[1]
 """Where the package `engine` lies: in a clone, or inside of what the wheel installs."""
 
@@ -45,7 +47,7 @@ def start_child(
 
     Raises OSError where no process can be started.
     """
-    ours, theirs = socket.socketpair()
+    ours, theirs = socket_pair()
     inherited = theirs.fileno(), *descriptors
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:

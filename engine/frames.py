@@ -11,7 +11,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ProtocolError(Exception):
-    """A message does not follow the protocol."""
+    """A message does not follow the protocol, or is too long for a frame."""
 
 
 class FrameBuffer:
@@ -26,8 +26,7 @@ class FrameBuffer:
         bodies, at = [], 0
         while len(self._bytes) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._bytes, at)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes")
+            _check_length(length)
             end = at + _LENGTH.size + length
             if len(self._bytes) < end:
                 break
@@ -38,4 +37,11 @@ class FrameBuffer:
 
 
 def framed(body: bytes) -> bytes:
+    """The body as a frame. Raises ProtocolError for one that no receiver would take."""
+    _check_length(len(body))
     return _LENGTH.pack(len(body)) + body
+
+
+def _check_length(n_bytes: int) -> None:
+    if n_bytes > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {n_bytes} bytes; {MAX_FRAME_BYTES} are the most")

@@ -28,7 +28,7 @@ from kvstore.types import Namespace
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[list[OutputEvent]], None]
-"""Delivers the events of one step. Must not block."""
+"""Delivers the events of one step, at least one. Must not block."""
 
 
 class EngineLoop:
@@ -189,9 +189,11 @@ class EngineLoop:
             self.turn()
 
     def _emit(self, events: list[OutputEvent]) -> None:
+        """Publish statistics, which an admission changes without an event, then deliver."""
         self.latency.emitted(events)
         self._publish()
-        self._deliver(events)
+        if events:
+            self._deliver(events)
 
     def _publish(self) -> None:
         self._hits = self._hits.noted(hit_count(self.scheduler, self.latency.now()))

@@ -9,6 +9,7 @@ import socket
 import sys
 
 from engine.api import ModelError
+from engine.local_sockets import send_all
 from engine.memory_questions import ANSWER, QUESTION, Answer, Needed, Question
 from engine.mlx_backend.backend import keep_file_limit
 from engine.mlx_backend.cpu.blas import load_blas
@@ -34,7 +35,7 @@ def main(descriptor: int, question: Question) -> None:
     except Exception as error:  # of a checkpoint that nobody can read
         said = Answer(error=one_line(error))
     with socket.socket(fileno=descriptor) as connection:
-        connection.sendall(ANSWER.dump_json(said))
+        send_all(connection, ANSWER.dump_json(said))
 
 
 if __name__ == "__main__":

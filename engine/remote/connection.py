@@ -15,6 +15,7 @@ from typing import Any
 from engine.api import EngineStopped, Telemetry
 from engine.child_process import ChildProcess, ending
 from engine.frames import RECEIVED_BYTES, FrameBuffer, ProtocolError
+from engine.local_sockets import send_all
 from engine.remote import messages
 from engine.remote.calls import Call
 from engine.remote.messages import Cancel, Numbered, Said
@@ -117,8 +118,21 @@ class Connection:
     def _write_all(self) -> None:
         while (message := self._unsent.get()) is not None:
             try:
-                self._socket.sendall(messages.to_process(message))
-            except OSError:  # the process is gone: the reader says so
+                frame = messages.to_process(message)
+            except Exception as error:
+                logger.exception("a call cannot be sent")
+                self._fail(message.number, error)
+                continue
+            try:
+                send_all(self._socket, frame)
+            except TimeoutError:
+                logger.error(
+                    "an engine process that takes no calls for %g s is ended",
+                    self._socket.gettimeout(),
+                )
+                self._process.kill()
+                return
+            except OSError:  # the process is gone, which the reader reports
                 return
 
     def _read_all(self) -> None:
@@ -155,16 +169,33 @@ class Connection:
             case Said.EVENTS:
                 self._receivers.events(messages.read_events(body))
             case Said.RETURNED:
-                call, future = self._pending.pop(messages.read_number(body), (None, None))
-                if call is not None and future is not None:
-                    future.set_result(messages.read_result(body, call))
+                self._return(body)
             case Said.RAISED:
                 raised = messages.read_raised(body)
-                _, future = self._pending.pop(raised.number, (None, None))
-                if future is not None:
-                    future.set_exception(raised.exception())
+                self._fail(raised.number, raised.exception())
             case said:
                 raise ProtocolError(f"a frame of kind {said}")
+
+    def _return(self, body: bytes) -> None:
+        """Resolve the future of the call that a RETURNED frame answers. A result that cannot be
+        read is that call's error: the frames around it are whole.
+        """
+        call, future = self._pending.pop(messages.read_number(body), (None, None))
+        if call is None or future is None:
+            return  # it has been cancelled
+        try:
+            result = messages.read_result(body, call)
+        except Exception as error:
+            logger.exception("the result of a call cannot be read: %s", call.call)
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _fail(self, number: int, error: Exception) -> None:
+        """End the call with an error. Does nothing when it has been cancelled."""
+        _, future = self._pending.pop(number, (None, None))
+        if future is not None:
+            future.set_exception(error)
 
     def _hear(self, durations: messages.Durations) -> None:
         telemetry = self._receivers.telemetry

@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 class Durations:
-    """Telemetry that keeps what it hears until it is sent."""
+    """Telemetry that keeps durations until they are sent. The engine thread adds them, and the
+    event loop alone takes them: with a second taker, `popleft` could find the deque empty.
+    """
 
     def __init__(self) -> None:
         self._heard = deque[tuple[str, float]]()
@@ -52,8 +54,8 @@ class Durations:
     def mask(self, seconds: float) -> None:
         self._heard.append(("mask", seconds))
 
-    def taken(self) -> messages.Durations:
-        """All since the last time, on any thread."""
+    def take(self) -> messages.Durations:
+        """All durations since the last call. For the event loop."""
         taken: dict[str, list[float]] = {}
         while self._heard:
             name, seconds = self._heard.popleft()
@@ -62,8 +64,8 @@ class Durations:
 
 
 class EngineHost:
-    """Implements `calls.Host`. Events go out from the engine thread as they come, and whatever was
-    heard before them.
+    """Implements `calls.Host`. The engine thread sends events as they come. Durations are sent with
+    each heartbeat and before the result of each call: statistics arrive after what they count.
     """
 
     engine: EngineThread
@@ -81,7 +83,9 @@ class EngineHost:
     def take(self, message: Numbered | Cancel) -> None:
         match message:
             case Numbered(number, call):
-                self._tasks[number] = asyncio.create_task(self._run(number, call))
+                task = self._tasks[number] = asyncio.create_task(self._run(number, call))
+                # Not in `_run`: a task that is cancelled before its first step never enters it.
+                task.add_done_callback(lambda _: self._tasks.pop(number))
             case Cancel(number):
                 if number in self._tasks:
                     self._tasks[number].cancel()
@@ -97,7 +101,7 @@ class EngineHost:
     async def beat(self) -> None:
         """Say that the process lives, as long as it does."""
         while True:
-            self._outbox.send(messages.alive_frame(self._is_alive()))
+            self._outbox.send(self._durations_frame() + messages.alive_frame(self._is_alive()))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _run(self, number: int, call: Call) -> None:
@@ -107,15 +111,13 @@ class EngineHost:
             if not isinstance(error, EngineError | TierError):
                 logger.exception("a call has failed: %s", call.call)
             answer = messages.raised_frame(number, error)
-        finally:
-            del self._tasks[number]
-        self._outbox.send(self._heard() + answer)
+        self._outbox.send(self._durations_frame() + answer)
 
     def _deliver(self, events: list[OutputEvent]) -> None:
-        self._outbox.send(self._heard() + messages.events_frame(events))
+        self._outbox.send(b"".join(messages.events_frames(events)))
 
-    def _heard(self) -> bytes:
-        durations = self._durations.taken()
+    def _durations_frame(self) -> bytes:
+        durations = self._durations.take()
         return messages.durations_frame(durations) if durations else b""
 
     def _report(self, line: str) -> None:

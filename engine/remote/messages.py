@@ -6,7 +6,7 @@ A frame to the process is a `Numbered` call or a `Cancel`. One from it begins wi
 """
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Literal, TypeAlias
@@ -71,6 +71,9 @@ ERRORS: Mapping[str, Callable[..., Exception]] = {
     for error in (EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull, TierError)
 }
 
+MAX_EVENTS_BYTES = 4 * 1024**2
+"""Of a frame of several events. The receiver parses a frame whole, while later ones wait."""
+
 _NUMBER = struct.Struct("<Q")
 _TO_PROCESS: TypeAdapter[Numbered | Cancel] = TypeAdapter(ToProcess)
 _RAISED = TypeAdapter(Raised)
@@ -111,8 +114,18 @@ def durations_frame(durations: Durations) -> bytes:
     return _said(Said.DURATIONS, _DURATIONS.dump_json(durations))
 
 
-def events_frame(events: Sequence[OutputEvent]) -> bytes:
-    return _said(Said.EVENTS, _EVENTS.dump_json(list(events), exclude_defaults=True))
+def events_frames(events: Sequence[OutputEvent]) -> Iterator[bytes]:
+    """The events of a step: in one frame, or in several of at most MAX_EVENTS_BYTES where prompt
+    logprobs make them long. An event alone is far shorter than a frame may be: its lists are
+    bounded by `engine.scheduling.progress.PROMPT_LOGPROBS_AT_ONCE` and by the drafts of a step.
+    """
+    body = _EVENTS.dump_json(list(events), exclude_defaults=True)
+    if len(body) <= MAX_EVENTS_BYTES or len(events) == 1:
+        yield _said(Said.EVENTS, body)
+        return
+    half = len(events) // 2
+    yield from events_frames(events[:half])
+    yield from events_frames(events[half:])
 
 
 def returned_frame(number: int, call: Call, result: object) -> bytes:

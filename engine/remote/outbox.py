@@ -4,6 +4,8 @@ import asyncio
 import socket
 import threading
 
+from engine.local_sockets import RETRY_SECONDS, send_some
+
 
 class Outbox:
     """Sends at once what the socket takes; the rest, when it takes more, from the event loop."""
@@ -30,14 +32,16 @@ class Outbox:
 
     def _send_rest(self) -> None:
         with self._lock:
-            del self._unsent[: self._sent(self._unsent)]
+            n_bytes = self._sent(self._unsent)
+            del self._unsent[:n_bytes]
             if not self._unsent:
                 self._loop.remove_writer(self._socket)
+            elif not n_bytes:  # writable, but the kernel has no buffers: try again, but do not spin
+                self._loop.remove_writer(self._socket)
+                self._loop.call_later(RETRY_SECONDS, self._wait)
 
     def _sent(self, data: bytes | bytearray) -> int:
         try:
-            return self._socket.send(data)
-        except BlockingIOError:
-            return 0
+            return send_some(self._socket, data)
         except OSError:
             return len(data)

@@ -16,6 +16,11 @@ def admission(sequence: LiveSequence) -> OutputEvent:
     )
 
 
+def prompt_logprobs(sequence: LiveSequence, part: tuple[TokenLogprob | None, ...]) -> OutputEvent:
+    """The next entries of its prompt's log-probabilities."""
+    return OutputEvent(request_id=sequence.request.id, index=sequence.index, prompt_logprobs=part)
+
+
 def token(sequence: LiveSequence, sampled: SampledToken, delta: TextDelta) -> OutputEvent:
     """A token that it has generated, with the text that it completes."""
     return OutputEvent(
@@ -24,7 +29,6 @@ def token(sequence: LiveSequence, sampled: SampledToken, delta: TextDelta) -> Ou
         text=delta.text,
         token_ids=(sampled.token_id,),
         logprobs=(sampled.logprob,) if sampled.logprob else (),
-        prompt_logprobs=_prompt_logprobs(sequence) if sequence.output_tokens == 1 else None,
         finish_reason=delta.finish_reason,
         stopped_by=delta.stopped_by,
         usage=sequence.usage if delta.finish_reason else None,
@@ -36,7 +40,6 @@ def end(sequence: LiveSequence, reason: FinishReason) -> OutputEvent:
     return OutputEvent(
         request_id=sequence.request.id,
         index=sequence.index,
-        prompt_logprobs=_prompt_logprobs(sequence) if reason is FinishReason.LENGTH else None,
         pooled=_pooled(sequence) if reason is FinishReason.LENGTH else b"",
         finish_reason=reason,
         usage=sequence.usage,
@@ -71,9 +74,3 @@ def refusal(sequence: LiveSequence, matcher: Matcher) -> OutputEvent:
 
 def _pooled(sequence: LiveSequence) -> bytes:
     return b"" if sequence.vector is None else sequence.vector.astype("<f4").tobytes()
-
-
-def _prompt_logprobs(sequence: LiveSequence) -> tuple[TokenLogprob | None, ...] | None:
-    if sequence.request.prompt_logprobs is None:
-        return None
-    return (None, *sequence.prompt_scores)

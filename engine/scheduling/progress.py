@@ -2,7 +2,7 @@
 and a sequence that ends leaves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.drafts.draft import Draft
 from engine.drafts.speculator import Speculator
@@ -10,9 +10,12 @@ from engine.scheduling import events
 from engine.scheduling.counters import SchedulerCounters
 from engine.scheduling.sequence import LiveSequence, LiveSequences, lease_of
 from engine.step.plan import SampledToken, StepResult
-from engine.types.output import FinishReason, OutputEvent
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob
 from kvstore.lease import Lease
 from kvstore.store import KVStore
+
+PROMPT_LOGPROBS_AT_ONCE = 1024
+"""Entries in one event: with twenty alternatives each, less than a megabyte of JSON."""
 
 Leave = Callable[[LiveSequence], Lease | None]
 """Removes a sequence that has ended from everywhere. Returns its lease, if it has one."""
@@ -44,15 +47,15 @@ class Progress:
             return [self.fail(sequence, message)]
         if not lease_of(sequence).is_tentative:
             self._publish(sequence, n_tokens)
-        sequence.prompt_scores += result.scored.get(sequence.id, ())
         if (vector := result.pooled.get(sequence.id)) is not None:
             sequence.pool(vector)
         if sequence.is_aborted:
             return [self.end(sequence, FinishReason.ABORT)]
+        news = _scores(sequence, result.scored.get(sequence.id, ()))
         sampled = result.sampled.get(sequence.id, ())
         if draft is None:
-            return self._take(sequence, sampled)
-        return self._take_drafted(sequence, n_tokens, draft, sampled)
+            return news + self._take(sequence, sampled)
+        return news + self._take_drafted(sequence, n_tokens, draft, sampled)
 
     def settled(self, sequence: LiveSequence) -> list[OutputEvent]:
         """Its guide has been answered: read its last token, if there is an unread one."""
@@ -138,3 +141,18 @@ class Progress:
         self._speculator.ended(sequence.namespace, sequence.tokens, sequence.prompt_tokens)
         if lease is not None:
             self._store.donate(lease)
+
+
+def _scores(sequence: LiveSequence, scores: Sequence[TokenLogprob]) -> list[OutputEvent]:
+    """The events that send what a chunk of a scored prompt has given."""
+    return [
+        events.prompt_logprobs(sequence, part)
+        for part in _parts(sequence.take_scores(scores), PROMPT_LOGPROBS_AT_ONCE)
+    ]
+
+
+def _parts(
+    entries: tuple[TokenLogprob | None, ...], length: int
+) -> Iterator[tuple[TokenLogprob | None, ...]]:
+    for start in range(0, len(entries), length):
+        yield entries[start : start + length]

@@ -1,6 +1,6 @@
 """The outputs being generated: each one's tokens, lease and status. Engine thread only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -77,7 +77,8 @@ class LiveSequence:
     draft: Draft | None = None  # that the step in flight verifies
     drafted_tokens: int = 0  # that steps have verified
     accepted_drafts: int = 0  # those of them that were appended
-    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    n_scored: int = 0  # entries of its prompt's logprobs computed since it was last admitted
+    n_scores_sent: int = 0  # those of them that events have had
     pooled: Vector | None = None  # the sum of what has been pooled
 
     @property
@@ -194,6 +195,19 @@ class LiveSequence:
         self.in_flight_outputs -= 1
         self.keeps_logits = True
 
+    def take_scores(self, scores: Sequence[TokenLogprob]) -> tuple[TokenLogprob | None, ...]:
+        """Take in the logprobs of a chunk of its prompt. Returns the entries that no event has had:
+        after a preemption the prompt is scored again from its start. The first entry is None.
+        """
+        if not self.lacks_scores:
+            return ()
+        start = self.n_scored
+        entries = scores if start else (None, *scores)
+        self.n_scored += len(entries)
+        new = tuple(entries[max(self.n_scores_sent - start, 0) :])
+        self.n_scores_sent += len(new)
+        return new
+
     def pool(self, vector: Vector) -> None:
         """Add what a chunk of its prompt has given."""
         self.pooled = vector if self.pooled is None else self.pooled + vector
@@ -232,8 +246,7 @@ class LiveSequence:
         """Put it back to waiting. Returns its lease."""
         lease = self._give_lease()
         self._move(Status.PREEMPTED)
-        if self.lacks_scores:  # else they are whole, and perhaps not told yet
-            self.prompt_scores.clear()
+        self.n_scored = 0  # the prompt is scored again, from its first token
         self.pooled = None
         self.in_flight_outputs = 0  # it will sample them again
         self.is_in_batch = self.is_sampling = self.keeps_logits = False

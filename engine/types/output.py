@@ -39,7 +39,8 @@ class OutputEvent:
 
     `text` may be empty while a character or a possible stop string is incomplete. Exactly one
     event of each sequence has a `finish_reason`; it is the last. One has an `admission`, before all
-    that have tokens; a sequence that ends while it waits has none.
+    that have tokens; a sequence that ends while it waits has none. Prompt logprobs come in parts,
+    each entry once, before the first token; the prompt's first token has None.
     """
 
     request_id: str
@@ -47,7 +48,7 @@ class OutputEvent:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry None; sent once
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # the next part, in order
     pooled: bytes = b""  # with pooling and LENGTH: the vector, little-endian float32
     finish_reason: FinishReason | None = None
     stopped_by: str | int | None = None  # with STOP: the stop string, or the stop token's id

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import inf
 from statistics import fmean
 from typing import Any
@@ -27,7 +28,7 @@ from server.schemas.completions import (
     CompletionLogprobs,
 )
 
-PromptLogprobs = tuple[TokenLogprob | None, ...]
+PromptLogprobs = Sequence[TokenLogprob | None]
 
 
 class CompletionBuilder:
@@ -58,7 +59,7 @@ class CompletionBuilder:
         rendered: list[CompletionChoice] = []
         for prompt in range(len(self.task.prompts)):
             siblings = choices[prompt * sequences : (prompt + 1) * sequences]
-            prompt_logprobs = next((s.prompt_logprobs for s in siblings if s.prompt_logprobs), None)
+            prompt_logprobs = next((s.prompt_logprobs for s in siblings if s.prompt_logprobs), ())
             for sibling in best(siblings, self.task.body.n):
                 text, logprobs = self.text_of(prompt).add(
                     sibling.text, sibling.logprobs, prompt_logprobs
@@ -90,26 +91,27 @@ class CompletionBuilder:
 
 
 class ChoiceText:
-    """Text and logprobs of one choice, piece by piece; the first piece echoes the prompt."""
+    """Text and logprobs of one choice, piece by piece. The first piece has the text of the echoed
+    prompt. The prompt's logprobs come in as many pieces as the engine sends.
+    """
 
     def __init__(
         self, echo: str, prompt: tuple[int, ...], logprobs: CompletionLogprobBuilder | None
     ) -> None:
         self._echo: str | None = echo
-        self._prompt = prompt
+        self._unscored = iter(prompt)
         self._logprobs = logprobs
 
     def add(
-        self, text: str, entries: Sequence[TokenLogprob], prompt_entries: PromptLogprobs | None
+        self, text: str, entries: Sequence[TokenLogprob], prompt_entries: PromptLogprobs
     ) -> tuple[str, CompletionLogprobs | None]:
-        parts: list[CompletionLogprobs] = []
         if self._echo is not None:
             text, self._echo = self._echo + text, None
-            if self._logprobs is not None and prompt_entries is not None:
-                parts.append(self._logprobs.prompt(self._prompt, prompt_entries))
         if self._logprobs is None:
             return text, None
-        return text, joined([*parts, self._logprobs.output(entries)])
+        scored = islice(self._unscored, len(prompt_entries))
+        of_prompt = self._logprobs.prompt(tuple(scored), prompt_entries)
+        return text, joined([of_prompt, self._logprobs.output(entries)])
 
 
 def best(siblings: Sequence[Generated], n: int) -> Sequence[Generated]:
@@ -131,21 +133,18 @@ class CompletionWriter(ChunkWriter):
         self._builder = builder
         self._with_usage = builder.task.body.include_usage
         self._choices: dict[int, ChoiceText] = {}
-        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
     def events(self, choice: int, events: Sequence[OutputEvent]) -> bytes:
         output = generated(events)
         if not output:
-            return b""  # what it echoes comes with the first token
-        prompt = choice // self._builder.task.body.n
-        if (prompt_logprobs := output[0].prompt_logprobs) is not None:
-            self._prompt_logprobs[prompt] = prompt_logprobs
+            return b""
         if choice not in self._choices:
+            prompt = choice // self._builder.task.body.n
             self._choices[choice] = self._builder.text_of(prompt)
         text, logprobs = self._choices[choice].add(
             "".join(event.text for event in output),
             [entry for event in output for entry in event.logprobs],
-            self._prompt_logprobs.get(prompt),
+            [entry for event in output for entry in event.prompt_logprobs],
         )
         reason = output[-1].finish_reason
         if text or reason is not None or (logprobs is not None and logprobs.tokens):

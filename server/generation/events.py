@@ -71,13 +71,13 @@ class Generated:
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     finish_reason: FinishReason = FinishReason.LENGTH
 
     def add(self, event: OutputEvent) -> None:
         self.texts.append(event.text)
         self.logprobs += event.logprobs
-        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+        self.prompt_logprobs += event.prompt_logprobs
         self.finish_reason = event.finish_reason or self.finish_reason
 
     @property

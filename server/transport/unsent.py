@@ -141,7 +141,7 @@ def kept_bytes(event: OutputEvent) -> int:
     """The memory of an event that is kept for a whole answer, rendering included."""
     output = _weighed(event.logprobs, RENDERED_LOGPROB_BYTES, RENDERED_ALTERNATIVE_BYTES)
     prompt = _weighed(
-        event.prompt_logprobs or (),
+        event.prompt_logprobs,
         RENDERED_PROMPT_LOGPROB_BYTES,
         RENDERED_PROMPT_ALTERNATIVE_BYTES,
     )
@@ -150,7 +150,7 @@ def kept_bytes(event: OutputEvent) -> int:
 
 
 def _held_bytes(event: OutputEvent) -> int:
-    entries = (*event.logprobs, *(event.prompt_logprobs or ()))
+    entries = (*event.logprobs, *event.prompt_logprobs)
     logprobs = _weighed(entries, LOGPROB_BYTES, ALTERNATIVE_BYTES)
     return CHARACTER_BYTES * len(event.text) + logprobs + len(event.pooled)
 

@@ -433,7 +433,9 @@ def _sequence(
 ) -> Iterator[OutputEvent]:
     tokens = answer[: request.max_tokens]
     reason = FinishReason.LENGTH if len(tokens) == request.max_tokens else FinishReason.STOP
-    prompt_logprobs = _prompt_logprobs(request)
+    prompt_logprobs, half = _prompt_logprobs(request), (len(request.prompt) + 1) // 2
+    for part in filter(None, (prompt_logprobs[:half], prompt_logprobs[half:])):
+        yield OutputEvent(request.id, index, prompt_logprobs=part)
     held = b""
     for position, token in enumerate(tokens):
         if position == script.fails_after_tokens:
@@ -447,16 +449,13 @@ def _sequence(
             text=text,
             token_ids=(token,),
             logprobs=_logprobs(request, token, index),
-            prompt_logprobs=prompt_logprobs,
         )
-        prompt_logprobs = None
     accepted = _common_beginning(tokens, drafts := drafted(request, script))
     usage = Usage(len(request.prompt), cached_tokens, len(tokens), accepted, len(drafts) - accepted)
     yield OutputEvent(
         request.id,
         index,
         text=held.decode(errors="replace"),
-        prompt_logprobs=prompt_logprobs,
         pooled=b"" if request.pooling is None else pooled(request.prompt),
         finish_reason=reason,
         usage=usage,
@@ -483,9 +482,9 @@ def _logprobs(request: Request, token: int, index: int) -> tuple[TokenLogprob, .
     return (_entry(token, -1.0 / (index + 1), request.sampling.top_logprobs),)
 
 
-def _prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...] | None:
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...]:
     if request.prompt_logprobs is None:
-        return None
+        return ()
     count = request.prompt_logprobs
     return None, *(_entry(token, -2.0, count) for token in request.prompt[1:])
 

@@ -182,7 +182,7 @@ def test_scores_are_those_of_the_adapter(adapted_of: Callable[[str], Adapted]) -
     request = Request("scored", tuple(prompt), 0, prompt_logprobs=0, adapter=WIDE)
     daemon.add(request)
     events = [event for _ in range(5) for event in daemon.turn()]
-    [scored] = [event.prompt_logprobs for event in events if event.prompt_logprobs]
+    scored = [entry for event in events for entry in event.prompt_logprobs]
     found = [entry.logprob for entry in scored if entry is not None]
     assert np.allclose(found, expected, atol=TOLERANCE)
 

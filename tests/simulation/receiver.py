@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from engine.scheduling.sequence import LiveSequence
-from engine.types.output import FinishReason, OutputEvent, Usage
+from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.types.request import Request
 from tests.simulation.expected import Expected
 
@@ -18,6 +18,7 @@ class Receiver:
     expected: list[Expected]
     token_ids: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     text: dict[int, str] = field(default_factory=lambda: defaultdict(str))
+    scored: dict[int, list[TokenLogprob | None]] = field(default_factory=lambda: defaultdict(list))
     admissions: dict[int, Usage] = field(default_factory=dict)
     ends: dict[int, OutputEvent] = field(default_factory=dict)
 
@@ -29,6 +30,8 @@ class Receiver:
         assert event.index in self.admissions or not event.token_ids, "a token before admission"
         self.token_ids[event.index] += event.token_ids
         self.text[event.index] += event.text
+        self.scored[event.index] += event.prompt_logprobs
+        assert not (event.token_ids and event.prompt_logprobs), "tokens with the prompt's logprobs"
         if event.finish_reason is not None:
             self.ends[event.index] = event
             self._check_end(event)
@@ -54,4 +57,7 @@ class Receiver:
         if event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
             assert event.finish_reason is expected.finish_reason
             assert event.pooled == expected.pooled, "another vector than when alone"
+            scored = [entry and entry.token_id for entry in self.scored[event.index]]
+            wanted = [None, *self.request.prompt[1:]]
+            assert scored == (wanted if self.request.prompt_logprobs is not None else [])
             assert (token_ids, text) == (expected.token_ids, expected.text), "cut short"

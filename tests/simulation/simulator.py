@@ -297,8 +297,6 @@ class Simulation:
             if event.pooled and event.usage is not None:
                 self.census[Happening.POOLED] += 1
                 self.census[Happening.POOLED_SHARED] += event.usage.cached_tokens > 0
-            if event.prompt_logprobs is not None:
-                assert len(event.prompt_logprobs) == len(receiver.request.prompt)
             if len(receiver.ends) == receiver.request.n:
                 del self.receivers[event.request_id]
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.constraints.guide import Guide
 from engine.scheduling.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
-from engine.types.output import FinishReason
+from engine.types.output import FinishReason, TokenLogprob
 from tests.unit.engine_harness import Harness, prompt
 
 
@@ -67,12 +67,15 @@ def test_a_grammar_that_the_last_token_fulfils_is_a_stop(
     assert len(harness.text(request_id)) == len(harness.output(request_id)) == min(max_tokens, 2)
 
 
-def test_scores_that_are_whole_outlive_giving_way() -> None:
-    """The first token may be unread then: it is told with the scores."""
-    harness = Harness()
-    sequence = harness.sequence(harness.add(prompt(1, 5), 5, prompt_logprobs=0))
+def test_a_prompt_that_is_scored_again_after_a_preemption_sends_each_logprob_once() -> None:
+    harness = Harness(step_tokens=2, max_running=2)
+    request_id = harness.add(prompt(1, 6), 5, prompt_logprobs=0)
     harness.step()
-    assert sequence.output_tokens == 1
-    assert len(sequence.prompt_scores) == 4
+    sent = [entry for event in harness.events[request_id] for entry in event.prompt_logprobs]
+    assert [entry and entry.token_id for entry in sent] == [None, *prompt(1, 6)[1:3]]
+    sequence = harness.sequence(request_id)
     harness.store.donate(sequence.preempt())
-    assert len(sequence.prompt_scores) == 4
+    scores = [TokenLogprob(token, -1.0) for token in prompt(1, 6)[1:]]
+    assert sequence.take_scores(scores[:1]) == ()
+    assert sequence.take_scores(scores[1:3]) == (scores[2],)
+    assert sequence.take_scores(scores[3:]) == tuple(scores[3:])

@@ -18,6 +18,7 @@ from engine.constraints.remote.wire import (
     request_frame,
 )
 from engine.frames import FrameBuffer, ProtocolError
+from engine.local_sockets import send_some
 
 READ_BYTES = 1024**2
 """At a time, so that a process that writes without end does not block the engine thread."""
@@ -133,10 +134,8 @@ class Lane:
 
     def _send(self, peer: socket.socket) -> None:
         try:
-            while self._outbox:
-                del self._outbox[: peer.send(self._outbox)]
-        except BlockingIOError:
-            return
+            while self._outbox and (n_bytes := send_some(peer, self._outbox)):
+                del self._outbox[:n_bytes]
         except OSError:
             self._outbox.clear()  # it has ended, as is found out when all that it said is read
 

@@ -20,6 +20,7 @@ from engine.constraints.remote.process import (
 from engine.constraints.remote.turns import ClientTurns, Closed
 from engine.constraints.remote.wire import Report, Said, read_report, request_frame
 from engine.frames import FrameBuffer, ProtocolError
+from engine.local_sockets import send_all
 from engine.types.request import Grammar, GrammarKind
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class _Booth:
         process = self._ready()
         try:
             process.connection.settimeout(patience_seconds(TRIAL_SECONDS))
-            process.connection.sendall(_trial(grammar))
+            send_all(process.connection, _trial(grammar))
             return self._verdict(process)
         except TimeoutError:
             self.end()
@@ -191,7 +192,7 @@ class _Booth:
             self._frames = FrameBuffer()
             process.connection.settimeout(START_SECONDS)
             try:
-                process.connection.sendall(_trial(WARM_UP))
+                send_all(process.connection, _trial(WARM_UP))
                 self._verdict(process)
             except (OSError, EOFError, ProtocolError) as error:
                 self.end()

@@ -25,6 +25,7 @@ from engine.constraints.worker.grammar import GrammarError, compile_grammar, pro
 from engine.constraints.worker.memory import MemoryMeter
 from engine.constraints.worker.opened import OpenMatcher, Unfollowable
 from engine.frames import FrameBuffer
+from engine.local_sockets import send_all
 
 READ_BYTES = 1024**2
 TURN_SECONDS = 0.01
@@ -98,12 +99,12 @@ class Service:
                     frame = self._look_ahead(job)
                 case other:
                     raise ValueError(f"no such job: {other}")
-        self._peer.sendall(frame)
+        send_all(self._peer, frame)
 
     def _say_begun(self, job: Message) -> None:
         said = {name: job[name] for name in ("id", "client", "seconds")}
         left = self._memory.bytes_left()
-        self._peer.sendall(report_frame(Said.BEGUN, {**said, "bytes_left": left}))
+        send_all(self._peer, report_frame(Said.BEGUN, {**said, "bytes_left": left}))
 
     def _try(self, job: Message) -> bytes:
         began = self._clock()

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import frames
 from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
-from engine.frames import FrameBuffer
+from engine.frames import FrameBuffer, ProtocolError
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.remote import calls, messages
 from engine.remote.calls import Call
 from engine.remote.messages import Cancel, Numbered, Said
+from engine.scheduling.progress import PROMPT_LOGPROBS_AT_ONCE
 from engine.types.cache import CacheTier, Cleared, Probed
 from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.types.picture import NodeTokens
@@ -102,7 +104,7 @@ def test_calls(call: Call) -> None:
 
 def test_vectors_take_a_third_more_than_their_bytes() -> None:
     event = OutputEvent("a", 0, pooled=bytes(range(256)) * 64)
-    frame = body(messages.events_frame([event]))
+    [frame] = map(body, messages.events_frames([event]))
     assert messages.read_events(frame) == [event]
     assert len(frame) < 1.4 * len(event.pooled)
 
@@ -121,14 +123,34 @@ def test_cancellations() -> None:
 
 @given(st.lists(EVENTS, max_size=3))
 def test_events(events: list[OutputEvent]) -> None:
-    frame = body(messages.events_frame(events))
+    [frame] = map(body, messages.events_frames(events))
     assert frame[0] == Said.EVENTS
     assert messages.read_events(frame) == events
 
 
 def test_log_probabilities_may_be_infinite() -> None:
     event = OutputEvent("a", 0, token_ids=(3,), logprobs=(TokenLogprob(3, -inf, ((4, -inf),)),))
-    assert messages.read_events(body(messages.events_frame([event]))) == [event]
+    [frame] = map(body, messages.events_frames([event]))
+    assert messages.read_events(frame) == [event]
+
+
+def test_long_events_of_a_step_take_several_frames_in_order() -> None:
+    """As the logprobs of a long prompt do: a frame that is too long would end the engine."""
+    top = tuple((token, -1.5 * token) for token in range(20))
+    part = (TokenLogprob(1, -2.25, top),) * PROMPT_LOGPROBS_AT_ONCE
+    events = [OutputEvent("a", index, prompt_logprobs=part) for index in range(40)]
+    frames = [body(frame) for frame in messages.events_frames(events)]
+    assert len(frames) > 1
+    assert max(map(len, frames)) <= messages.MAX_EVENTS_BYTES
+    assert [event for frame in frames for event in messages.read_events(frame)] == events
+
+
+def test_a_call_or_result_beyond_a_frame_is_refused_where_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
+    with pytest.raises(ProtocolError, match="100 are the most"):
+        messages.to_process(Numbered(1, calls.Submit(REQUEST)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""The process's end of the connection: calls, and what is sent with their results."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from engine.api import EngineStopped, Telemetry
+from engine.frames import FrameBuffer
+from engine.loop.threaded import Build
+from engine.remote import calls, messages
+from engine.remote.host import EngineHost
+from engine.remote.messages import Cancel, Numbered, Said
+from engine.remote.outbox import Outbox
+from engine.types.output import OutputEvent
+from engine.types.settings import EngineConfig
+from engine.types.statistics import ProcessStats
+
+
+class Sent(Outbox):
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        self._buffer = FrameBuffer()
+        self.bodies: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self.bodies += self._buffer.add(data)
+
+    def kinds(self) -> list[Said]:
+        return [Said(body[0]) for body in self.bodies]
+
+
+class Sum(calls.Stats):
+    """A call whose answer is an error, and which can be looked for in memory."""
+
+    async def run(self, host: calls.Host) -> ProcessStats:
+        raise EngineStopped("no engine")
+
+
+class HeardAtLoad:
+    """Takes the host's ends of an engine, and makes none."""
+
+    telemetry: Telemetry
+
+    def __call__(self, config: EngineConfig, telemetry: Telemetry, report: object) -> Build:
+        self.telemetry = telemetry
+        return _refuse
+
+
+def _refuse(inbox: object, deliver: Callable[[list[OutputEvent]], None]) -> NoReturn:
+    deliver([OutputEvent("a", 0, text="b")])
+    raise EngineStopped("no engine")
+
+
+async def test_a_call_that_is_cancelled_before_it_starts_is_forgotten() -> None:
+    host = EngineHost(Sent(), HeardAtLoad())
+    call = Sum()
+    remembered = weakref.ref(call)
+    host.take(Numbered(1, call))
+    host.take(Cancel(1))
+    del call
+    await _turns()
+    gc.collect()
+    assert remembered() is None
+
+
+async def test_durations_are_sent_by_the_event_loop_alone() -> None:
+    """The engine thread sends events. If it took durations as well, each could find none left."""
+    sent, heard = Sent(), HeardAtLoad()
+    host = EngineHost(sent, heard)
+    config = EngineConfig("")
+    with pytest.raises(EngineStopped):
+        await host.load(config)
+    assert sent.kinds() == [Said.EVENTS]
+    heard.telemetry.step(0.25)
+    heard.telemetry.step(0.5)
+    with pytest.raises(EngineStopped):
+        await host.load(config)
+    assert sent.kinds() == [Said.EVENTS] * 2
+    host.take(Numbered(1, Sum()))
+    await _turns()
+    assert sent.kinds() == [Said.EVENTS, Said.EVENTS, Said.DURATIONS, Said.RAISED]
+    assert messages.read_durations(sent.bodies[2]) == {"step": [0.25, 0.5]}
+
+
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
