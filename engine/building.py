@@ -107,6 +107,7 @@ def assemble(
     answers = RemoteAnswers(
         processes.start,
         processes.start_in_background,
+        processes.starter,
         mask_words(vocabulary.size),
         telemetry.mask,
     )

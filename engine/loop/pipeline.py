@@ -103,6 +103,8 @@ class Pipeline:
         self._answers.retain(lambda sequence_id: self._scheduler.sequence(sequence_id) is not None)
         self._ask()
         self._look_ahead(plan)
+        if self._scheduler.unanswered or not all(one.is_known for one in self._drafted.values()):
+            self._wait(lambda: True, 0.0)  # the questions leave now, while the device computes
         before, self._in_flight = self._in_flight, NO_STEP
         began, follows, self._follows = self._began, self._follows, False
         if not follows:
@@ -167,8 +169,6 @@ class Pipeline:
                 self._drafted[sequence.id] = drafted
                 if drafted.question is not None:
                     self._answers.look_ahead(sequence.id, sequence.request.client, drafted.question)
-        if not all(drafted.is_known for drafted in self._drafted.values()):
-            self._wait(lambda: True, 0.0)  # what was asked leaves now
 
     def _rest(self) -> list[OutputEvent]:
         """No step is due. Sequences that are complete wait for their last tokens to be read."""

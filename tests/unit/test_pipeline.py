@@ -12,7 +12,7 @@ from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, LookAhead, Matcher, Unanswerable
 from engine.loop.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
 from engine.scheduling.submission import prepare
-from engine.step.plan import SequenceId, StepPlan
+from engine.step.plan import SequenceId, StepPlan, StepResult
 from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Grammar, GrammarKind, Request, SamplingParams
 from engine.watching.latency import LatencyTracker
@@ -97,6 +97,26 @@ def test_a_refusal_that_is_known_when_it_is_asked_is_told() -> None:
     (event,) = [event for event in harness.events if event.finish_reason]
     assert event.finish_reason is FinishReason.ERROR
     assert event.error == "guided_regex: nobody can say"
+
+
+def test_the_first_question_of_a_sequence_leaves_before_the_step_in_flight_is_awaited(
+    late: PipelineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late.ask("free", 5, 9, is_held=False)
+    late.turn()
+    late.turn()
+    late.ask("held", 5, 4)
+    runner, at_collect = late.harness.runner, list[tuple[int, list[float]]]()
+    collect = runner.collect
+
+    def collected() -> StepResult:
+        at_collect.append((len(late.answers.asked), late.answers.waits.copy()))
+        return collect()
+
+    monkeypatch.setattr(runner, "collect", collected)
+    late.answers.waits.clear()
+    late.turn()
+    assert at_collect == [(1, [0.0])]
 
 
 def test_whoever_has_said_all_computes_nothing_while_the_last_token_is_unread(

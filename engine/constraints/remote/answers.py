@@ -3,7 +3,10 @@
 import logging
 import math
 import select
+import socket
 from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic
@@ -132,15 +135,21 @@ class RemoteAnswers:
         self,
         start_quick: Callable[[], GrammarProcess],
         start_slow: Callable[[], GrammarProcess],
+        starter: Executor,
         n_words: int,
         observe: Callable[[float], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`observe` is told how long each answer took, in seconds."""
+        """`observe` is called with the seconds that each answer took. Processes start on threads of
+        the `starter`: that takes a while, and the engine thread never waits for it.
+        """
         self.n_words = n_words
         self._clock = clock
-        self._quick = Lane(start_quick, QUICK_LIMIT_SECONDS, clock)
-        self._slow = Lane(start_slow, STEP_SECONDS, clock)
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._quick = Lane(start_quick, starter, self._wake, QUICK_LIMIT_SECONDS, clock)
+        self._slow = Lane(start_slow, starter, self._wake, STEP_SECONDS, clock)
         self._observe = observe
         self._numbers = count(1)
         self._remotes: dict[SequenceId, _RemoteMatcher] = {}
@@ -172,8 +181,7 @@ class RemoteAnswers:
         _give_up(remote.drafted)
         remote.draft, remote.drafted = next(self._numbers), question
         more = {"tokens": question.tokens, "question": remote.draft}
-        if not self._post(remote, "ahead", remote.lane.job_seconds, more):
-            question.answers = ()
+        self._post(remote, "ahead", remote.lane.job_seconds, more)
 
     def retain(self, is_live: Callable[[SequenceId], bool]) -> None:
         """See `Answers.retain`."""
@@ -195,14 +203,24 @@ class RemoteAnswers:
         """See `Answers.close`."""
         for lane in (self._quick, self._slow):
             lane.stop()
+        self._woken.close()
+        self._waker.close()
+
+    def _wake(self, _: object) -> None:
+        """A process has started, or cannot start: end a wait. On any thread."""
+        with suppress(OSError):  # it is full of such bytes, or nobody waits any more
+            self._waker.send(b"\0")
 
     def _sleep(self, seconds: float) -> None:
-        """Until a process has said something."""
+        """Wait until a process has answered or started, for at most that many seconds."""
         poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
         for lane in (self._quick, self._slow):
             if lane.connection is not None:
                 poll.register(lane.connection, lane.interest)
         poll.poll(1e3 * seconds)
+        with suppress(BlockingIOError):
+            self._woken.recv(64)
 
     def _must_move(self, remote: _RemoteMatcher) -> bool:
         """Whether it belongs in the slow process. None moves back: it may be slow again."""
@@ -219,28 +237,18 @@ class RemoteAnswers:
         self._by_number[number] = remote
         seconds = lane.job_seconds + 2 * matcher.trial_seconds
         grammar = {"kind": matcher.grammar.kind, "text": matcher.grammar.text}
-        self._tell(remote, "open", seconds, {"tokens": matcher.tokens, **grammar})
+        self._post(remote, "open", seconds, {"tokens": matcher.tokens, **grammar})
 
     def _step(self, remote: _RemoteMatcher) -> None:
         tokens = remote.matcher.tokens[remote.n_told :]
         remote.n_told += len(tokens)
         remote.asked = self._clock()
         remote.is_opening = False
-        self._tell(remote, "step", remote.lane.job_seconds, {"tokens": tokens})
+        self._post(remote, "step", remote.lane.job_seconds, {"tokens": tokens})
 
-    def _tell(self, remote: _RemoteMatcher, do: str, seconds: float, more: Message) -> None:
-        if not self._post(remote, do, seconds, more):
-            remote.matcher.answer = NOBODY_ANSWERS
-
-    def _post(self, remote: _RemoteMatcher, do: str, seconds: float, more: Message) -> bool:
-        """Whether there is a process to do it."""
+    def _post(self, remote: _RemoteMatcher, do: str, seconds: float, more: Message) -> None:
         job = {"do": do, "id": remote.number, "client": remote.client, "seconds": seconds}
-        try:
-            remote.lane.post({**job, **more})
-        except LaneLost as loss:
-            logger.error("a grammar process cannot be started: %s", loss)
-            return False
-        return True
+        remote.lane.post({**job, **more})
 
     def _drop(self, sequence: SequenceId) -> None:
         remote = self._remotes.pop(sequence)
@@ -324,7 +332,7 @@ class RemoteAnswers:
         """The process is gone. All that is unanswered begins again; the culprit's client's behind
         the others'.
         """
-        logger.warning("a grammar process has ended: %s", loss)
+        logger.warning("a grammar process was lost: %s", loss)
         lane.deaths += 1
         last = None
         if (culprit := loss.culprit) is not None:

@@ -4,6 +4,7 @@ import select
 import socket
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 
 from engine.constraints.remote.jobs import Job, Jobs
 from engine.constraints.remote.process import START_SECONDS, GrammarProcess, patience_seconds
@@ -35,17 +36,25 @@ class LaneLost(Exception):
 
 
 class Lane:
-    """What is posted leaves as fast as the process takes it. Starts with the first job, and again
-    with the next when it has been lost. A job may take `job_seconds` of the processor.
+    """Sends jobs to one process as fast as it takes them, and reads its answers.
+
+    The process starts with the first job, and again with the next job after it has been lost. It
+    starts on a thread of the `starter`, which then calls `started`; jobs wait meanwhile. A job may
+    take `job_seconds` of processor time.
     """
 
     def __init__(
         self,
         start_process: Callable[[], GrammarProcess],
+        starter: Executor,
+        started: Callable[[object], None],
         job_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self.job_seconds = job_seconds
+        self._starter = starter
+        self._started = started
+        self._starting: Future[GrammarProcess] | None = None
         self.deaths = 0  # of its processes, in a row without an answer
         self._start_process = start_process
         self._clock = clock
@@ -58,7 +67,7 @@ class Lane:
 
     @property
     def connection(self) -> socket.socket | None:
-        """None before the start."""
+        """None until the process has started."""
         return None if self._process is None else self._process.connection
 
     @property
@@ -67,9 +76,10 @@ class Lane:
         return select.POLLIN | (select.POLLOUT if self._outbox else 0)
 
     def post(self, job: Message) -> None:
-        """Raises LaneLost where no process can be started."""
-        if self._process is None:
-            self._start()
+        """Queue a job. It is sent by `exchange`, once the process has started."""
+        if not self._is_open:
+            self._starting = self._starter.submit(self._start_process)
+            self._starting.add_done_callback(self._started)
         if not self._is_busy:
             self._since = self._clock()
         self._awaited[job["id"]] += 1
@@ -77,14 +87,17 @@ class Lane:
 
     def close(self, number: int) -> None:
         """The matcher is asked nothing any more."""
-        if self._process is not None:
+        if self._is_open:
             del self._awaited[number]
             self._jobs.close(number)
             self._outbox += request_frame({"do": "close", "id": number})
 
     def exchange(self) -> list[Answered | Report]:
         """Return what the process has said, and send what it takes now. Raises LaneLost."""
+        self._take_started()
         if self._process is None:
+            if self._is_overdue:
+                raise self.given_up("it does not start")
             return []
         peer = self._process.connection
         try:
@@ -103,8 +116,10 @@ class Lane:
 
     def stop(self) -> int | None:
         """Kill the process; the exit code that it had, or has now."""
+        if self._starting is not None and not self._starting.cancel():
+            self._starting.add_done_callback(_kill_started)
         code = None if self._process is None else self._process.kill()
-        self._process = None
+        self._starting = self._process = None
         self._outbox.clear()
         self._frames = FrameBuffer()
         self._jobs = Jobs()
@@ -121,11 +136,20 @@ class Lane:
         allowed = START_SECONDS if running is None else patience_seconds(running.seconds)
         return self._is_busy and self._clock() - self._since > allowed
 
-    def _start(self) -> None:
+    @property
+    def _is_open(self) -> bool:
+        return self._process is not None or self._starting is not None
+
+    def _take_started(self) -> None:
+        """Take over the process if it has started by now. Raises LaneLost if it cannot start."""
+        starting = self._starting
+        if starting is None or not starting.done():
+            return
+        self._starting = None
         try:
-            self._process = self._start_process()
-        except OSError as error:
-            raise LaneLost(str(error)) from error
+            self._process = starting.result()
+        except Exception as error:
+            raise self.given_up(str(error)) from error
         self._process.connection.setblocking(False)
 
     def _ended(self, reason: str) -> LaneLost:
@@ -175,3 +199,9 @@ class Lane:
                 return [answer]
             case nonsense:
                 return [nonsense]
+
+
+def _kill_started(starting: "Future[GrammarProcess]") -> None:
+    """End a process that nobody wants any more when its start is over."""
+    if starting.exception() is None:
+        starting.result().kill()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -90,6 +91,10 @@ class GrammarProcesses:
         self._spare: GrammarProcess | None = None
         self._is_closed = False
         self._lock = threading.Lock()
+        self.starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-starter")
+        """For who may not wait for a start: it takes two processes' time, and at first that of
+        writing the vocabulary, some 10 MB.
+        """
 
     def start(self) -> GrammarProcess:
         """Raises OSError where none can be started."""
@@ -118,6 +123,7 @@ class GrammarProcesses:
 
     def close(self) -> None:
         """Start no more. Those that run are their users' to end."""
+        self.starter.shutdown(wait=False)
         with self._lock:
             self._is_closed = True
             if self._spare is not None:

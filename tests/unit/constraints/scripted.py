@@ -3,7 +3,10 @@
 import signal
 import socket
 import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from contextlib import suppress
+from typing import Any
 
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.wire import (
@@ -92,6 +95,18 @@ class ScriptedProcess(GrammarProcess):
 
     def report(self, said: Said, **fields: object) -> None:
         self.peer.sendall(report_frame(said, fields))
+
+
+class SameThread(Executor):
+    """Runs what is submitted at once, so that a test knows when it is done."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 class Starts:

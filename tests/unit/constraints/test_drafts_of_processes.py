@@ -33,7 +33,11 @@ def answers() -> Iterator[RemoteAnswers]:
     processes = GrammarProcesses(Vocabulary(tokenizer, DEMO_VOCAB_SIZE, frozenset({END})))
     n_words = mask_words(DEMO_VOCAB_SIZE)
     made = RemoteAnswers(
-        processes.start, processes.start_in_background, n_words, lambda seconds: None
+        processes.start,
+        processes.start_in_background,
+        processes.starter,
+        n_words,
+        lambda seconds: None,
     )
     yield made
     made.close()

@@ -3,14 +3,17 @@
 import select
 import socket
 import struct
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
 from engine.constraints.remote.lane import READ_BYTES, Lane, LaneLost
+from engine.constraints.remote.process import START_SECONDS, GrammarProcess
 from engine.constraints.remote.wire import Mask, Message, Report, Said
-from tests.unit.constraints.scripted import OUTSIDE, Starts
+from tests.unit.constraints.scripted import OUTSIDE, SECONDS, SameThread, Starts
 
 JOB: Message = {"do": "open", "id": 1, "client": "a", "seconds": 0.2}
 
@@ -37,7 +40,7 @@ def starts() -> Iterator[Starts]:
 
 @pytest.fixture
 def lane(starts: Starts) -> Lane:
-    return Lane(starts, 0.2, lambda: 7.0)
+    return Lane(starts, SameThread(), lambda _: None, 0.2, lambda: 7.0)
 
 
 def begun(lane: Lane) -> None:
@@ -120,5 +123,64 @@ def test_stopped_it_starts_again_with_the_next_post(lane: Lane, starts: Starts) 
 
 def test_who_cannot_be_started_is_lost(lane: Lane, starts: Starts) -> None:
     starts.is_possible = False
+    lane.post(JOB)
     with pytest.raises(LaneLost, match="no more processes"):
+        lane.exchange()
+    assert lane.exchange() == []
+
+
+def test_a_process_starts_on_another_thread_and_jobs_wait_for_it() -> None:
+    may_start, has_started = threading.Event(), threading.Event()
+    starts, threads = Starts(), list[int]()
+
+    def start() -> GrammarProcess:
+        threads.append(threading.get_ident())
+        assert may_start.wait(SECONDS)
+        return starts()
+
+    with ThreadPoolExecutor(1) as starter:
+        lane = Lane(start, starter, lambda _: has_started.set(), 0.2, lambda: 7.0)
         lane.post(JOB)
+        lane.close(1)
+        lane.post({**JOB, "id": 2})
+        assert lane.exchange() == []
+        assert lane.connection is None
+        may_start.set()
+        assert has_started.wait(SECONDS)
+        lane.exchange()
+        assert [job["id"] for job in starts.last.asked()] == [1, 1, 2]
+        assert threads != [threading.get_ident()]
+        lane.stop()
+
+
+def test_a_process_that_starts_too_late_is_killed() -> None:
+    may_start, starts = threading.Event(), Starts()
+
+    def start() -> GrammarProcess:
+        assert may_start.wait(SECONDS)
+        return starts()
+
+    with ThreadPoolExecutor(1) as starter:
+        lane = Lane(start, starter, lambda _: None, 0.2, lambda: 7.0)
+        lane.post(JOB)
+        lane.stop()
+        may_start.set()
+    assert all(process.is_over for process in starts.started)
+    assert lane.exchange() == []
+
+
+def test_a_start_that_hangs_is_given_up() -> None:
+    may_start, clock = threading.Event(), [0.0]
+    with ThreadPoolExecutor(1) as starter:
+        lane = Lane(
+            lambda: pytest.fail("it was given up") if may_start.wait(SECONDS) else Starts()(),
+            starter,
+            lambda _: None,
+            0.2,
+            lambda: clock[0],
+        )
+        lane.post(JOB)
+        clock[0] = START_SECONDS + 1
+        with pytest.raises(LaneLost, match="does not start"):
+            lane.exchange()
+        may_start.set()

@@ -78,10 +78,13 @@ def test_an_answer_in_between_counts_the_deaths_anew(told: Told) -> None:
         told.ask(0, "a", one)
 
 
-def test_where_no_process_starts_it_is_said_at_once(told: Told) -> None:
+def test_a_matcher_is_unanswerable_where_no_process_starts(told: Told) -> None:
     told.starts.is_possible = False
     one = matcher()
     told.ask(0, "a", one)
+    for _ in range(MOST_STARTS):
+        assert one.answer is None
+        told.wait()
     assert one.answer == NOBODY_ANSWERS
     told.starts.is_possible = True
     told.answers.retain(lambda sequence: False)

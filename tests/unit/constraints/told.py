@@ -5,7 +5,7 @@ from engine.constraints.remote.answers import RemoteAnswers
 from engine.constraints.remote.wire import Message
 from engine.step.plan import SequenceId
 from engine.types.request import Grammar, GrammarKind
-from tests.unit.constraints.scripted import LIMIT, MEMORY, ScriptedProcess, Starts
+from tests.unit.constraints.scripted import LIMIT, MEMORY, SameThread, ScriptedProcess, Starts
 
 BITS = bytes([5, 0, 0, 0])
 
@@ -18,7 +18,7 @@ class Told:
         self.starts = Starts()
         self.seconds: list[float] = []
         self.answers = RemoteAnswers(
-            self.starts, self.starts, 1, self.seconds.append, lambda: self.now
+            self.starts, self.starts, SameThread(), 1, self.seconds.append, lambda: self.now
         )
 
     def ask(self, sequence: int, client: str, matcher: Matcher) -> None:
