@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from anyio import TASK_STATUS_IGNORED, Event, create_task_group, current_time, sleep, to_thread
+from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, Telemetry
@@ -135,11 +135,8 @@ class ModelRegistry:
 
     def seconds_left(self, name: str) -> float | None:
         """Until a loaded model is unloaded for its age, should nobody use it; None: never."""
-        state = self.state(name)
-        if state.ttl_seconds is None or state.is_pinned:
-            return None
-        idle_seconds = current_time() - state.used_at if state.is_idle else 0.0
-        return max(state.ttl_seconds - idle_seconds, 0.0)
+        seconds = self.pool.seconds_left(name)
+        return None if math.isinf(seconds) else seconds
 
     def is_among(self, name: str, allowed: frozenset[str] | None) -> bool:
         """Whether a key that allows these models, by any of their names, allows this one. Who may
@@ -192,14 +189,18 @@ class ModelRegistry:
             self._add(self.settings.of_model({"model": repository, "preload": False}))
 
     @asynccontextmanager
-    async def using(self, name: str) -> AsyncIterator[ServedModel]:
+    async def using(
+        self, name: str, key: str, keep_seconds: float | None
+    ) -> AsyncIterator[ServedModel]:
         """The model of that name, loaded if it is not, and not unloaded while the block runs.
+
+        After the block it stays loaded for `keep_seconds` at least: see ModelPool.using.
 
         Raises ApiError, and EngineStopped where the server stops.
         """
         own = self.find(name)
         try:
-            async with self.pool.using(own) as loaded:
+            async with self.pool.using(own, key, keep_seconds) as loaded:
                 yield loaded.served[name or own]
         except PoolError as error:
             raise _refusal(name or own, error) from error

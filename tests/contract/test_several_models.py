@@ -111,6 +111,27 @@ def states(client: httpx.Client) -> dict[str, str]:
     return {one["id"]: one["state"] for one in client.get("/admin/models").json()["models"]}
 
 
+def ollama(client: httpx.Client, model: str, **more: Any) -> Any:
+    """The answer of Ollama's chat."""
+    body = {"model": model, "messages": [HI], "stream": False, **more}
+    return client.post("/api/chat", json=body).raise_for_status().json()
+
+
+def when_unused(client: httpx.Client, model: str) -> dict[str, Any]:
+    """The model's entry once no request uses it."""
+    while True:
+        listed = client.get("/admin/models").raise_for_status().json()["models"]
+        entry: dict[str, Any] = next(one for one in listed if one["id"] == model)
+        if not entry["requests"]:
+            return entry
+
+
+def is_unloaded(client: httpx.Client, model: str) -> None:
+    """Returns when the model is unloaded."""
+    while states(client)[model] != "unloaded":
+        pass
+
+
 def waits_for(client: httpx.Client, n: int) -> None:
     """Returns when so many requests wait for the second model."""
     while client.get("/admin/models").json()["models"][1]["waiting"] < n:
@@ -253,6 +274,70 @@ def test_an_admin_loads_and_unloads(serve: Serve) -> None:
         *(("two", "ready"), ("three", "unloaded")),
     ]
     assert [one["max_model_len"] for one in listed] == [512, 512, 512, None]
+
+
+def test_a_keep_alive_of_zero_is_one_requests_own(serve: Serve) -> None:
+    client = serve(settings_of(ttl_seconds=600))
+    assert ollama(client, "two", keep_alive=0)["done_reason"] == "stop"
+    is_unloaded(client, "two")
+    assert chat(client, "two").status_code == 200
+    entry = when_unused(client, "two")
+    assert (entry["state"], entry["ttl_seconds"]) == ("ready", 600)
+    assert 0 < entry["seconds_left"] <= 600
+    assert ollama(client, "two", keep_alive=0)["done_reason"] == "stop"
+    assert 0 < when_unused(client, "two")["seconds_left"] <= 600
+
+
+def test_the_longest_keep_alive_holds_in_all_dialects(serve: Serve) -> None:
+    client = serve(settings_of(ttl_seconds=600))
+    ollama(client, "two", keep_alive="2h")
+    assert chat(client, "two").status_code == 200
+    ollama(client, "two", keep_alive="1s")
+    assert 6000 < when_unused(client, "two")["seconds_left"] <= 7200
+    ollama(client, "two", keep_alive=-1)
+    assert chat(client, "two").status_code == 200
+    assert when_unused(client, "two")["seconds_left"] is None
+    (loaded,) = [one for one in client.get("/api/ps").json()["models"] if one["name"] == "two"]
+    assert loaded["expires_at"].startswith("9999"), "it stays"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_users_unload_request_ends_the_users_own_wish(
+    serve: Serve, tmp_path: Path, path: str
+) -> None:
+    keys = key_file(tmp_path, alice={}, bob={}, root={"role": "admin"})
+    client = serve(settings_of(api_keys_file=keys, ttl_seconds=600))
+
+    def stop(key: str) -> None:
+        client.headers.update(bearer(secret_of(key)))
+        answer = client.post(path, json={"model": "two", "keep_alive": 0})
+        assert (answer.status_code, answer.json()["done_reason"]) == (200, "unload")
+        client.headers.update(bearer(secret_of("root")))
+
+    for key in ("alice", "bob"):
+        client.headers.update(bearer(secret_of(key)))
+        assert chat(client, "two").status_code == 200
+    client.headers.update(bearer(secret_of("root")))
+    when_unused(client, "two")
+    stop("bob")
+    entry = when_unused(client, "two")
+    assert entry["state"] == "ready"
+    assert 0 < entry["seconds_left"] <= 600
+    stop("alice")
+    is_unloaded(client, "two")
+    client.headers.update(bearer(secret_of("alice")))
+    assert chat(client, "two").status_code == 200
+    stop("root")
+    is_unloaded(client, "two")
+
+
+def test_without_keys_an_unload_request_of_ollama_unloads(serve: Serve, engines: Engines) -> None:
+    pinned = ModelSettings(model="rootstock-demo", served_model_name=("one",), pinned=True)
+    client = serve(settings_of(models=(pinned,)))
+    answer = client.post("/api/generate", json={"model": "one", "keep_alive": 0})
+    assert (answer.status_code, answer.json()["done_reason"]) == (200, "unload")
+    is_unloaded(client, "one")
+    assert said(chat(client, "one")) == "I am load 2"
 
 
 def test_looking_loads_nothing(serve: Serve, engines: Engines) -> None:
