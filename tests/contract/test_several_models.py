@@ -5,7 +5,9 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from logging import LogRecord
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
@@ -21,9 +23,11 @@ from server import registry
 from server.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
+from server.workers import SMALL_AT_ONCE
 from tests.contract.access.helpers import bearer, key_file, secret_of
 from tests.contract.daemon import serving
-from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script
+from tests.contract.test_disconnect import WAIT_SECONDS, HeldTokenizer, posted
 from tests.contract.test_service_routes import metric_families
 
 HI = {"role": "user", "content": "hi"}
@@ -47,6 +51,7 @@ class Engines:
         self.made: list[FakeEngine] = []
         self.gate: Gate | None = None
         self.failure: Exception | None = None
+        self.tokenizer = ByteTokenizer()
 
     async def __call__(
         self, config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
@@ -57,7 +62,8 @@ class Engines:
             await self.gate.passed()
         if self.failure is not None:
             raise self.failure
-        self.made.append(Small(Script(answers=[f"I am load {len(self.started)}"])))
+        script = Script(answers=[f"I am load {len(self.started)}"])
+        self.made.append(Small(script, tokenizer=self.tokenizer))
         return self.made[-1]
 
 
@@ -199,6 +205,55 @@ def test_a_stream_has_comments_while_its_model_is_loaded(serve: Serve, engines: 
         rest = list(lines)
     assert rest[-2:] == ["data: [DONE]", ""]
     assert sum('"role":"assistant"' in line for line in rest) == 1
+
+
+def test_a_stream_keeps_its_time_limit_while_its_model_is_loaded(
+    serve: Serve, engines: Engines
+) -> None:
+    """The limit doubles until the machine is fast enough to send a comment before it."""
+    seconds = 0.25
+    while (rest := rest_behind_comment(serve, engines, seconds)) is None:
+        seconds *= 2
+    (error,) = [line for line in rest if line.startswith("data: {")]
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "request_timeout"
+
+
+def rest_behind_comment(serve: Serve, engines: Engines, seconds: float) -> list[str] | None:
+    """The lines of a stream after the first comment; None where the limit was too short for it."""
+    engines.gate = None
+    client = serve(settings_of(keepalive_seconds=0.01, request_timeout_seconds=seconds))
+    engines.gate = Gate()
+    body = {"model": "two", "stream": True, "messages": [HI]}
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            if answer.status_code == 504:
+                return None
+            lines = answer.iter_lines()
+            assert next(lines) == ": keep-alive"
+            return list(lines)
+    finally:
+        engines.gate.open()
+
+
+def test_leaving_a_stream_whose_model_has_been_loaded_ends_its_preparation(
+    engines: Engines, serve: Serve, departures: "Queue[LogRecord]"
+) -> None:
+    """Requests for the first model occupy the workers that would encode the prompt."""
+    engines.tokenizer = tokenizer = HeldTokenizer()
+    client = serve()
+    url, path = str(client.base_url).rstrip("/"), "/v1/completions"
+    body = {"prompt": "Hi", "stream": True}
+    try:
+        with posted(url, path, body), posted(url, path, body):
+            for _ in range(SMALL_AT_ONCE):
+                tokenizer.encoding.get(timeout=WAIT_SECONDS)
+            with posted(url, path, {"model": "two", **body}):
+                while states(client)["two"] != "ready":
+                    pass
+            assert path in departures.get(timeout=WAIT_SECONDS).getMessage()
+    finally:
+        tokenizer.gate.open()
+    assert tokenizer.encoding.empty()
 
 
 @pytest.mark.parametrize(
