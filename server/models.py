@@ -68,6 +68,6 @@ class KnownModel:
         log.info("%s: %s", self.name, line)
 
     def fetching(self, done_bytes: int, total_bytes: int) -> None:
-        """Called on any thread. A terminal has a bar of it."""
+        """A terminal has a bar of it."""
         self.progress = f"{done_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB fetched"
         self.fetched_share = min(done_bytes / total_bytes, 1.0) if total_bytes else None

@@ -19,13 +19,15 @@ from anyio.abc import TaskGroup, TaskStatus
 from engine.api import Engine, EngineStopped, Telemetry
 from engine.launch import (
     ModelError,
-    find_checkpoint,
+    fetch_repository,
     free_bytes,
     launch,
+    local_checkpoint,
     needed_bytes,
 )
 from engine.types.settings import EngineConfig
 from server.cache_feed import CacheFeed
+from server.downloads import Downloads, FetchRepository
 from server.errors import ApiError, busy
 from server.generation.models import Naming, ServedModel, namings, served_models
 from server.generation.replays import Replays
@@ -59,6 +61,7 @@ class ModelRegistry:
         settings: Settings,
         start: StartEngine = launch,
         needs: Callable[[EngineConfig, int, int], int] = needed_bytes,
+        fetch: FetchRepository = fetch_repository,
     ) -> None:
         """Raises ModelError where the machine does not say what memory it has."""
         self.settings = settings
@@ -66,6 +69,7 @@ class ModelRegistry:
         self.closed = Event()  # when all models have been drained
         self._start = start
         self._needed_bytes = needs
+        self._fetch = fetch
         self.known: dict[str, KnownModel] = {}
         self._name_of: dict[str, str] = {}  # a model's own name, by all its names
         self._is_alone = len(settings.each_model()) == 1 and not settings.on_demand
@@ -75,10 +79,12 @@ class ModelRegistry:
         for model in settings.each_model():
             self._add(model)
         self._tasks: TaskGroup
+        self.downloads: Downloads  # since `run`
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
         async with create_task_group() as self._tasks:
+            self.downloads = Downloads(self._fetch, self._tasks)
             await self._tasks.start(self.pool.run)
             task_status.started()
             while True:
@@ -220,7 +226,10 @@ class ModelRegistry:
         return {name: model.resident for name, model in models if model.resident is not None}
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Refuse what is new, and end all models when their requests have ended."""
+        """Refuse what is new, and end all models when their requests have ended. Downloads end at
+        once.
+        """
+        self.downloads.stop()
         await self.pool.drain(timeout_seconds)
         self.closed.set()
 
@@ -251,8 +260,8 @@ class ModelRegistry:
             return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
         config = self.settings.config_of(known.settings)
         known.progress, known.fetched_share = f"looking for {known.settings.source}", None
-        fetch = partial(find_checkpoint, config.model, download=True, progress=known.fetching)
-        await to_thread.run_sync(fetch, abandon_on_cancel=True)
+        if await to_thread.run_sync(local_checkpoint, config.model) is None:
+            await self._fetch(config.model, known.fetching)
         known.progress, known.fetched_share = "finding out what memory it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)

@@ -16,7 +16,7 @@ from server.dialects.ollama.models import (
     repository,
     running,
 )
-from server.dialects.ollama.pull import SUCCESS, Pull
+from server.dialects.ollama.pull import SUCCESS, pull_lines, pulled
 from server.errors import ApiError
 from server.model_cache import NotCached, deletions
 from server.openapi import errors, json_body, stream_of_lines
@@ -111,12 +111,12 @@ async def show(
     responses=stream_of_lines(OllamaProgress, OllamaError) | errors(400, 408, 413, 503),
     openapi_extra=json_body(OllamaPullRequest),
 )
-async def pull(body: PullBody) -> Response:
-    """As `rootstock pull` does. It goes on if the client leaves."""
-    pulled = Pull(repository(body.named))
+async def pull(body: PullBody, service: ServiceDependency) -> Response:
+    """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops."""
+    download = service.models.downloads.start(repository(body.named))
     if body.stream:
-        return StreamingResponse(pulled.lines(), media_type=NDJSON)
-    await pulled.run()
+        return StreamingResponse(pull_lines(download), media_type=NDJSON)
+    await pulled(download)
     return json_response(wire_json(SUCCESS))
 
 

@@ -221,7 +221,8 @@ def test_a_stream_keeps_its_time_limit_while_its_model_is_loaded(
 def rest_behind_comment(serve: Serve, engines: Engines, seconds: float) -> list[str] | None:
     """The lines of a stream after the first comment; None where the limit was too short for it."""
     engines.gate = None
-    client = serve(settings_of(keepalive_seconds=0.01, request_timeout_seconds=seconds))
+    limits = {"request_timeout_seconds": seconds, "load_timeout_seconds": 8 * seconds}
+    client = serve(settings_of(keepalive_seconds=0.01, **limits))
     engines.gate = Gate()
     body = {"model": "two", "stream": True, "messages": [HI]}
     try:
@@ -554,6 +555,7 @@ def test_on_demand_every_fetched_model_can_be_named(
     serve: Serve, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # of the process that fetches
     repository(tmp_path, "org/small", DEFAULT_CHECKPOINT)
     client = serve(settings_of(on_demand=True))
     names = [one["id"] for one in client.get("/v1/models").json()["data"]]

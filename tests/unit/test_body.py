@@ -37,7 +37,9 @@ def request(*messages: Message) -> Request:
     received = list(messages)
 
     async def receive() -> Message:
-        return received.pop(0) if received else await sleep_forever()
+        if not received:
+            await sleep_forever()
+        return received.pop(0)
 
     state = {"record": RequestRecord("r", "a")}
     return Request({"type": "http", "headers": [], "state": state}, receive)

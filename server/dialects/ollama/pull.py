@@ -1,12 +1,12 @@
 """A model that is fetched from Hugging Face, and lines that tell how far it is."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 
-from engine.launch import ModelError, fetch_checkpoint
+from anyio import move_on_after
+
 from server.dialects.dialect import wire_json
 from server.dialects.ollama.errors import ollama_error
+from server.downloads import Download
 from server.errors import SERVER, ApiError
 from server.schemas.ollama.models import OllamaProgress
 
@@ -15,49 +15,37 @@ LINE_SECONDS = 0.25  # between two lines
 SUCCESS = OllamaProgress(status="success")
 
 
-class Pull:
-    """Fetches one repository, in a thread that goes on when the client leaves."""
+async def pulled(download: Download) -> None:
+    """Wait for the end. Raises ApiError (500), as Ollama does, with what went wrong."""
+    await download.ended.wait()
+    if download.error:
+        raise ApiError(500, download.error, type=SERVER, code="pull_failed")
 
-    def __init__(self, repository: str) -> None:
-        self._repository = repository
-        self._progress = (0, 0)  # bytes that are there, and those that will be
 
-    async def run(self) -> None:
-        """Raises ApiError (500), as Ollama does, with what went wrong."""
-        await self._fetched()
+async def pull_lines(download: Download) -> AsyncIterator[bytes]:
+    """Lines up to `success`, or to the error."""
+    yield wire_json(OllamaProgress(status="pulling manifest")) + b"\n"
+    sent = (0, 0)
+    while not download.ended.is_set():
+        with move_on_after(LINE_SECONDS):
+            await download.ended.wait()
+        progress = download.done_bytes, download.total_bytes
+        if progress != sent and not download.ended.is_set():
+            sent = progress
+            yield _line(download)
+    try:
+        await pulled(download)
+    except ApiError as error:
+        yield wire_json(ollama_error(error)) + b"\n"
+    else:
+        yield wire_json(SUCCESS) + b"\n"
 
-    async def lines(self) -> AsyncIterator[bytes]:
-        """Lines up to `success`, or to the error."""
-        yield wire_json(OllamaProgress(status="pulling manifest")) + b"\n"
-        fetched = asyncio.ensure_future(self._fetched())
-        said = self._progress
-        while not (await asyncio.wait({fetched}, timeout=LINE_SECONDS))[0]:
-            if said != self._progress:
-                said = self._progress
-                yield self._line()
-        try:
-            fetched.result()
-        except ApiError as error:
-            yield wire_json(ollama_error(error)) + b"\n"
-        else:
-            yield wire_json(SUCCESS) + b"\n"
 
-    def _line(self) -> bytes:
-        completed, total = self._progress
-        line = OllamaProgress(
-            status=f"pulling {self._repository}",
-            digest=self._repository,
-            total=total,
-            completed=completed,
-        )
-        return wire_json(line) + b"\n"
-
-    async def _fetched(self) -> None:
-        fetch = partial(fetch_checkpoint, self._repository, self._note)
-        try:
-            await asyncio.to_thread(fetch)
-        except ModelError as error:
-            raise ApiError(500, str(error), type=SERVER, code="pull_failed") from error
-
-    def _note(self, completed: int, total: int) -> None:
-        self._progress = (completed, total)
+def _line(download: Download) -> bytes:
+    line = OllamaProgress(
+        status=f"pulling {download.repository}",
+        digest=download.repository,
+        total=download.total_bytes,
+        completed=download.done_bytes,
+    )
+    return wire_json(line) + b"\n"
