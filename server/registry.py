@@ -31,7 +31,7 @@ from server.downloads import Downloads, FetchRepository
 from server.errors import ApiError, busy
 from server.generation.models import Naming, ServedModel, namings, served_models
 from server.generation.replays import Replays
-from server.model_cache import cached_models
+from server.model_cache import CachedNames
 from server.models import KnownModel, LoadedModel
 from server.pool.errors import LoadFailed, NeverFits, PoolError, WaitedTooLong
 from server.pool.pool import ModelPool
@@ -70,6 +70,7 @@ class ModelRegistry:
         self._start = start
         self._needed_bytes = needs
         self._fetch = fetch
+        self._cached = CachedNames()
         self.known: dict[str, KnownModel] = {}
         self._name_of: dict[str, str] = {}  # a model's own name, by all its names
         self._is_alone = len(settings.each_model()) == 1 and not settings.on_demand
@@ -177,17 +178,16 @@ class ModelRegistry:
         return self.pool.models[name].failure or "its engine does not turn"
 
     async def discover_all(self) -> None:
-        """Likewise all of them, to be listed."""
+        """With `on_demand`, make all models in the Hugging Face cache known, to be listed."""
         if self.settings.on_demand:
-            for repository in await to_thread.run_sync(cached_models):
-                self._discovered(repository.repo_id)
+            for repository in await self._cached.names():
+                self._discovered(repository)
 
     async def discover(self, name: str) -> None:
         """With `on_demand`, what is in the Hugging Face cache is known by its repository's name."""
         if not name or self.has(name) or not self.settings.on_demand:
             return
-        repositories = await to_thread.run_sync(cached_models)
-        if name in {repository.repo_id for repository in repositories}:
+        if name in await self._cached.names():
             self._discovered(name)
 
     def _discovered(self, repository: str) -> None:

@@ -19,7 +19,7 @@ from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.settings import EngineConfig
 from engine.types.statistics import EngineStats, RequestInfo
-from server import registry
+from server import model_cache
 from server.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
@@ -566,7 +566,7 @@ def test_on_demand_every_fetched_model_can_be_named(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_on_demand_the_cache_is_looked_through_once_a_request(
+def test_on_demand_the_cache_is_scanned_once_a_request(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     n_looks = 0
@@ -576,7 +576,7 @@ def test_on_demand_the_cache_is_looked_through_once_a_request(
         n_looks += 1
         return []
 
-    monkeypatch.setattr(registry, "cached_models", looked)
+    monkeypatch.setattr(model_cache, "cached_models", looked)
     client = serve(settings_of(on_demand=True))
     assert chat(client, "org/small", stream=stream).status_code == 404
     assert n_looks == 1
