@@ -29,8 +29,11 @@ class LoadedModel:
         return await self.engine.ended()
 
     async def drain(self, timeout_seconds: float) -> None:
-        await self.engine.drain(timeout_seconds)
-        self.known.last_stats = await self.engine.stats()
+        try:
+            await self.engine.drain(timeout_seconds)
+            self.known.last_stats = await self.engine.stats()
+        except Exception:
+            log.exception("%s has not ended as it should", self.known.name)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """The models that requests can name, each loaded when it is needed."""
 
+import logging
 import math
 import os
 import sys
@@ -50,6 +51,8 @@ CORRECTION_SECONDS = 1.0
 STORAGE_SHARE = 0.25
 """Of the budget, for the KV cache of one model that is not told how much."""
 
+log = logging.getLogger("rootstock")
+
 StartEngine = Callable[[EngineConfig, Telemetry, Callable[[str], None]], Awaitable[Engine]]
 
 
@@ -91,7 +94,10 @@ class ModelRegistry:
             while True:
                 await sleep(CORRECTION_SECONDS)
                 for name, loaded in self.all_loaded().items():
-                    await self._correct(name, loaded.engine)
+                    try:
+                        await self._correct(name, loaded.engine)
+                    except Exception:
+                        log.exception("cannot tell how much memory %s takes", name)
 
     async def preload(self) -> None:
         """Load what is to be there at start, in the order of the settings, as long as there is

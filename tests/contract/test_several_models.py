@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +20,7 @@ from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.settings import EngineConfig
 from engine.types.statistics import EngineStats, RequestInfo
-from server import model_cache
+from server import model_cache, registry
 from server.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
@@ -489,6 +490,40 @@ def test_a_model_that_dies_ends_its_own_requests_and_is_loaded_again(
     while states(client)["two"] != "failed":
         pass
     assert chat(client, "one").status_code == 200
+    assert said(chat(client, "two")) == "I am load 3"
+
+
+def test_a_fault_in_an_engines_figures_ends_nothing_else(
+    serve: Serve, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "CORRECTION_SECONDS", 0.001)
+    client = serve()
+    engine, n_faults = engines.made[0], 0
+    recovered, stats = threading.Event(), engine.stats
+
+    async def faulty() -> EngineStats:
+        nonlocal n_faults
+        n_faults += 1
+        if n_faults <= 3:
+            raise ZeroDivisionError("a fault")
+        recovered.set()
+        return await stats()
+
+    engine.stats = faulty  # type: ignore[method-assign]
+    assert recovered.wait(WAIT_SECONDS)
+    assert chat(client, "one").status_code == 200
+
+
+def test_a_fault_in_the_end_of_an_engine_ends_nothing_else(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    assert chat(client, "two").status_code == 200
+
+    async def faulty(timeout_seconds: float) -> None:
+        engines.made[1].die("a fault")
+        raise ZeroDivisionError("a fault")
+
+    engines.made[1].drain = faulty  # type: ignore[method-assign]
+    assert client.post("/admin/models/unload?model=two").json()["state"] == "unloaded"
     assert said(chat(client, "two")) == "I am load 3"
 
 
