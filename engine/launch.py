@@ -6,14 +6,11 @@ from functools import cache, partial
 
 from engine.api import Engine, ModelError, Telemetry
 from engine.child_process import start_child
+from engine.fetching import Progress, fetch_repository
 from engine.memory_questions import Free, Needed, ask
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
-from engine.mlx_backend.loading.source import (
-    Progress,
-    fetch_checkpoint,
-    find_checkpoint,
-)
+from engine.mlx_backend.loading.source import find_checkpoint, local_checkpoint
 from engine.remote.engine import RemoteEngine
 from engine.types.settings import EngineConfig
 from kvstore.tier.disk.folder import new_daemon
@@ -23,10 +20,11 @@ __all__ = [
     "ModelError",
     "Progress",
     "describe_machine",
-    "fetch_checkpoint",
+    "fetch_repository",
     "find_checkpoint",
     "free_bytes",
     "launch",
+    "local_checkpoint",
     "needed_bytes",
     "open_checkpoint",
 ]

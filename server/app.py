@@ -18,7 +18,6 @@ from server.dialects.errors import (
     handle_wrong_method,
 )
 from server.errors import ApiError, ClientLeft
-from server.generation.events import task_scope
 from server.metrics.metrics import HttpAnswers, Metrics
 from server.metrics.vllm import vllm_families
 from server.middleware.stack import middleware
@@ -51,6 +50,7 @@ from server.routes import (
 from server.service import create_service
 from server.settings import Settings
 from server.transport.unsent import UnsentBudget
+from server.transport.waiting import task_scope
 
 SECTIONS = {
     "Answers, as OpenAI has them": (chat, completions, responses),

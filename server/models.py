@@ -29,8 +29,11 @@ class LoadedModel:
         return await self.engine.ended()
 
     async def drain(self, timeout_seconds: float) -> None:
-        await self.engine.drain(timeout_seconds)
-        self.known.last_stats = await self.engine.stats()
+        try:
+            await self.engine.drain(timeout_seconds)
+            self.known.last_stats = await self.engine.stats()
+        except Exception:
+            log.exception("%s has not ended as it should", self.known.name)
 
 
 @dataclass(slots=True)
@@ -68,6 +71,6 @@ class KnownModel:
         log.info("%s: %s", self.name, line)
 
     def fetching(self, done_bytes: int, total_bytes: int) -> None:
-        """Called on any thread. A terminal has a bar of it."""
+        """A terminal has a bar of it."""
         self.progress = f"{done_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB fetched"
         self.fetched_share = min(done_bytes / total_bytes, 1.0) if total_bytes else None

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
+from anyio import Lock, to_thread
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
@@ -105,17 +105,24 @@ def json_body(model: type[BaseModel]) -> Document:
 
 
 class OpenApiDocument:
-    """The document of one application, made when it is first asked for."""
+    """The document of one application, made once, when it is first requested.
+
+    A worker thread makes it: the schemas of all models take too long for the event loop.
+    """
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         self._app = app
         self._settings = settings
+        self._making = Lock()
+        self._text: str | None = None
 
     async def answer(self, request: Request) -> Response:
+        async with self._making:
+            if self._text is None:
+                self._text = await to_thread.run_sync(self._made)
         return Response(self._text, media_type="application/json")
 
-    @cached_property
-    def _text(self) -> str:
+    def _made(self) -> str:
         return json.dumps(document(self._app, self._settings))
 
 

@@ -27,6 +27,9 @@ class RequestRecord:
     path: str = ""  # of its URL
     model: str = ""  # the name by which it asked for its model, when it has that
     key: str = ""  # the name of its API key; what is stored under one is not seen under another
+    has_admin_key: bool = False
+    keep_alive_seconds: float | None = None
+    """How long it wishes its model to stay loaded afterwards. None: the model's `ttl_seconds`."""
     n_bytes: int = 0  # of its body, and of what that names
     slot: Slot = field(default_factory=Slot)  # of the worker that prepares large requests
     allowed_models: frozenset[str] | None = None  # of its key, by name; None: all

@@ -1,5 +1,6 @@
 """The models that requests can name, each loaded when it is needed."""
 
+import logging
 import math
 import os
 import sys
@@ -13,23 +14,25 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from anyio import TASK_STATUS_IGNORED, Event, create_task_group, current_time, sleep, to_thread
+from anyio import TASK_STATUS_IGNORED, Event, create_task_group, sleep, to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from engine.api import Engine, EngineStopped, Telemetry
 from engine.launch import (
     ModelError,
-    find_checkpoint,
+    fetch_repository,
     free_bytes,
     launch,
+    local_checkpoint,
     needed_bytes,
 )
 from engine.types.settings import EngineConfig
 from server.cache_feed import CacheFeed
+from server.downloads import Downloads, FetchRepository
 from server.errors import ApiError, ModelNotFound, busy
 from server.generation.models import Naming, ServedModel, namings, served_models
 from server.generation.replays import Replays
-from server.model_cache import cached_models
+from server.model_cache import CachedNames
 from server.models import KnownModel, LoadedModel
 from server.pool.errors import LoadFailed, NeverFits, PoolError, WaitedTooLong
 from server.pool.pool import ModelPool
@@ -48,6 +51,8 @@ CORRECTION_SECONDS = 1.0
 STORAGE_SHARE = 0.25
 """Of the budget, for the KV cache of one model that is not told how much."""
 
+log = logging.getLogger("rootstock")
+
 StartEngine = Callable[[EngineConfig, Telemetry, Callable[[str], None]], Awaitable[Engine]]
 
 
@@ -59,6 +64,7 @@ class ModelRegistry:
         settings: Settings,
         start: StartEngine = launch,
         needs: Callable[[EngineConfig, int, int], int] = needed_bytes,
+        fetch: FetchRepository = fetch_repository,
     ) -> None:
         """Raises ModelError where the machine does not say what memory it has."""
         self.settings = settings
@@ -66,6 +72,8 @@ class ModelRegistry:
         self.closed = Event()  # when all models have been drained
         self._start = start
         self._needed_bytes = needs
+        self._fetch = fetch
+        self._cached = CachedNames()
         self.known: dict[str, KnownModel] = {}
         self._name_of: dict[str, str] = {}  # a model's own name, by all its names
         self._is_alone = len(settings.each_model()) == 1 and not settings.on_demand
@@ -75,16 +83,21 @@ class ModelRegistry:
         for model in settings.each_model():
             self._add(model)
         self._tasks: TaskGroup
+        self.downloads: Downloads  # since `run`
 
     async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
         async with create_task_group() as self._tasks:
+            self.downloads = Downloads(self._fetch, self._tasks)
             await self._tasks.start(self.pool.run)
             task_status.started()
             while True:
                 await sleep(CORRECTION_SECONDS)
                 for name, loaded in self.all_loaded().items():
-                    await self._correct(name, loaded.engine)
+                    try:
+                        await self._correct(name, loaded.engine)
+                    except Exception:
+                        log.exception("cannot tell how much memory %s takes", name)
 
     async def preload(self) -> None:
         """Load what is to be there at start, in the order of the settings, as long as there is
@@ -133,11 +146,8 @@ class ModelRegistry:
 
     def seconds_left(self, name: str) -> float | None:
         """Until a loaded model is unloaded for its age, should nobody use it; None: never."""
-        state = self.state(name)
-        if state.ttl_seconds is None or state.is_pinned:
-            return None
-        idle_seconds = current_time() - state.used_at if state.is_idle else 0.0
-        return max(state.ttl_seconds - idle_seconds, 0.0)
+        seconds = self.pool.seconds_left(name)
+        return None if math.isinf(seconds) else seconds
 
     def is_among(self, name: str, allowed: frozenset[str] | None) -> bool:
         """Whether a key that allows these models, by any of their names, allows this one. Who may
@@ -172,17 +182,16 @@ class ModelRegistry:
         return self.pool.models[name].failure or "its engine does not turn"
 
     async def discover_all(self) -> None:
-        """Likewise all of them, to be listed."""
+        """With `on_demand`, make all models in the Hugging Face cache known, to be listed."""
         if self.settings.on_demand:
-            for repository in await to_thread.run_sync(cached_models):
-                self._discovered(repository.repo_id)
+            for repository in await self._cached.names():
+                self._discovered(repository)
 
     async def discover(self, name: str) -> None:
         """With `on_demand`, what is in the Hugging Face cache is known by its repository's name."""
         if not name or self.has(name) or not self.settings.on_demand:
             return
-        repositories = await to_thread.run_sync(cached_models)
-        if name in {repository.repo_id for repository in repositories}:
+        if name in await self._cached.names():
             self._discovered(name)
 
     def _discovered(self, repository: str) -> None:
@@ -190,14 +199,18 @@ class ModelRegistry:
             self._add(self.settings.of_model({"model": repository, "preload": False}))
 
     @asynccontextmanager
-    async def using(self, name: str) -> AsyncIterator[ServedModel]:
+    async def using(
+        self, name: str, key: str, keep_seconds: float | None
+    ) -> AsyncIterator[ServedModel]:
         """The model of that name, loaded if it is not, and not unloaded while the block runs.
+
+        After the block it stays loaded for `keep_seconds` at least: see ModelPool.using.
 
         Raises ApiError, and EngineStopped where the server stops.
         """
         own = self.find(name)
         try:
-            async with self.pool.using(own) as loaded:
+            async with self.pool.using(own, key, keep_seconds) as loaded:
                 yield loaded.served[name or own]
         except PoolError as error:
             raise _refusal(name or own, error) from error
@@ -217,7 +230,10 @@ class ModelRegistry:
         return {name: model.resident for name, model in models if model.resident is not None}
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Refuse what is new, and end all models when their requests have ended."""
+        """Refuse what is new, and end all models when their requests have ended. Downloads end at
+        once.
+        """
+        self.downloads.stop()
         await self.pool.drain(timeout_seconds)
         self.closed.set()
 
@@ -248,8 +264,8 @@ class ModelRegistry:
             return 0 if self.settings.memory_budget is None else self.pool.budget_bytes
         config = self.settings.config_of(known.settings)
         known.progress, known.fetched_share = f"looking for {known.settings.source}", None
-        fetch = partial(find_checkpoint, config.model, download=True, progress=known.fetching)
-        await to_thread.run_sync(fetch, abandon_on_cancel=True)
+        if await to_thread.run_sync(local_checkpoint, config.model) is None:
+            await self._fetch(config.model, known.fetching)
         known.progress, known.fetched_share = "finding out what memory it needs", None
         budget_bytes = self.pool.budget_bytes
         storage_bytes = int(budget_bytes * STORAGE_SHARE)

@@ -62,9 +62,14 @@ class Service:
 
     async def hold(self, name: str, record: RequestRecord) -> ServedModel:
         """Likewise, of a name that has been looked up."""
-        model = await record.held.enter_async_context(self.models.using(name))
+        using = self.models.using(name, record.key, record.keep_alive_seconds)
+        model = await record.held.enter_async_context(using)
         record.model = model.name
         return model
+
+    def is_admin(self, record: RequestRecord) -> bool:
+        """Whether the request may do what admins may: without API keys, every request may."""
+        return record.has_admin_key or not self.settings.keys
 
     async def stats(self) -> dict[str, EngineStats]:
         """Of each loaded model, by its name. At once, whatever step is running."""

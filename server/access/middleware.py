@@ -75,6 +75,7 @@ class KeyAuth(HttpMiddleware):
 
     def _note(self, key: ApiKey, record: RequestRecord) -> None:
         record.key = key.name
+        record.has_admin_key = key.role is Role.ADMIN
         record.cache_namespace = self._namespace_of(key)
         record.allowed_models = None if key.models is None else frozenset(key.models)
         if self._keys.tells_apart:

@@ -1,5 +1,6 @@
 """The figures of the last quarter of an hour, as the dashboard draws them."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,9 @@ N_POINTS = 300
 """A chart is some 200 to 400 pixels wide: more points would share pixels."""
 
 INTERVAL_SECONDS = KEPT_SECONDS / N_POINTS
+
+
+log = logging.getLogger("rootstock.activity")
 
 
 class _Counted(NamedTuple):
@@ -58,9 +62,12 @@ class SeriesRecord:
         return list(islice(self._points, n_old, None))
 
     async def run(self, stats: Callable[[], Awaitable[Mapping[str, EngineStats]]]) -> None:
-        """Add what `stats` says of each model, until cancelled."""
+        """Add what `stats` says of each model, until cancelled. A fault costs one point."""
         while True:
-            self.add(await stats())
+            try:
+                self.add(await stats())
+            except Exception:
+                log.exception("the figures of the last %g s are missing", INTERVAL_SECONDS)
             await sleep(INTERVAL_SECONDS)
 
     def add(self, stats: Mapping[str, EngineStats]) -> None:

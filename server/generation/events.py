@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from anyio import CapacityLimiter, Event, create_task_group
-from anyio.abc import TaskGroup
+from anyio import CapacityLimiter, Event
 from anyio.lowlevel import checkpoint
-from starlette.types import Receive
 
 from engine.api import Engine, EngineStopped
 from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
 from engine.types.request import Request
 from server.activity.tracker import RequestTracker, TrackedRequest
-from server.errors import SERVER, ApiError, ClientLeft
+from server.errors import SERVER, ApiError
 from server.record import RequestRecord
 from server.transport.unsent import Unsent, queued_bytes
+from server.transport.waiting import task_scope
 
 ChoiceEvent = tuple[int, OutputEvent]
 """A choice's index in the response, and its event."""
@@ -211,38 +210,3 @@ def _raise_failure(event: OutputEvent) -> None:
         if event.param is not None:
             raise ApiError(400, message, param=event.param, code="grammar_failed")
         raise ApiError(500, message, type=SERVER, code="generation_failed")
-
-
-@asynccontextmanager
-async def client_waiting(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the body as soon as the client disconnects, and raise ClientLeft."""
-    client_left = False
-
-    async def watch(tasks: TaskGroup) -> None:
-        nonlocal client_left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        client_left = True
-        tasks.cancel_scope.cancel()
-
-    async with task_scope() as tasks:
-        tasks.start_soon(watch, tasks)
-        yield
-    if client_left:
-        raise ClientLeft
-
-
-@asynccontextmanager
-async def task_scope() -> AsyncIterator[TaskGroup]:
-    """A task group that is cancelled at its body's end, and raises the body's exception as it is.
-
-    For tasks that raise nothing themselves: a plain group would wrap the body's exception.
-    """
-    try:
-        async with create_task_group() as tasks:
-            yield tasks
-            tasks.cancel_scope.cancel()
-    except ExceptionGroup as group:
-        if len(group.exceptions) > 1:
-            raise
-        raise group.exceptions[0] from None

@@ -87,9 +87,7 @@ def patience_seconds(wanted: ModelState, victim: ModelState) -> float:
 
 def _ends_at(model: ModelState) -> float:
     """When its age unloads it."""
-    if not model.is_idle or model.ttl_seconds is None or model.is_pinned:
-        return math.inf
-    return model.used_at + model.ttl_seconds
+    return model.keep_until if model.is_idle and not model.is_pinned else math.inf
 
 
 def _total_bytes(models: Models) -> int:

@@ -18,7 +18,14 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from server.pool.decide import Load, Unload, can_ever_fit, decide, fits_now, next_due
 from server.pool.errors import LoadFailed, NeverFits, PoolClosed, WaitedTooLong
-from server.pool.pooled_model import PooledModel, ResidentT, Stay, Waiter
+from server.pool.pooled_model import (
+    PooledModel,
+    ResidentT,
+    Stay,
+    Use,
+    Waiter,
+    Wish,
+)
 from server.pool.states import Measuring, ModelState, State
 
 ABORT_SECONDS = 5.0
@@ -74,18 +81,23 @@ class ModelPool(Generic[ResidentT]):
         return {name: model.state for name, model in self.models.items()}
 
     @asynccontextmanager
-    async def using(self, name: str) -> AsyncIterator[ResidentT]:
+    async def using(
+        self, name: str, key: str = "", keep_seconds: float | None = None
+    ) -> AsyncIterator[ResidentT]:
         """The model, loaded if it is not, and not unloaded while the block runs.
+
+        After the block it stays loaded for `keep_seconds`, or the model's `ttl_seconds` where that
+        is None, or longer if another use in this residency wishes so. `key` names the API key.
 
         Raises NeverFits, LoadFailed, WaitedTooLong or PoolClosed.
         """
         model = self.models[name]
-        stay = await self._hold(name, model)
+        use = await self._hold(name, model, model.wish(key, keep_seconds))
         try:
-            yield stay.model
+            yield use.stay.model
         finally:
-            model.let_go(stay, self._clock())
-            if not stay.n_users:
+            model.let_go(use, self._clock())
+            if not use.stay.uses:
                 self._wake.set()
 
     async def preload(self, name: str) -> None:
@@ -122,10 +134,18 @@ class ModelPool(Generic[ResidentT]):
         if model.state.state is State.FAILED:
             model.unloaded()
 
-    def set_ttl(self, name: str, seconds: float | None) -> None:
-        """Unused for so long it is unloaded; None: never for that."""
-        self.models[name].set(ttl_seconds=seconds)
+    def begin_unload(self, name: str) -> None:
+        """Unload the model as `unload` does, without waiting for the end."""
+        self._tasks.start_soon(self.unload, name)
+
+    def withdraw(self, name: str, key: str) -> None:
+        """Drop every wish of an API key to keep the model loaded. Other keys' wishes hold it."""
+        self.models[name].withdraw(key)
         self._wake.set()
+
+    def seconds_left(self, name: str) -> float:
+        """Until its age unloads a loaded model that no other request uses; infinite: never."""
+        return self.models[name].seconds_left(self._clock())
 
     def correct(self, name: str, need_bytes: int) -> None:
         """What a loaded model takes is another figure than was computed."""
@@ -144,18 +164,18 @@ class ModelPool(Generic[ResidentT]):
                 if model.resident is not None:
                     tasks.start_soon(model.resident.drain, timeout_seconds)
 
-    async def _hold(self, name: str, model: PooledModel[ResidentT]) -> Stay[ResidentT]:
+    async def _hold(self, name: str, model: PooledModel[ResidentT], wish: Wish) -> Use[ResidentT]:
         if self._is_closed:
             raise PoolClosed
         if model.state.state is State.READY and model.stay is not None:
-            return model.hold(model.stay, self._clock())
+            return model.hold(model.stay, wish, self._clock())
         wait_seconds = model.state.retry_at - self._clock()
         if model.state.state is State.FAILED and wait_seconds > 0:
             raise LoadFailed(model.failure, wait_seconds)
-        return await self._wait(name, model)
+        return await self._wait(name, model, wish)
 
-    async def _wait(self, name: str, model: PooledModel[ResidentT]) -> Stay[ResidentT]:
-        waiter: Waiter[ResidentT] = Waiter()
+    async def _wait(self, name: str, model: PooledModel[ResidentT], wish: Wish) -> Use[ResidentT]:
+        waiter: Waiter[ResidentT] = Waiter(wish)
         model.waiters.append(waiter)
         self._ask_for(name, model)
         try:
@@ -163,8 +183,8 @@ class ModelPool(Generic[ResidentT]):
                 await waiter.answered.wait()
             if waiter.error is not None:
                 raise waiter.error
-            assert waiter.stay is not None, "an answer is an error or a model"
-            return waiter.stay
+            assert waiter.use is not None, "an answer is an error or a model"
+            return waiter.use
         except BaseException as error:
             model.give_up(waiter, self._clock())
             self._wake.set()
@@ -239,7 +259,7 @@ class ModelPool(Generic[ResidentT]):
         model = self.models[name]
         stay = model.stay
         assert stay is not None, "what is unloaded was ready"
-        while stay.n_users and not stay.has_ended:
+        while stay.uses and not stay.has_ended:
             await model.changed.wait()
         await stay.model.drain(ABORT_SECONDS)
         model.unloaded()

@@ -1,5 +1,6 @@
 """What the pool knows of each model. Frozen values."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
@@ -30,6 +31,7 @@ _WORDS = {
     State.FAILED: "has failed",
 }
 
+
 class Measuring(Enum):
     """Whether it is known how many bytes of memory a model needs."""
 
@@ -53,7 +55,7 @@ class ModelState:
     used_at: float = 0.0  # when it was loaded, or a request last let go of it
     load_seconds: float = UNKNOWN_LOAD_SECONDS  # the last time
     retry_at: float = 0.0  # a failed one is not loaded before
-    ttl_seconds: float | None = None  # unused for so long it is unloaded
+    keep_until: float = math.inf  # an idle one is unloaded then; infinite: never for its age
     is_pinned: bool = False  # never unloaded for others nor for its age; loaded again if it dies
     measuring: Measuring = Measuring.DONE
 

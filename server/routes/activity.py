@@ -10,7 +10,6 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.api import EngineStopped
 from server.activity.live import live_requests
 from server.errors import ClientLeft
-from server.generation.events import client_waiting
 from server.openapi import errors, stream_of_data
 from server.routes.admin_models import pooled_models
 from server.routes.cache_tree import EventStream
@@ -18,6 +17,7 @@ from server.routes.delivery import STREAM_HEADERS
 from server.schemas.admin import Activity
 from server.service import Service, ServiceDependency
 from server.transport.sse import sse_data
+from server.transport.waiting import client_waiting
 
 router = APIRouter(prefix="/admin/activity")
 

@@ -29,13 +29,12 @@ from server.generation.events import (
     ChoiceEvent,
     ChoiceT,
     MergedEvents,
-    client_waiting,
     generating,
-    task_scope,
 )
 from server.record import RequestRecord, request_record
 from server.service import Service
 from server.transport.unsent import Unsent, rendering_bytes, unsent_of
+from server.transport.waiting import client_waiting, task_scope
 
 STREAM_HEADERS = {
     "Cache-Control": "no-cache",
@@ -61,13 +60,10 @@ async def respond(
 async def respond_whole(
     builder: ResponseBuilder[ChoiceT], http: HttpRequest, service: Service
 ) -> Response:
-    """Raises what the engine raises, ClientLeft when the client disconnects, and ApiError when the
-    answer grows too large.
-    """
+    """Raises what the engine raises, and ApiError when the answer grows too large."""
     record, unsent = request_record(http.scope), unsent_of(http.scope)
     record.slot.release()
-    async with client_waiting(http.receive):
-        choices = await generate_all(builder, unsent, record, service.tracker)
+    choices = await generate_all(builder, unsent, record, service.tracker)
     record.usage = builder.meter.total
     body = await service.workers.run(
         record.client, rendering_bytes(unsent), partial(builder.whole, choices)

@@ -11,12 +11,12 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.api import EngineError
 from server.dialects.errors import error_event
 from server.errors import ApiError, ClientLeft
-from server.generation.events import client_waiting, task_scope
 from server.generation.models import ServedModel
 from server.record import request_record
 from server.routes.delivery import STREAM_HEADERS
 from server.service import Service
 from server.transport.sse import EVENT_STREAM, KEEP_ALIVE
+from server.transport.waiting import client_waiting, task_scope
 
 Begin = Callable[[ServedModel], Awaitable[Response]]
 """Makes the response when the model is there. Raises what there is to say to the client."""
@@ -28,17 +28,15 @@ log = logging.getLogger("rootstock.stream")
 
 
 async def when_loaded(name: str, begin: Begin, http: Request, service: Service) -> Response:
-    """The response of the model of that name, when it is loaded. The client may leave before.
+    """The response of the model of that name, when it is loaded. A client that leaves before the
+    response is made ends the wait for the model, the preparation and the generation.
 
     Raises ApiError, EngineStopped, ClientLeft and what `begin` raises.
     """
     record = request_record(http.scope)
-    own = await service.chosen(name, record)
-    if service.models.is_ready(own):
-        return await begin(await service.hold(name, record))
+    await service.chosen(name, record)
     async with client_waiting(http.receive):
-        model = await service.hold(name, record)
-    return await begin(model)
+        return await begin(await service.hold(name, record))
 
 
 async def stream_when_loaded(
@@ -54,14 +52,15 @@ async def stream_when_loaded(
     """
     record = request_record(http.scope)
     own = await service.chosen(name, record)
-    if service.models.is_ready(own):
+    if not service.models.is_ready(own):
+        return LoadingStream(name, begin, service, media_type, keep_alive)
+    async with client_waiting(http.receive):
         return await begin(await service.hold(name, record))
-    return LoadingStream(name, begin, service, media_type, keep_alive)
 
 
 class LoadingStream(Response):
     """The status line waits for the response, so that it may be an error's, but no longer than
-    `keepalive_seconds`. After it, an error is an event.
+    `keepalive_seconds`. After it, an error is an event, a missed deadline included.
     """
 
     def __init__(
@@ -98,10 +97,13 @@ class LoadingStream(Response):
             await opening.end()
 
     async def _response(self, scope: Scope, receive: Receive, opening: "_Opening") -> Response:
-        async with client_waiting(receive), task_scope() as tasks:
-            tasks.start_soon(self._comment, opening)
-            model = await self._service.hold(self._name, request_record(scope))
-        return await self._begin(model)
+        record = request_record(scope)
+        with record.time_limit():  # that of TimeLimit ends with the first comment
+            async with client_waiting(receive):
+                async with task_scope() as tasks:
+                    tasks.start_soon(self._comment, opening)
+                    model = await self._service.hold(self._name, record)
+                return await self._begin(model)
 
     async def _comment(self, opening: "_Opening") -> None:
         while True:

@@ -1,7 +1,6 @@
 """`POST /api/chat` and `/api/generate`, as Ollama has them."""
 
 from functools import partial
-from math import isinf
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -58,11 +57,11 @@ async def create_chat(
     body: ChatBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     watch = Stopwatch()
+    record.keep_alive_seconds = body.keep_alive
     if not body.messages and body.keep_alive == 0:
         return await _unloaded(body, service, record, chat_answer)
 
     async def begin(model: ServedModel) -> Response:
-        keep(body.keep_alive, model, service)
         if not body.messages:
             return _answer_of(model.name, chat_answer, "load")
         chat = await model.workers.prepare(record, partial(as_chat, body, model))
@@ -82,11 +81,11 @@ async def generate(
     body: GenerateBody, http: Request, service: ServiceDependency, record: RecordDependency
 ) -> Response:
     watch = Stopwatch()
+    record.keep_alive_seconds = body.keep_alive
     if not body.prompt and body.keep_alive == 0:
         return await _unloaded(body, service, record, generate_answer)
 
     async def begin(model: ServedModel) -> Response:
-        keep(body.keep_alive, model, service)
         if not body.prompt:
             return _answer_of(model.name, generate_answer, "load")
         builder = await _generate_builder(body, model, record, watch)
@@ -124,20 +123,18 @@ async def _generate_builder(
     return chat_builder(await chat_task(chat, model, record), generate_answer, watch)
 
 
-def keep(seconds: float | None, model: ServedModel, service: Service) -> None:
-    """The model stays loaded for so long behind its last request; unset, for as long as is set."""
-    own = service.models.find(model.name)
-    if seconds is None:
-        seconds = service.models.known[own].settings.ttl_seconds
-    service.models.pool.set_ttl(own, None if seconds is None or isinf(seconds) else seconds)
-
-
 async def _unloaded(
     body: OllamaAsking, service: Service, record: RecordDependency, shape: Shape
 ) -> Response:
-    """At once where nobody uses it, else behind the last of its requests."""
+    """Answers at once. An admin unloads the model as soon as its running requests have ended. Any
+    other key withdraws its own wishes to keep the model, which other keys' wishes still hold.
+    """
     name = named(service, body.model)
-    service.models.pool.set_ttl(await service.chosen(name, record), 0.0)
+    own = await service.chosen(name, record)
+    if service.is_admin(record):
+        service.models.pool.begin_unload(own)
+    else:
+        service.models.pool.withdraw(own, record.key)
     return _answer_of(name, shape, "unload")
 
 

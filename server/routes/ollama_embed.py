@@ -13,7 +13,7 @@ from server.generation.models import ServedModel
 from server.openapi import errors, json_body
 from server.routes.delivery import json_response, respond_whole
 from server.routes.loading import when_loaded
-from server.routes.ollama import STATUSES, keep, named
+from server.routes.ollama import STATUSES, named
 from server.schemas.ollama.embed import (
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
@@ -39,9 +39,9 @@ async def embed(
 ) -> Response:
     """Without a text the model is loaded, and no more."""
     watch = Stopwatch()
+    record.keep_alive_seconds = body.keep_alive
 
     async def begin(model: ServedModel) -> Response:
-        keep(body.keep_alive, model, service)
         if not body.texts:
             return json_response(wire_json(_no_vectors(model.name, watch)))
         asked = as_embedding(body, body.texts, body.dimensions)
@@ -62,9 +62,9 @@ async def embeddings(
 ) -> Response:
     """Without a prompt the model is loaded, and no more."""
     watch = Stopwatch()
+    record.keep_alive_seconds = body.keep_alive
 
     async def begin(model: ServedModel) -> Response:
-        keep(body.keep_alive, model, service)
         if not body.prompt:
             return json_response(wire_json(OllamaVector(embedding=[])))
         task = await embedding_task(as_embedding(body, [body.prompt], None), model, record)

@@ -7,6 +7,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
+from engine.launch import local_checkpoint
 from server.dialects.dialect import wire_json
 from server.dialects.ollama.models import (
     described,
@@ -14,7 +15,8 @@ from server.dialects.ollama.models import (
     repository,
     running,
 )
-from server.dialects.ollama.pull import SUCCESS, Pull
+from server.dialects.ollama.pull import SUCCESS, pull_lines, pulled
+from server.downloads import Download
 from server.errors import ApiError
 from server.model_cache import NotCached, deletions
 from server.openapi import errors, json_body, stream_of_lines
@@ -33,7 +35,7 @@ from server.schemas.ollama.request import (
     OllamaPullRequest,
     OllamaShowRequest,
 )
-from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.service import JsonBody, RecordDependency, Service, ServiceDependency
 from server.transport.sse import NDJSON
 
 API_VERSION = "0.12.11"
@@ -108,18 +110,25 @@ async def show(
     openapi_extra=json_body(OllamaPullRequest),
 )
 async def pull(body: PullBody, service: ServiceDependency) -> Response:
-    """As `rootstock pull` does. It goes on if the client leaves. The name is that of a repository,
-    or of a model that is served, whose files may be in a directory.
+    """As `rootstock pull` does. It goes on if the client leaves, and ends when the daemon stops.
+    The name is that of a repository, or of a served model, which may come from a directory.
     """
-    models, name = service.models, named(service, body.named)
-    if models.has(name):
-        pulled = Pull(name, models.known[models.find(name)].settings.source)
-    else:
-        pulled = Pull(repository(name), None)
+    download = await _download(service, named(service, body.named))
     if body.stream:
-        return StreamingResponse(pulled.lines(), media_type=NDJSON)
-    await pulled.run()
+        return StreamingResponse(pull_lines(download), media_type=NDJSON)
+    await pulled(download)
     return json_response(wire_json(SUCCESS))
+
+
+async def _download(service: Service, name: str) -> Download | None:
+    """None for a served model whose files are in a directory: there is nothing to fetch."""
+    models = service.models
+    if not models.has(name):
+        return models.downloads.start(repository(name))
+    source = models.known[models.find(name)].settings.source
+    if await to_thread.run_sync(local_checkpoint, source) is not None:
+        return None
+    return models.downloads.start(source)
 
 
 @router.delete(

@@ -26,7 +26,14 @@ class PooledModelInfo(BaseModel):
     )
     resident_bytes: int | None = Field(description="Of its process, as the system counts.")
     idle_seconds: float | None = Field(description="Since it was last used; null where it is not.")
-    ttl_seconds: float | None = Field(description="After so long unused it is unloaded.")
+    ttl_seconds: float | None = Field(
+        description="How long it stays loaded after a request that does not say how long "
+        "(keep_alive); null: without end."
+    )
+    seconds_left: float | None = Field(
+        description="Until it is unloaded if no other request uses it; null where it is not "
+        "loaded, or stays."
+    )
     pinned: bool
     load_seconds: float | None = Field(description="How long loading took the last time.")
     retry_seconds: float | None = Field(

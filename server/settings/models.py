@@ -31,7 +31,8 @@ class ResidencySettings(BaseModel):
     ttl_seconds: float | None = Field(
         None,
         ge=0,
-        description="A model that nobody has used for so long is unloaded. Unset: never for that.",
+        description="How long a model stays loaded after a request, unless the request states a "
+        "`keep_alive` of its own; the longest wish holds. Unset: without end.",
     )
     pinned: bool = Field(
         False,

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.errors import ClientLeft, invalid, invalid_field
 from server.record import request_record
+from server.transport.waiting import client_waiting
 from server.workers import LARGE_BYTES, Workers
 
 MAX_NODES = 100_000
@@ -47,7 +48,8 @@ class BodyReader:
         record.n_bytes = len(body)
         if record.n_bytes <= LARGE_BYTES:
             return parse(body, model)
-        return await self._workers.prepare(record, partial(parse, body, model))
+        async with client_waiting(request.receive):
+            return await self._workers.prepare(record, partial(parse, body, model))
 
 
 def parse(body: bytes, model: type[Model]) -> Model:

@@ -1,5 +1,6 @@
 """Several models: which are in memory, what loads and unloads them, and what the page is about."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from huggingface_hub import constants
 from playwright.sync_api import Locator, Page, Route, expect
 
 from engine.api import Engine, ModelError, Telemetry
+from engine.launch import Progress, fetch_repository
 from engine.types.settings import EngineConfig
 from server.registry import ModelRegistry
 from server.settings import Settings
@@ -70,14 +71,14 @@ def needed(config: EngineConfig, budget_bytes: int, storage_bytes: int) -> int:
     return NEED_BYTES + (config.kv_cache_bytes or 0)
 
 
-Start = Callable[[Settings], str]
+Start = Callable[..., str]
 """Starts a daemon, and says where."""
 
 
 @pytest.fixture
 def start(engines: Engines, daemons: ExitStack) -> Iterator[Start]:
-    yield lambda settings: daemons.enter_context(
-        serving(ModelRegistry(settings, engines, needed), settings)
+    yield lambda settings, fetch=fetch_repository: daemons.enter_context(
+        serving(ModelRegistry(settings, engines, needed, fetch), settings)
     )
     if engines.gate is not None and not engines.gate.is_open:
         engines.gate.open()
@@ -282,8 +283,8 @@ def test_one_that_can_never_be_loaded_is_refused_in_words(
 def test_a_pull_that_fails_offline_says_so(
     start: Start, visit: Visit, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     settings = settings_of({"model": REPOSITORY})
     page = visit(start(settings), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
@@ -291,21 +292,16 @@ def test_a_pull_that_fails_offline_says_so(
     expect(row(page, REPOSITORY).get_by_role("alert")).to_contain_text("was not fetched")
 
 
-def test_how_much_is_fetched_is_seen(
-    start: Start, visit: Visit, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_much_is_fetched_is_seen(start: Start, visit: Visit, engines: Engines) -> None:
     engines.gate = gate = Gate()
 
-    def fetch(model: str, *, tqdm_class: Any, **options: Any) -> str:
-        bar = tqdm_class(name="huggingface_hub.snapshot_download", total=0, disable=True)
-        bar.total = 4_000_000_000
-        bar.update(1_000_000_000)
-        gate.wait()
-        raise OSError("the line is dead")
+    async def fetch(repository: str, progress: Progress) -> None:
+        progress(1_000_000_000, 4_000_000_000)
+        await gate.passed()
+        raise ModelError("the line is dead")
 
-    monkeypatch.setattr("engine.mlx_backend.loading.source.snapshot_download", fetch)
     settings = settings_of({"model": REPOSITORY}, preload=False)
-    page = visit(start(settings), expected="503")
+    page = visit(start(settings, fetch), expected="503")
     row(page, REPOSITORY).get_by_role("button", name="Load").click()
     expect(row(page, REPOSITORY).locator(".state")).to_contain_text("is being fetched")
     expect(row(page, REPOSITORY)).to_contain_text("1.00 of 4.00 GB fetched")
@@ -347,7 +343,9 @@ def test_axe_finds_nothing_grave(
 ) -> None:
     settings = settings_of(SECOND, {**SECOND, "served_model_name": ["third"]}, ttl_seconds=600)
     page = visit(start(settings), expected="503", viewport=viewport)
-    expect(row(page, "first").locator(".state")).to_contain_text("unloaded after 10:00")
+    expect(row(page, "first").locator(".state")).to_contain_text(
+        re.compile(r"unloaded in (10:00|9:\d\d)")
+    )
     engines.failure = "the file is torn"
     row(page, "second").get_by_role("button", name="Load").click()
     expect(row(page, "second").get_by_role("alert")).to_contain_text("the file is torn")

@@ -1,6 +1,10 @@
 """A daemon over the fake engine, and clients. Another engine can stand in: override `base_url`."""
 
+import logging
 from collections.abc import Callable, Iterator
+from logging import LogRecord
+from logging.handlers import QueueHandler
+from queue import Queue
 from typing import Any
 
 import httpx
@@ -69,6 +73,21 @@ def http(base_url: str) -> Iterator[httpx.Client]:
 def model(client: StrictClient) -> str:
     """The name under which the daemon serves whatever it serves."""
     return str(client.models.list().data[0].id)
+
+
+@pytest.fixture
+def departures() -> Iterator["Queue[LogRecord]"]:
+    """The access log's records of clients that left before their answer."""
+    records = Queue[LogRecord]()
+    handler = QueueHandler(records)
+    handler.addFilter(lambda record: "client-left" in record.getMessage())
+    access = logging.getLogger("rootstock.access")
+    level = access.level
+    access.setLevel(logging.INFO)
+    access.addHandler(handler)
+    yield records
+    access.removeHandler(handler)
+    access.setLevel(level)
 
 
 @pytest.fixture

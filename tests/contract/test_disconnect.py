@@ -4,15 +4,19 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from logging import LogRecord
+from queue import Queue
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from server.settings import Settings
+from server.workers import SMALL_AT_ONCE
 from tests.contract.conftest import ChatBody, StrictClient, strict_client
 from tests.contract.daemon import running
-from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script
 
 WAIT_SECONDS = 20
 
@@ -66,6 +70,45 @@ def test_leaving_aborts_every_prompt_of_the_request(
     with posted(base_url, "/v1/completions", body):
         ids = {engine.at_gate.get(timeout=WAIT_SECONDS) for _ in range(3)}
     assert {engine.aborted.get(timeout=WAIT_SECONDS) for _ in range(3)} == ids
+
+
+@dataclass(frozen=True)
+class HeldTokenizer(ByteTokenizer):
+    """Encodes prompts only once its gate is open."""
+
+    gate: Gate = field(default_factory=Gate)
+    encoding: "Queue[str]" = field(default_factory=Queue)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self.encoding.put(text)
+        self.gate.wait()
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_while_the_request_is_prepared_ends_the_preparation(
+    departures: "Queue[LogRecord]", stream: bool
+) -> None:
+    """The third of three requests waits for one of the workers, which encode the other two."""
+    tokenizer = HeldTokenizer()
+    path, body = "/v1/completions", {"prompt": "Hi", "stream": stream}
+    with running(FakeEngine(tokenizer=tokenizer), Settings(port=0)) as base_url:
+        try:
+            with posted(base_url, path, body), posted(base_url, path, body):
+                for _ in range(SMALL_AT_ONCE):
+                    tokenizer.encoding.get(timeout=WAIT_SECONDS)
+                with posted(base_url, path, body):
+                    uses_of_first_model(base_url, SMALL_AT_ONCE + 1)
+                assert path in departures.get(timeout=WAIT_SECONDS).getMessage()
+        finally:
+            tokenizer.gate.open()
+    assert tokenizer.encoding.empty(), "the third prompt was never encoded"
+
+
+def uses_of_first_model(base_url: str, n: int) -> None:
+    """Returns when n requests use the model."""
+    while httpx.get(f"{base_url}/admin/models").json()["models"][0]["requests"] < n:
+        pass
 
 
 def test_closing_the_clients_stream_aborts(

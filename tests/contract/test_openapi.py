@@ -4,15 +4,19 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from engine.api import Engine, Telemetry
 from engine.types.settings import EngineConfig
+from server import openapi
 from server.registry import ModelRegistry
 from server.settings import Settings
 from tests.contract.access.helpers import key_file
@@ -232,3 +236,19 @@ def test_every_reference_leads_somewhere(base_url: str) -> None:
     assert len(names) > 50
     assert not names - set(described["components"]["schemas"])
     assert not [name for name in names if "__" in name]
+
+
+def test_the_document_is_made_once_and_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, threads = openapi.document, list[threading.Thread]()
+
+    def noted(app: FastAPI, settings: Settings) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return made(app, settings)
+
+    monkeypatch.setattr(openapi, "document", noted)
+    with running(FakeEngine(), Settings(port=0)) as url, ThreadPoolExecutor() as clients:
+        answers = list(clients.map(httpx.get, [f"{url}/openapi.json"] * 4))
+    assert {answer.json()["openapi"] for answer in answers} == {"3.1.0"}
+    assert [thread.name == "server" for thread in threads] == [False]

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from logging import LogRecord
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
@@ -17,13 +20,15 @@ from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.types.memory import MemoryPromise, MemoryStats
 from engine.types.settings import EngineConfig
 from engine.types.statistics import EngineStats, RequestInfo
-from server import registry
+from server import model_cache, registry
 from server.registry import ModelRegistry
 from server.settings import Settings
 from server.settings.models import ModelSettings
+from server.workers import SMALL_AT_ONCE
 from tests.contract.access.helpers import bearer, key_file, secret_of
 from tests.contract.daemon import serving
-from tests.contract.fake_engine import FakeEngine, Gate, Script
+from tests.contract.fake_engine import ByteTokenizer, FakeEngine, Gate, Script
+from tests.contract.test_disconnect import WAIT_SECONDS, HeldTokenizer, posted
 from tests.contract.test_service_routes import metric_families
 
 HI = {"role": "user", "content": "hi"}
@@ -47,6 +52,7 @@ class Engines:
         self.made: list[FakeEngine] = []
         self.gate: Gate | None = None
         self.failure: Exception | None = None
+        self.tokenizer = ByteTokenizer()
 
     async def __call__(
         self, config: EngineConfig, telemetry: Telemetry, report: Callable[[str], None]
@@ -57,7 +63,8 @@ class Engines:
             await self.gate.passed()
         if self.failure is not None:
             raise self.failure
-        self.made.append(Small(Script(answers=[f"I am load {len(self.started)}"])))
+        script = Script(answers=[f"I am load {len(self.started)}"])
+        self.made.append(Small(script, tokenizer=self.tokenizer))
         return self.made[-1]
 
 
@@ -109,6 +116,27 @@ def said(answer: httpx.Response) -> str:
 
 def states(client: httpx.Client) -> dict[str, str]:
     return {one["id"]: one["state"] for one in client.get("/admin/models").json()["models"]}
+
+
+def ollama(client: httpx.Client, model: str, **more: Any) -> Any:
+    """The answer of Ollama's chat."""
+    body = {"model": model, "messages": [HI], "stream": False, **more}
+    return client.post("/api/chat", json=body).raise_for_status().json()
+
+
+def when_unused(client: httpx.Client, model: str) -> dict[str, Any]:
+    """The model's entry once no request uses it."""
+    while True:
+        listed = client.get("/admin/models").raise_for_status().json()["models"]
+        entry: dict[str, Any] = next(one for one in listed if one["id"] == model)
+        if not entry["requests"]:
+            return entry
+
+
+def is_unloaded(client: httpx.Client, model: str) -> None:
+    """Returns when the model is unloaded."""
+    while states(client)[model] != "unloaded":
+        pass
 
 
 def waits_for(client: httpx.Client, n: int) -> None:
@@ -178,6 +206,56 @@ def test_a_stream_has_comments_while_its_model_is_loaded(serve: Serve, engines: 
         rest = list(lines)
     assert rest[-2:] == ["data: [DONE]", ""]
     assert sum('"role":"assistant"' in line for line in rest) == 1
+
+
+def test_a_stream_keeps_its_time_limit_while_its_model_is_loaded(
+    serve: Serve, engines: Engines
+) -> None:
+    """The limit doubles until the machine is fast enough to send a comment before it."""
+    seconds = 0.25
+    while (rest := rest_behind_comment(serve, engines, seconds)) is None:
+        seconds *= 2
+    (error,) = [line for line in rest if line.startswith("data: {")]
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "request_timeout"
+
+
+def rest_behind_comment(serve: Serve, engines: Engines, seconds: float) -> list[str] | None:
+    """The lines of a stream after the first comment; None where the limit was too short for it."""
+    engines.gate = None
+    limits = {"request_timeout_seconds": seconds, "load_timeout_seconds": 8 * seconds}
+    client = serve(settings_of(keepalive_seconds=0.01, **limits))
+    engines.gate = Gate()
+    body = {"model": "two", "stream": True, "messages": [HI]}
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            if answer.status_code == 504:
+                return None
+            lines = answer.iter_lines()
+            assert next(lines) == ": keep-alive"
+            return list(lines)
+    finally:
+        engines.gate.open()
+
+
+def test_leaving_a_stream_whose_model_has_been_loaded_ends_its_preparation(
+    engines: Engines, serve: Serve, departures: "Queue[LogRecord]"
+) -> None:
+    """Requests for the first model occupy the workers that would encode the prompt."""
+    engines.tokenizer = tokenizer = HeldTokenizer()
+    client = serve()
+    url, path = str(client.base_url).rstrip("/"), "/v1/completions"
+    body = {"prompt": "Hi", "stream": True}
+    try:
+        with posted(url, path, body), posted(url, path, body):
+            for _ in range(SMALL_AT_ONCE):
+                tokenizer.encoding.get(timeout=WAIT_SECONDS)
+            with posted(url, path, {"model": "two", **body}):
+                while states(client)["two"] != "ready":
+                    pass
+            assert path in departures.get(timeout=WAIT_SECONDS).getMessage()
+    finally:
+        tokenizer.gate.open()
+    assert tokenizer.encoding.empty()
 
 
 @pytest.mark.parametrize(
@@ -253,6 +331,70 @@ def test_an_admin_loads_and_unloads(serve: Serve) -> None:
         *(("two", "ready"), ("three", "unloaded")),
     ]
     assert [one["max_model_len"] for one in listed] == [512, 512, 512, None]
+
+
+def test_a_keep_alive_of_zero_is_one_requests_own(serve: Serve) -> None:
+    client = serve(settings_of(ttl_seconds=600))
+    assert ollama(client, "two", keep_alive=0)["done_reason"] == "stop"
+    is_unloaded(client, "two")
+    assert chat(client, "two").status_code == 200
+    entry = when_unused(client, "two")
+    assert (entry["state"], entry["ttl_seconds"]) == ("ready", 600)
+    assert 0 < entry["seconds_left"] <= 600
+    assert ollama(client, "two", keep_alive=0)["done_reason"] == "stop"
+    assert 0 < when_unused(client, "two")["seconds_left"] <= 600
+
+
+def test_the_longest_keep_alive_holds_in_all_dialects(serve: Serve) -> None:
+    client = serve(settings_of(ttl_seconds=600))
+    ollama(client, "two", keep_alive="2h")
+    assert chat(client, "two").status_code == 200
+    ollama(client, "two", keep_alive="1s")
+    assert 6000 < when_unused(client, "two")["seconds_left"] <= 7200
+    ollama(client, "two", keep_alive=-1)
+    assert chat(client, "two").status_code == 200
+    assert when_unused(client, "two")["seconds_left"] is None
+    (loaded,) = [one for one in client.get("/api/ps").json()["models"] if one["name"] == "two"]
+    assert loaded["expires_at"].startswith("9999"), "it stays"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_users_unload_request_ends_the_users_own_wish(
+    serve: Serve, tmp_path: Path, path: str
+) -> None:
+    keys = key_file(tmp_path, alice={}, bob={}, root={"role": "admin"})
+    client = serve(settings_of(api_keys_file=keys, ttl_seconds=600))
+
+    def stop(key: str) -> None:
+        client.headers.update(bearer(secret_of(key)))
+        answer = client.post(path, json={"model": "two", "keep_alive": 0})
+        assert (answer.status_code, answer.json()["done_reason"]) == (200, "unload")
+        client.headers.update(bearer(secret_of("root")))
+
+    for key in ("alice", "bob"):
+        client.headers.update(bearer(secret_of(key)))
+        assert chat(client, "two").status_code == 200
+    client.headers.update(bearer(secret_of("root")))
+    when_unused(client, "two")
+    stop("bob")
+    entry = when_unused(client, "two")
+    assert entry["state"] == "ready"
+    assert 0 < entry["seconds_left"] <= 600
+    stop("alice")
+    is_unloaded(client, "two")
+    client.headers.update(bearer(secret_of("alice")))
+    assert chat(client, "two").status_code == 200
+    stop("root")
+    is_unloaded(client, "two")
+
+
+def test_without_keys_an_unload_request_of_ollama_unloads(serve: Serve, engines: Engines) -> None:
+    pinned = ModelSettings(model="rootstock-demo", served_model_name=("one",), pinned=True)
+    client = serve(settings_of(models=(pinned,)))
+    answer = client.post("/api/generate", json={"model": "one", "keep_alive": 0})
+    assert (answer.status_code, answer.json()["done_reason"]) == (200, "unload")
+    is_unloaded(client, "one")
+    assert said(chat(client, "one")) == "I am load 2"
 
 
 def test_looking_loads_nothing(serve: Serve, engines: Engines) -> None:
@@ -352,6 +494,40 @@ def test_a_model_that_dies_ends_its_own_requests_and_is_loaded_again(
     assert said(chat(client, "two")) == "I am load 3"
 
 
+def test_a_fault_in_an_engines_figures_ends_nothing_else(
+    serve: Serve, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "CORRECTION_SECONDS", 0.001)
+    client = serve()
+    engine, n_faults = engines.made[0], 0
+    recovered, stats = threading.Event(), engine.stats
+
+    async def faulty() -> EngineStats:
+        nonlocal n_faults
+        n_faults += 1
+        if n_faults <= 3:
+            raise ZeroDivisionError("a fault")
+        recovered.set()
+        return await stats()
+
+    engine.stats = faulty  # type: ignore[method-assign]
+    assert recovered.wait(WAIT_SECONDS)
+    assert chat(client, "one").status_code == 200
+
+
+def test_a_fault_in_the_end_of_an_engine_ends_nothing_else(serve: Serve, engines: Engines) -> None:
+    client = serve()
+    assert chat(client, "two").status_code == 200
+
+    async def faulty(timeout_seconds: float) -> None:
+        engines.made[1].die("a fault")
+        raise ZeroDivisionError("a fault")
+
+    engines.made[1].drain = faulty  # type: ignore[method-assign]
+    assert client.post("/admin/models/unload?model=two").json()["state"] == "unloaded"
+    assert said(chat(client, "two")) == "I am load 3"
+
+
 def test_all_engines_are_asked_at_once_how_things_stand(serve: Serve, engines: Engines) -> None:
     client = serve()
     assert chat(client, "two").status_code == 200
@@ -415,6 +591,7 @@ def test_on_demand_every_fetched_model_can_be_named(
     serve: Serve, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))  # of the process that fetches
     repository(tmp_path, "org/small", DEFAULT_CHECKPOINT)
     client = serve(settings_of(on_demand=True))
     names = [one["id"] for one in client.get("/v1/models").json()["data"]]
@@ -425,7 +602,7 @@ def test_on_demand_every_fetched_model_can_be_named(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_on_demand_the_cache_is_looked_through_once_a_request(
+def test_on_demand_the_cache_is_scanned_once_a_request(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     n_looks = 0
@@ -435,7 +612,7 @@ def test_on_demand_the_cache_is_looked_through_once_a_request(
         n_looks += 1
         return []
 
-    monkeypatch.setattr(registry, "cached_models", looked)
+    monkeypatch.setattr(model_cache, "cached_models", looked)
     client = serve(settings_of(on_demand=True))
     assert chat(client, "org/small", stream=stream).status_code == 404
     assert n_looks == 1

@@ -1,38 +1,48 @@
 """The first signal drains, a second one stops at once. A process of its own, real signals."""
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 import httpx
 import pytest
 
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from tests.contract.test_disconnect import posted
+from tests.hub import Hub, checkpoint_files, serving_hub
 
 WAIT_SECONDS = 30
+NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
 
 
 @contextmanager
-def daemon(**settings: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def daemon(
+    environment: Mapping[str, str] = NO_ENVIRONMENT, /, **settings: str
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """A gated daemon and its URL."""
-    with started(**settings) as process:
+    with started(environment, **settings) as process:
         yield process, wait_for(process.stderr, r"ready on (http://\S+)/v1")
 
 
 @contextmanager
-def started(**settings: str) -> Iterator["subprocess.Popen[str]"]:
+def started(
+    environment: Mapping[str, str] = NO_ENVIRONMENT, /, **settings: str
+) -> Iterator["subprocess.Popen[str]"]:
     """A gated daemon that begins; killed at the end if a test left it running."""
-    environment = os.environ | {f"ROOTSTOCK_{name.upper()}": v for name, v in settings.items()}
+    set_variables = {f"ROOTSTOCK_{name.upper()}": value for name, value in settings.items()}
     with subprocess.Popen(
         [sys.executable, "-m", "tests.contract.gated_daemon"],
-        env=environment,
+        env={**os.environ, **environment, **set_variables},
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -140,3 +150,34 @@ def test_a_second_signal_stops_at_once(stop: signal.Signals) -> None:
         process.send_signal(stop)
         assert process.wait(WAIT_SECONDS) == -stop
         assert "Traceback" not in rest_of_log(process)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/pull", {"model": "org/small"}),
+        ("/api/pull", {"model": "org/small", "stream": False}),
+        ("/v1/chat/completions", {"model": "org/small", **CHAT}),
+    ],
+)
+def test_a_download_does_not_hold_up_the_end(
+    tmp_path: Path, path: str, body: dict[str, object]
+) -> None:
+    """The hub never sends the whole file, and no request may run for its drain time."""
+    hub = Hub("org/small", checkpoint_files(DEFAULT_CHECKPOINT))
+    config = tmp_path / "models.yaml"
+    models = [{"model": "rootstock-demo"}, {"model": "org/small"}]
+    config.write_text(json.dumps({"models": models, "preload": False, "memory_budget": "1GiB"}))
+    settings = {"config": str(config), "drain_timeout_seconds": "3600"}
+    with (
+        serving_hub(hub, tmp_path / "hub") as environment,
+        daemon(environment, **settings) as (process, base_url),
+        posted(base_url, path, body),
+    ):
+        assert hub.requested.wait(WAIT_SECONDS)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_SECONDS) == 0
+        said = rest_of_log(process)
+    assert "Traceback" not in said
+    assert "Thread 0x" not in said, "no dump of the stacks"
+    assert "never retrieved" not in said

@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import pytest
+from anyio import fail_after, sleep_forever
 from pydantic import BaseModel, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.types import Message
@@ -17,6 +18,7 @@ from server.transport.body import MAX_NODES, BodyReader, parse
 from server.workers import LARGE_BYTES, Workers
 
 MANY = 5000
+SECONDS = 20.0
 
 
 class Anything(BaseModel):
@@ -31,10 +33,13 @@ class Anything(BaseModel):
 
 
 def request(*messages: Message) -> Request:
-    received = iter(messages)
+    """A request whose client sends these messages, and then waits."""
+    received = list(messages)
 
     async def receive() -> Message:
-        return next(received)
+        if not received:
+            await sleep_forever()
+        return received.pop(0)
 
     state = {"record": RequestRecord("r", "a")}
     return Request({"type": "http", "headers": [], "state": state}, receive)
@@ -54,6 +59,15 @@ async def test_big_bodies_leave_the_event_loop(spare: int) -> None:
 async def test_a_client_that_leaves_before_its_body_is_there() -> None:
     with pytest.raises(ClientLeft):
         await BodyReader(Workers()).read(request({"type": "http.disconnect"}), Anything)
+
+
+async def test_a_client_that_leaves_takes_its_large_body_out_of_the_queue() -> None:
+    workers, other = Workers(), RequestRecord("o", "b", n_bytes=LARGE_BYTES + 1)
+    async with other.held:
+        await workers.prepare(other, lambda: None)  # holds the one slot from here on
+        body = chunk(b"{}".ljust(LARGE_BYTES + 1))
+        with fail_after(SECONDS), pytest.raises(ClientLeft):
+            await BodyReader(workers).read(request(body, {"type": "http.disconnect"}), Anything)
 
 
 def refusal(body: bytes) -> str:

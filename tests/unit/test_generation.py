@@ -14,10 +14,11 @@ from engine.types.request import Request
 from server.activity.tracker import RequestTracker
 from server.dialects.dialect import StreamingBuilder
 from server.errors import ApiError, ClientLeft
-from server.generation.events import MergedEvents, UsageMeter, client_waiting, generating
+from server.generation.events import MergedEvents, UsageMeter, generating
 from server.record import RequestRecord
 from server.routes.delivery import EventStreamResponse
 from server.transport.unsent import Unsent, UnsentBudget, queued_bytes
+from server.transport.waiting import client_waiting
 from tests.contract.fake_engine import FakeEngine
 
 EVENT = OutputEvent("r", 0, text="word")

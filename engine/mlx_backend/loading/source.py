@@ -1,7 +1,6 @@
 """Where a checkpoint lies, and what identifies it."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import tqdm
 
 from engine.api import ModelError
+from engine.fetching import Progress
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, ByteSpan, check_files, read_header
 from engine.types.settings import DEFAULT_NAME
@@ -32,10 +32,6 @@ _SHA256 = re.compile("[0-9a-f]{64}")  # small files outside of LFS have 40 digit
 _STORED_BYTES = "huggingface_hub.snapshot_download"  # the name of one of a download's bars
 
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes that are there and with those that there will be, as far as is known."""
-
-
 def find_checkpoint(
     model: str, *, download: bool, progress: Progress = lambda done, total: None
 ) -> Path:
@@ -46,11 +42,20 @@ def find_checkpoint(
     fetched before; `progress` is called from other threads. Code in repositories is neither fetched
     nor run. Raises ModelError, also when a file is missing or not whole.
     """
+    return local_checkpoint(model) or _checked(
+        _fetched(model, progress) if download else _cached(model)
+    )
+
+
+def local_checkpoint(model: str) -> Path | None:
+    """The checkpoint of a directory, or the embedded default; None for a repository.
+
+    Raises ModelError as find_checkpoint does.
+    """
     if model in {"", DEFAULT_NAME}:
         return DEFAULT_CHECKPOINT
-    return _checked(
-        _directory(model) or (_fetched(model, progress) if download else _cached(model))
-    )
+    directory = _directory(model)
+    return None if directory is None else _checked(directory)
 
 
 def fetch_checkpoint(repository: str, progress: Progress) -> Path:

@@ -53,12 +53,16 @@ function Row({ model, acts, swatch }) {
     </tr>`;
 }
 
-function noteOf({ state, idle_seconds, ttl_seconds, retry_seconds }) {
+function wordsOf({ state, progress }) {
+  return state === "unloaded" && progress !== null ? "is being fetched" : WORDS[state];
+}
+
+function noteOf({ state, idle_seconds, seconds_left, retry_seconds }) {
   if (state === "draining") return "when its requests have ended";
   if (retry_seconds) return `not tried again for ${clock(retry_seconds)}`;
   if (idle_seconds === null) return "";
-  return ttl_seconds === null ? `unused for ${clock(idle_seconds)}`
-    : `unused for ${clock(idle_seconds)}, unloaded after ${clock(ttl_seconds)}`;
+  return seconds_left === null ? `unused for ${clock(idle_seconds)}`
+    : `unused for ${clock(idle_seconds)}, unloaded in ${clock(seconds_left)}`;
 }
 
 /** Of the budget; beside it what its process has. */

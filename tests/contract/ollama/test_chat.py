@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from engine.types.request import GrammarKind
-from tests.contract.ollama.scripted import ARGUMENTS, CALL, TOOLS, USER, Daemon
+from tests.contract.conftest import CLIENT_SECONDS
+from tests.contract.ollama.scripted import ARGUMENTS, CALL, TOOLS, USER, Daemon, daemon
 
 EVERYTHING = f"<think>\nHm.\n</think>\n\nLet me see.\n{CALL}\nThere."
 PING = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
@@ -187,12 +188,12 @@ def test_a_name_may_have_the_tag_that_clients_add(hermes: Daemon, name: str) -> 
     assert (answer.status_code, answer.json()["model"]) == (200, "bytes")
 
 
-@pytest.mark.parametrize(("keep_alive", "reason"), [(None, "load"), ("5m", "load"), (0, "unload")])
-def test_nothing_is_said_where_nobody_asks(hermes: Daemon, keep_alive: object, reason: str) -> None:
+@pytest.mark.parametrize("keep_alive", [None, "5m"])
+def test_a_request_without_a_prompt_loads_the_model(hermes: Daemon, keep_alive: object) -> None:
     chat = hermes.client.chat("bytes", [], keep_alive=keep_alive)
-    assert (chat.done, chat.done_reason, chat.message.content) == (True, reason, "")
+    assert (chat.done, chat.done_reason, chat.message.content) == (True, "load", "")
     generated = hermes.client.generate("bytes", "", keep_alive=keep_alive)
-    assert (generated.done, generated.done_reason, generated.response) == (True, reason, "")
+    assert (generated.done, generated.done_reason, generated.response) == (True, "load", "")
     assert hermes.engine.submitted.empty()
 
 
@@ -202,3 +203,13 @@ def test_roles_are_read_in_any_case_and_a_developer_is_the_system(hermes: Daemon
     assert answer.status_code == 200
     given, _ = hermes.given
     assert [message["role"] for message in given] == ["system", "user", "assistant", "user"]
+
+
+def test_a_request_without_a_prompt_and_a_keep_alive_of_zero_unloads_the_model() -> None:
+    with daemon() as made:
+        chat = made.client.chat("bytes", [], keep_alive=0)
+        assert (chat.done, chat.done_reason, chat.message.content) == (True, "unload", "")
+        generated = made.client.generate("bytes", "", keep_alive=0)
+        assert (generated.done, generated.done_reason, generated.response) == (True, "unload", "")
+        assert made.engine.drained.get(timeout=CLIENT_SECONDS) is not None
+        assert made.engine.submitted.empty()

@@ -2,16 +2,14 @@
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event
 from typing import Any
-from unittest.mock import Mock
 
 import httpx
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.errors import LocalEntryNotFoundError
 from ollama import Client, ResponseError
 
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
@@ -25,8 +23,7 @@ from tests.contract.daemon import running, serving
 from tests.contract.ollama.scripted import Daemon, daemon
 from tests.contract.test_several_models import Engines, needs, settings_of
 from tests.hosting import launched
-
-SNAPSHOT_DOWNLOAD = "engine.mlx_backend.loading.source.snapshot_download"
+from tests.hub import COMMIT, Hub, checkpoint_files, serving_hub
 
 Put = Callable[[str], Path]
 
@@ -201,63 +198,60 @@ def test_what_is_served_is_not_deleted(hermes: Daemon, put: Put, name: str) -> N
     assert home.exists()
 
 
-def test_a_pull_tells_how_far_it_is(
-    hermes: Daemon, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fetch(name: str, *, tqdm_class: Any, **_: object) -> str:
-        assert name == "org/small"
-        bar = tqdm_class(total=0, unit="B", name="huggingface_hub.snapshot_download")
-        files = tqdm_class(total=2, desc="Fetching 2 files")
-        received = tqdm_class(total=0, unit="B", name="huggingface_hub.snapshot_download.transfer")
-        bar.total = 30
-        bar.update(10)
-        for other in (files, received):
-            other.update(1)
-        told.wait(CLIENT_SECONDS)
-        return str(DEFAULT_CHECKPOINT)
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that downloads of the daemon come from."""
+    hub = Hub("org/small", checkpoint_files(DEFAULT_CHECKPOINT))
+    with serving_hub(hub, tmp_path) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield hub
 
-    told = Event()
-    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, fetch)
-    lines = []
-    for line in hermes.client.pull("org/small:latest", stream=True):
-        lines.append((line.status, line.completed, line.total))
-        if line.completed:
-            told.set()
-    assert lines == [
-        ("pulling manifest", None, None),
-        ("pulling org/small", 10, 30),
-        ("success", None, None),
-    ]
+
+def test_a_pull_fetches_the_repository(hermes: Daemon, hub: Hub, tmp_path: Path) -> None:
+    hub.may_send.set()
+    lines = [line.status for line in hermes.client.pull("org/small:latest", stream=True)]
+    assert (lines[0], lines[-1]) == ("pulling manifest", "success")
+    snapshot = tmp_path / "models--org--small" / "snapshots" / COMMIT
+    assert checkpoint_files(snapshot).keys() >= {"config.json", "model.safetensors"}
     assert hermes.client.pull("org/small").status == "success"
+
+
+def test_a_pull_goes_on_when_its_client_leaves(hermes: Daemon, hub: Hub, tmp_path: Path) -> None:
+    with hermes.http.stream("POST", "/api/pull", json={"model": "org/small"}):
+        assert hub.requested.wait(CLIENT_SECONDS)
+    hub.may_send.set()
+    snapshot = tmp_path / "models--org--small" / "snapshots" / COMMIT
+    deadline = time.monotonic() + CLIENT_SECONDS
+    while not (snapshot / "model.safetensors").exists():
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("name", ["bytes", "bytes:latest"])
 def test_a_pull_of_a_model_that_is_served_from_files_succeeds_at_once(
-    hermes: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    hermes: Daemon, hub: Hub, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, Mock(side_effect=LocalEntryNotFoundError("no network")))
     assert hermes.client.pull(name).status == "success"
     with daemon(model=(str(write_checkpoint(tmp_path, "")),)) as made:
         lines = [line.status for line in made.client.pull(name, stream=True)]
     assert lines == ["pulling manifest", "success"]
+    assert not hub.requested.is_set()
 
 
-def test_a_pull_of_another_name_of_a_repository_fetches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, fetch := Mock(return_value=str(DEFAULT_CHECKPOINT)))
+def test_a_pull_of_another_name_of_a_repository_fetches_it(hub: Hub, tmp_path: Path) -> None:
+    hub.may_send.set()
     with daemon(model=("org/small",), served_model_name=("mine",)) as made:
         assert made.client.pull("mine").status == "success"
-    assert fetch.call_args.args == ("org/small",)
+    assert (tmp_path / "models--org--small" / "snapshots" / COMMIT).exists()
 
 
-def test_a_pull_that_fails_says_why(hermes: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = LocalEntryNotFoundError("no network")
-    monkeypatch.setattr(SNAPSHOT_DOWNLOAD, Mock(side_effect=error))
-    with pytest.raises(ResponseError, match="no network") as caught:
-        hermes.client.pull("org/small")
+def test_a_pull_that_fails_says_why(hermes: Daemon, hub: Hub) -> None:
+    with pytest.raises(ResponseError, match="Repository Not Found") as caught:
+        hermes.client.pull("org/none")
     assert caught.value.status_code == 500
-    lines = hermes.client.pull("org/small", stream=True)
+    lines = hermes.client.pull("org/none", stream=True)
     assert next(lines).status == "pulling manifest"
-    with pytest.raises(ResponseError, match="no network"):
+    with pytest.raises(ResponseError, match="Repository Not Found"):
         next(lines)
 
 

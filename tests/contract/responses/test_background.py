@@ -6,10 +6,13 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import httpx
 import pytest
 from openai import BadRequestError, InternalServerError, RateLimitError
 
 from engine.api import QueueFull
+from server.dialects.responses.task import ResponsesTask
+from server.schemas.responses.response import ResponseState
 from tests.contract.access.helpers import client_of, key_file
 from tests.contract.fake_engine import Gate, Script
 from tests.contract.responses.conftest import Created
@@ -111,6 +114,33 @@ def test_a_failure_is_told_later(
     hermes.engine.script = script
     response = ended(create(background=True).id)
     assert (response.status, response.error.code) == ("failed", code)
+
+
+def test_one_that_cannot_be_stored_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storing raises once for the answer, and again for the failure that this is."""
+    n_tries, store = 0, ResponsesTask.store_response
+
+    def fails_twice(task: ResponsesTask, state: ResponseState) -> bytes:
+        nonlocal n_tries
+        n_tries += 1
+        if n_tries <= 2:
+            raise OSError("no room")
+        return store(task, state)
+
+    monkeypatch.setattr(ResponsesTask, "store_response", fails_twice)
+    with daemon() as alone:
+        create = alone.client.responses.create
+        url = f"{alone.url}/v1/responses/{create(model='bytes', input='Hi', background=True).id}"
+        while httpx.get(url).is_success:
+            pass
+        assert (httpx.get(url).status_code, n_tries) == (404, 2)
+        again = create(model="bytes", input="Hi", background=True)
+        while (status := httpx.get(f"{alone.url}/v1/responses/{again.id}").json()["status"]) in {
+            "queued",
+            "in_progress",
+        }:
+            pass
+        assert status == "completed"
 
 
 def test_a_request_that_cannot_be_served_is_refused_at_once(create: Created) -> None:

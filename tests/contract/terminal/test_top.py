@@ -86,6 +86,7 @@ def pooled(state: State) -> PooledModels:
         memory_bytes=None,
         resident_bytes=None,
         idle_seconds=None,
+        seconds_left=None,
         ttl_seconds=None,
         pinned=False,
         load_seconds=None,

@@ -68,6 +68,31 @@ def test_a_point_is_what_happened_since_the_one_before(
     }
 
 
+async def test_a_fault_costs_one_point_and_not_the_rest(
+    engine: Engine, series: SeriesRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = iter([ZeroDivisionError("a fault")])
+    both_asked = asyncio.Event()
+
+    async def stats() -> dict[str, Any]:
+        engine.now += INTERVAL_SECONDS
+        for fault in faults:
+            raise fault
+        both_asked.set()
+        return {"m": engine.stats}
+
+    async def no_time(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("server.activity.series.sleep", no_time)
+    running = asyncio.create_task(series.run(stats))
+    done, _ = await asyncio.wait(
+        {running, asyncio.create_task(both_asked.wait())}, return_when=asyncio.FIRST_COMPLETED
+    )
+    assert running not in done
+    running.cancel()
+
+
 def test_where_nothing_happened_there_are_gaps(engine: Engine, series: SeriesRecord) -> None:
     engine.now += 3
     series.add({"m": engine.stats})

@@ -66,7 +66,7 @@ def test_one_in_use_goes_when_another_has_waited_as_long_as_loading_both_takes()
 
 
 def test_what_is_pinned_stays() -> None:
-    assert decided(a=wanted(60, NOW - 99), b=ready(60, is_pinned=True, ttl_seconds=1.0)) == []
+    assert decided(a=wanted(60, NOW - 99), b=ready(60, is_pinned=True, keep_until=1.0)) == []
     models = {"a": ModelState(60), "b": ready(60, is_pinned=True)}
     assert not can_ever_fit(models, "a", BUDGET)
     assert can_ever_fit(models, "a", 120)
@@ -86,10 +86,10 @@ def test_a_pinned_model_of_unknown_size_is_not_loaded() -> None:
 
 
 def test_age_unloads_what_is_idle() -> None:
-    model = ready(60, used_at=NOW - 10, ttl_seconds=10.0)
+    model = ready(60, used_at=NOW - 10, keep_until=NOW)
     assert decided(a=model) == [Unload("a")]
     assert decided(a=replace(model, n_users=1)) == []
-    young = replace(model, ttl_seconds=10.5)
+    young = replace(model, keep_until=NOW + 0.5)
     assert decided(a=young) == []
     assert next_due({"a": young}, NOW) == NOW + 0.5
 
@@ -117,7 +117,6 @@ class Machine:
         self.models = {
             f"m{index}": ModelState(
                 self.random.randint(10, 90),
-                ttl_seconds=self.random.choice([None, 5.0, 50.0]),
                 load_seconds=self.random.choice([0.5, 5.0]),
             )
             for index in range(self.random.randint(1, 6))
@@ -146,7 +145,7 @@ class Machine:
             case State.LOADING:
                 self.loads(name)
             case State.READY | State.DRAINING if self.models[name].n_users:
-                self.set(name, n_users=self.models[name].n_users - 1, used_at=self.now)
+                self.ends(name)
             case State.DRAINING:
                 self.set(name, state=State.UNLOADED)
             case State.READY if self.random.random() < 0.01:
@@ -160,7 +159,14 @@ class Machine:
             self.set(name, state=State.FAILED, retry_at=self.now + 2, waiting_since=None)
             return
         users, self.waiting[name] = self.waiting[name], 0
-        self.set(name, state=State.READY, n_users=users, waiting_since=None, used_at=self.now)
+        times = {"used_at": self.now, "keep_until": self.now + self.random.choice([0.0, 5.0])}
+        self.set(name, state=State.READY, n_users=users, waiting_since=None, **times)
+
+    def ends(self, name: str) -> None:
+        """One use ends, with a wish of its own to keep the model."""
+        model, seconds = self.models[name], self.random.choice([0.0, 5.0, 50.0, math.inf])
+        keep_until = max(model.keep_until, self.now + seconds)
+        self.set(name, n_users=model.n_users - 1, used_at=self.now, keep_until=keep_until)
 
     def arrive(self) -> None:
         name = self.random.choice(list(self.models))

@@ -1,9 +1,10 @@
 """Requests that wait for models, and models that load, end and die."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 import anyio.lowlevel
 import pytest
@@ -180,6 +181,131 @@ async def test_a_model_that_nobody_uses_ages(house: House) -> None:
     assert house.state("a") is State.READY
     house.pass_time(1.0)
     await house.until("a", State.UNLOADED)
+
+
+async def use(house: House, key: str = "", keep_seconds: float | None = None) -> None:
+    async with house.pool.using("a", key, keep_seconds):
+        pass
+
+
+async def test_the_longest_wish_keeps_a_model(house: House) -> None:
+    house.add("a", 60, ttl_seconds=30.0)
+    await use(house, "x", 100.0)
+    await use(house, "y")
+    await use(house, "z", 0.0)
+    house.pass_time(99.0)
+    assert house.state("a") is State.READY
+    assert house.pool.seconds_left("a") == 1.0
+    house.pass_time(1.0)
+    await house.until("a", State.UNLOADED)
+
+
+async def test_a_wish_to_keep_nothing_unloads_at_once_and_once_only(house: House) -> None:
+    house.add("a", 60, ttl_seconds=30.0)
+    await use(house, "x", 0.0)
+    await house.until("a", State.UNLOADED)
+    await use(house, "y")
+    house.pass_time(29.0)
+    assert house.state("a") is State.READY, "the wish was one of the earlier residency"
+    house.pass_time(1.0)
+    await house.until("a", State.UNLOADED)
+
+
+async def test_a_wish_of_an_earlier_residency_keeps_nothing(house: House) -> None:
+    house.add("a", 60, ttl_seconds=30.0)
+    await use(house, "x", math.inf)
+    await house.pool.unload("a")
+    await use(house, "x")
+    house.pass_time(30.0)
+    await house.until("a", State.UNLOADED)
+
+
+async def test_a_wish_without_an_end_gives_way_to_memory(house: House) -> None:
+    house.add("a", 60)
+    house.add("b", 60)
+    await use(house, "x", math.inf)
+    house.pass_time(1e9)
+    assert house.state("a") is State.READY
+    async with house.pool.using("b"):
+        assert house.state("a") is State.UNLOADED
+
+
+async def test_a_load_that_no_request_awaits_any_more_has_the_default_wish(house: House) -> None:
+    source = house.add("a", 60, ttl_seconds=30.0)
+    source.may_load = Event()
+    house.pool._load_timeout_seconds = 0.001
+    with pytest.raises(WaitedTooLong):
+        await use(house, "x", 0.0)
+    source.may_load.set()
+    await house.until("a", State.READY)
+    house.pass_time(29.0)
+    assert house.state("a") is State.READY
+    house.pass_time(1.0)
+    await house.until("a", State.UNLOADED)
+
+
+async def test_a_withdrawal_drops_the_wishes_of_one_key_alone(house: House) -> None:
+    house.add("a", 60, ttl_seconds=30.0)
+    await use(house, "x", math.inf)
+    await use(house, "y", 50.0)
+    house.pool.withdraw("a", "x")
+    assert house.pool.seconds_left("a") == 50.0
+    house.pool.withdraw("a", "y")
+    await house.until("a", State.UNLOADED)
+
+
+async def test_a_withdrawal_counts_for_requests_that_run_or_wait(house: House) -> None:
+    source = house.add("a", 60, ttl_seconds=30.0)
+    source.may_load = Event()
+    async with create_task_group() as tasks:
+        tasks.start_soon(use, house, "x", math.inf)
+        await house.waiting("a", 1)
+        house.pool.withdraw("a", "x")
+        source.may_load.set()
+    await house.until("a", State.UNLOADED)
+    async with house.pool.using("a", "x", math.inf):
+        house.pool.withdraw("a", "x")
+        house.pool.turn()
+        assert house.state("a") is State.READY
+        assert house.pool.seconds_left("a") == 0.0
+    await house.until("a", State.UNLOADED)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_model_is_loaded_as_long_as_a_list_of_wishes_says(house: House, seed: int) -> None:
+    """Random uses, withdrawals and pauses, against all wishes of the residency in a list."""
+    rng = random.Random(seed)
+    ttl_seconds = rng.choice([None, 7.0])
+    house.add("a", 60, ttl_seconds=ttl_seconds)  # type: ignore[arg-type]
+    ends: list[tuple[str, float]] = []
+    running: list[tuple[str, float, AbstractAsyncContextManager[Model]]] = []
+    for _ in range(200):
+        key = rng.choice("xyz")
+        match rng.choice(["begin", "end", "withdraw", "pause"]):
+            case "begin":
+                wish = rng.choice([None, 0.0, 3.0, 20.0, math.inf])
+                default = math.inf if ttl_seconds is None else ttl_seconds
+                begun = house.pool.using("a", key, wish)
+                await begun.__aenter__()
+                running.append((key, default if wish is None else wish, begun))
+            case "end" if running:
+                key, seconds, using = running.pop(rng.randrange(len(running)))
+                await using.__aexit__(None, None, None)
+                ends.append((key, house.now + seconds))
+            case "withdraw":
+                house.pool.withdraw("a", key)
+                ends = [(other, end) for other, end in ends if other != key]
+                running = [(k, 0.0 if k == key else s, using) for k, s, using in running]
+            case "pause":
+                house.pass_time(rng.choice([1.0, 5.0]))
+        is_kept = bool(running) or any(end > house.now for _, end in ends)
+        await house.until("a", State.READY if is_kept else State.UNLOADED)
+        house.pool.turn()
+        assert (house.state("a") is State.READY) == is_kept, f"seed {seed}"
+        if not is_kept:
+            ends.clear()
+    for _, _, using in running:
+        await using.__aexit__(None, None, None)
 
 
 async def test_what_never_fits_is_refused_at_once(house: House) -> None:

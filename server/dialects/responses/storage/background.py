@@ -109,9 +109,12 @@ class _Running:
         return self._builder.task.template.json(response_state(status))
 
     async def run(self, ended: Callable[[], object]) -> None:
+        """Raises nothing: an exception would end all tasks of the daemon's group."""
         try:
             async with self._held:
                 await self._generate_and_store()
+        except Exception:
+            log.exception("response %s has failed and is not stored", self._builder.task.id)
         finally:
             ended()
             self.ended.set()
