@@ -3,10 +3,8 @@
 import logging
 import math
 import select
-import socket
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from time import monotonic
@@ -47,6 +45,9 @@ ALLOWED_SECONDS_A_TOKEN = 0.02
 """Of the processor, for all masks of a sequence together; and as much for those along its drafts,
 which are asked for no more when they have taken it.
 """
+
+START_CHECK_SECONDS = 0.005
+"""A process takes a hundred times as long to start."""
 
 MOST_STARTS = 3
 """In a row without an answer: then it is not the grammars that end the process."""
@@ -145,11 +146,8 @@ class RemoteAnswers:
         """
         self.n_words = n_words
         self._clock = clock
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
-        self._quick = Lane(start_quick, starter, self._wake, QUICK_LIMIT_SECONDS, clock)
-        self._slow = Lane(start_slow, starter, self._wake, STEP_SECONDS, clock)
+        self._quick = Lane(start_quick, starter, QUICK_LIMIT_SECONDS, clock)
+        self._slow = Lane(start_slow, starter, STEP_SECONDS, clock)
         self._observe = observe
         self._numbers = count(1)
         self._remotes: dict[SequenceId, _RemoteMatcher] = {}
@@ -203,24 +201,18 @@ class RemoteAnswers:
         """See `Answers.close`."""
         for lane in (self._quick, self._slow):
             lane.stop()
-        self._woken.close()
-        self._waker.close()
-
-    def _wake(self, _: object) -> None:
-        """A process has started, or cannot start: end a wait. On any thread."""
-        with suppress(OSError):  # it is full of such bytes, or nobody waits any more
-            self._waker.send(b"\0")
 
     def _sleep(self, seconds: float) -> None:
-        """Wait until a process has answered or started, for at most that many seconds."""
+        """Wait until a process has something to say, for at most that many seconds; for less while
+        a process starts, which no socket tells.
+        """
+        if self._quick.is_starting or self._slow.is_starting:
+            seconds = min(seconds, START_CHECK_SECONDS)
         poll = select.poll()
-        poll.register(self._woken, select.POLLIN)
         for lane in (self._quick, self._slow):
             if lane.connection is not None:
                 poll.register(lane.connection, lane.interest)
         poll.poll(1e3 * seconds)
-        with suppress(BlockingIOError):
-            self._woken.recv(64)
 
     def _must_move(self, remote: _RemoteMatcher) -> bool:
         """Whether it belongs in the slow process. None moves back: it may be slow again."""

@@ -39,21 +39,19 @@ class Lane:
     """Sends jobs to one process as fast as it takes them, and reads its answers.
 
     The process starts with the first job, and again with the next job after it has been lost. It
-    starts on a thread of the `starter`, which then calls `started`; jobs wait meanwhile. A job may
-    take `job_seconds` of processor time.
+    starts on a thread of the `starter`; jobs wait meanwhile. A job may take `job_seconds` of
+    processor time.
     """
 
     def __init__(
         self,
         start_process: Callable[[], GrammarProcess],
         starter: Executor,
-        started: Callable[[object], None],
         job_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self.job_seconds = job_seconds
         self._starter = starter
-        self._started = started
         self._starting: Future[GrammarProcess] | None = None
         self.deaths = 0  # of its processes, in a row without an answer
         self._start_process = start_process
@@ -71,6 +69,10 @@ class Lane:
         return None if self._process is None else self._process.connection
 
     @property
+    def is_starting(self) -> bool:
+        return self._starting is not None
+
+    @property
     def interest(self) -> int:
         """What of its socket is to be waited for, as `select.poll` has it."""
         return select.POLLIN | (select.POLLOUT if self._outbox else 0)
@@ -79,7 +81,6 @@ class Lane:
         """Queue a job. It is sent by `exchange`, once the process has started."""
         if not self._is_open:
             self._starting = self._starter.submit(self._start_process)
-            self._starting.add_done_callback(self._started)
         if not self._is_busy:
             self._since = self._clock()
         self._awaited[job["id"]] += 1

@@ -40,7 +40,7 @@ def starts() -> Iterator[Starts]:
 
 @pytest.fixture
 def lane(starts: Starts) -> Lane:
-    return Lane(starts, SameThread(), lambda _: None, 0.2, lambda: 7.0)
+    return Lane(starts, SameThread(), 0.2, lambda: 7.0)
 
 
 def begun(lane: Lane) -> None:
@@ -130,8 +130,7 @@ def test_who_cannot_be_started_is_lost(lane: Lane, starts: Starts) -> None:
 
 
 def test_a_process_starts_on_another_thread_and_jobs_wait_for_it() -> None:
-    may_start, has_started = threading.Event(), threading.Event()
-    starts, threads = Starts(), list[int]()
+    may_start, starts, threads = threading.Event(), Starts(), list[int]()
 
     def start() -> GrammarProcess:
         threads.append(threading.get_ident())
@@ -139,15 +138,16 @@ def test_a_process_starts_on_another_thread_and_jobs_wait_for_it() -> None:
         return starts()
 
     with ThreadPoolExecutor(1) as starter:
-        lane = Lane(start, starter, lambda _: has_started.set(), 0.2, lambda: 7.0)
+        lane = Lane(start, starter, 0.2, lambda: 7.0)
         lane.post(JOB)
         lane.close(1)
         lane.post({**JOB, "id": 2})
         assert lane.exchange() == []
-        assert lane.connection is None
+        assert (lane.connection, lane.is_starting) == (None, True)
         may_start.set()
-        assert has_started.wait(SECONDS)
-        lane.exchange()
+        starts.wait_for(0)
+        while lane.is_starting:
+            lane.exchange()
         assert [job["id"] for job in starts.last.asked()] == [1, 1, 2]
         assert threads != [threading.get_ident()]
         lane.stop()
@@ -161,7 +161,7 @@ def test_a_process_that_starts_too_late_is_killed() -> None:
         return starts()
 
     with ThreadPoolExecutor(1) as starter:
-        lane = Lane(start, starter, lambda _: None, 0.2, lambda: 7.0)
+        lane = Lane(start, starter, 0.2, lambda: 7.0)
         lane.post(JOB)
         lane.stop()
         may_start.set()
@@ -175,7 +175,6 @@ def test_a_start_that_hangs_is_given_up() -> None:
         lane = Lane(
             lambda: pytest.fail("it was given up") if may_start.wait(SECONDS) else Starts()(),
             starter,
-            lambda _: None,
             0.2,
             lambda: clock[0],
         )
