@@ -15,7 +15,7 @@ ifeq ($(strip $(shell uname -sm) $(wildcard /dev/nvidiactl)),Linux x86_64)
 MKL := $(VENV)/.mkl
 endif
 
-.PHONY: help serve chat doctor install-service test check format settings wheel simulate restarts hostile conformance \
+.PHONY: help serve chat doctor install-service test test-all check format settings wheel simulate restarts hostile conformance \
 	browser screenshots clients bench router grafana demo-model clean
 
 help:  ## what there is to make
@@ -37,9 +37,15 @@ install-service: $(VENV)/.runtime  ## run the daemon in the background, from log
 
 # Workers and all the processes that tests start share what has been compiled. Unit tests come last,
 # short files that leave no worker waiting for another.
-test: export PYTHONDONTWRITEBYTECODE =
-test: check  ## everything that must pass: style, types, imports, tests
-	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
+test test-all: export PYTHONDONTWRITEBYTECODE =
+test: export HYPOTHESIS_PROFILE ?= fast
+test-all: export HYPOTHESIS_PROFILE ?= ci
+test: $(VENV)/.dev  ## the fast tests: six minutes on two cores
+	$(PYTEST) -m "not slow and not browser" $(ARGS)
+
+test-all: $(VENV)/.dev  ## every test, with all examples: a quarter of an hour
+	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.dev  ## style, types and the direction of imports
 	$(BIN)/ruff check $(SOURCES)

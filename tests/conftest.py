@@ -2,26 +2,30 @@
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
-from hypothesis import settings
 
 from engine.mlx_backend.cpu.blas import load_blas
+from tests.profiles import load_profile
 
 # As in the daemon, before anything imports MLX: on the BLAS of its wheels products take many times
 # as long.
 load_blas()
 
-# A busy machine is no failure. A failure prints what brings it back.
-settings.register_profile("rootstock", deadline=None, print_blob=True)
-settings.load_profile("rootstock")
+load_profile()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: many tests wait, for processes or for time to pass."""
-    return (os.cpu_count() or 1) + 1
+    """One more than there are cores: many tests wait, for processes or for time to pass. Two on
+    macOS, whose runners have little memory and one GPU. PYTEST_XDIST_AUTO_NUM_WORKERS decides
+    otherwise.
+    """
+    if wanted := os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return int(wanted)
+    return 2 if sys.platform == "darwin" else (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from engine.api import Engine, Telemetry
@@ -37,7 +38,8 @@ class ThreadAsProcess:
         return 0
 
     def kill(self) -> None:
-        self._connection.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # macOS raises where the other end has closed
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _main(self) -> None:
         with self._connection:

@@ -31,7 +31,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     `.pth` file that leads from there to the tree is not read.
     """
     home = tmp_path_factory.mktemp("installed")
-    venv.create(home)
+    venv.create(home, symlinks=True)  # a copied interpreter may not find its library on macOS
     (site_packages := site_packages_of(home)).joinpath("dependencies.pth").write_text(
         sysconfig.get_path("purelib")
     )

@@ -1,5 +1,6 @@
 """The real server on a real socket, around any engine, in a thread of its own."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +9,6 @@ from types import MappingProxyType
 
 from anyio import create_task_group
 from fastapi import FastAPI
-from uvicorn._compat import asyncio_run
 
 from engine.api import Engine, ModelError, Telemetry
 from engine.types.settings import EngineConfig
@@ -101,12 +101,12 @@ def serving(
                 listener.setsockopt(socket.SOL_SOCKET, option, value)
         app = create_app(models, settings, tuple(AGENTS))
         server = _ThreadedServer(app, models, settings)
-        thread = threading.Thread(
-            target=lambda: asyncio_run(
-                serve(models, server, sockets), loop_factory=server.config.get_loop_factory()
-            ),
-            name="server",
-        )
+
+        def main() -> None:
+            with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+                runner.run(serve(models, server, sockets))
+
+        thread = threading.Thread(target=main, name="server")
         thread.start()
         try:
             assert server.ready.wait(START_SECONDS)

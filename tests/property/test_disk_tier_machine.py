@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from kvstore.digest import Digest
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, Extent, Fault
+from tests.profiles import examples
 from tests.tier_harness import (
     LIMITS,
     PATIENCE,
@@ -233,5 +234,7 @@ class TierMachine(RuleBasedStateMachine):
 def test_the_tier_is_a_dictionary_that_may_lose() -> None:
     run_state_machine_as_test(
         TierMachine,
-        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, print_blob=True),
+        settings=settings(
+            max_examples=examples(60), stateful_step_count=40, deadline=None, print_blob=True
+        ),
     )

@@ -28,6 +28,7 @@ from kvstore.lease import Lease, Refusal
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
 from kvstore.types import BlockId, Namespace
+from tests.profiles import examples
 
 Ids = tuple[int, ...]
 Slot = tuple[Namespace, Ids] | None
@@ -442,5 +443,5 @@ def common_prefix(left: Ids, right: Ids) -> int:
 def test_the_store_behaves_like_the_naive_model() -> None:
     run_state_machine_as_test(
         KVStoreMachine,
-        settings=settings(max_examples=200, stateful_step_count=50, deadline=None),
+        settings=settings(max_examples=examples(200), stateful_step_count=50, deadline=None),
     )

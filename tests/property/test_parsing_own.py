@@ -22,6 +22,7 @@ from server.parsing.answer import AnswerFormat, MarkedFormat, ReasoningFormat, T
 from server.parsing.formats import harmony
 from server.parsing.formats.gemma_calls import FUNCTION_GEMMA, GEMMA4
 from server.parsing.formats.pythonic_calls import LFM2, PYTHONIC
+from tests.profiles import examples
 from tests.unit.parsing.answers import parsed, pieces
 
 Call = tuple[str, dict[str, Any]]
@@ -163,7 +164,7 @@ FAMILIES = {
     ),
     "openai": Family(harmony.TOOLS, harmony.Harmony(harmony.TOOLS), calls_of(VALUES), gpt_oss),
 }
-SOME = settings(max_examples=30, deadline=None)
+SOME = settings(max_examples=examples(30), deadline=None)
 BY_NAME = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
 

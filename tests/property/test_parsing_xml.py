@@ -34,6 +34,7 @@ from mlx_lm.tool_parsers import (
 
 from server.parsing.answer import MarkedFormat, ReasoningFormat, ToolFormat
 from server.parsing.formats import xml_calls
+from tests.profiles import examples
 from tests.unit.parsing.answers import parsed, pieces
 
 Schema = dict[str, Any]
@@ -256,7 +257,7 @@ FAMILIES = [
     ),
 ]
 BY_NAME = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.format.name)
-SOME = settings(deadline=None, max_examples=40)
+SOME = settings(deadline=None, max_examples=examples(40))
 THINK = ReasoningFormat("<think>", "</think>")
 
 

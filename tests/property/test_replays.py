@@ -18,6 +18,7 @@ from tests.answering import (
     checkpoint_of,
     ten_steps,
 )
+from tests.profiles import examples
 from tests.property.test_control_tokens import CONTROL, KINDS, MARKUP
 
 TEXT = st.lists(
@@ -51,7 +52,7 @@ def answers(name: str) -> st.SearchStrategy[Answer]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=examples(10))
 @given(data=st.data(), question=TEXT, result=TEXT, seed=SEEDS)
 def test_ten_steps(name: str, data: st.DataObject, question: str, result: str, seed: int) -> None:
     family = FAMILIES[name]
@@ -63,7 +64,7 @@ def test_ten_steps(name: str, data: st.DataObject, question: str, result: str, s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(question=WORDS, result=TEXT, run=st.lists(st.integers(0, 90), max_size=9), seed=SEEDS)
 def test_kinds_of_tokenizers(
     kind: str, question: str, result: str, run: list[int], seed: int

@@ -24,6 +24,7 @@ from kvstore.tier import maintenance
 from kvstore.tier.disk.files import OsFiles
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import Buffer, Fault
+from tests.profiles import examples
 from tests.tier_harness import (
     DAEMON,
     LIMITS,
@@ -166,5 +167,7 @@ class SharingMachine(RuleBasedStateMachine):
 def test_models_that_share_a_directory_take_no_more_than_its_limit() -> None:
     run_state_machine_as_test(
         SharingMachine,
-        settings=settings(max_examples=25, stateful_step_count=30, deadline=None, print_blob=True),
+        settings=settings(
+            max_examples=examples(25), stateful_step_count=30, deadline=None, print_blob=True
+        ),
     )

@@ -8,6 +8,7 @@ from server.parsing.answer import READ_AGAIN, MarkedFormat, ReasoningFormat, Too
 from server.parsing.formats.json_calls import HERMES, LLAMA3, MISTRAL
 from server.parsing.formats.pythonic_calls import LFM2, PYTHONIC
 from server.parsing.formats.xml_calls import MINIMAX_M2
+from tests.profiles import examples
 from tests.unit.parsing.answers import Answer, parsed, pieces
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -77,7 +78,7 @@ def test_white_space_between_a_marker_and_a_call_may_be_long(n: int) -> None:
 
 
 @pytest.mark.parametrize("family", SOUP)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 20_000), max_size=20))
 def test_what_is_no_call_is_the_same_wherever_it_is_cut(
     family: str, data: st.DataObject, cuts: list[int]

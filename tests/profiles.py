@@ -1,0 +1,33 @@
+"""How much random tests try, by the environment's HYPOTHESIS_PROFILE.
+
+`fast`, which `make test` sets, tries a fifth of the examples; `ci`, the default and what `make
+test-all` sets, all of them; `nightly` ten times as many.
+"""
+
+import os
+from typing import Final
+
+import pytest
+from hypothesis import settings
+
+SHARES: Final = {"fast": 0.2, "ci": 1.0, "nightly": 10.0}
+DEFAULT_EXAMPLES = 100
+
+PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+if PROFILE not in SHARES:
+    raise pytest.UsageError(f"HYPOTHESIS_PROFILE: {PROFILE!r} is none of {', '.join(SHARES)}")
+
+
+def examples(n: int) -> int:
+    """The profile's share of n examples, at least one."""
+    return max(round(SHARES[PROFILE] * n), 1)
+
+
+def load_profile() -> None:
+    """Make the profile that of every test. A busy machine is no failure, and a failure prints what
+    reproduces it.
+    """
+    settings.register_profile(
+        PROFILE, max_examples=examples(DEFAULT_EXAMPLES), deadline=None, print_blob=True
+    )
+    settings.load_profile(PROFILE)
