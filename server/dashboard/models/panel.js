@@ -53,10 +53,6 @@ function Row({ model, acts, swatch }) {
     </tr>`;
 }
 
-function wordsOf({ state, progress }) {
-  return state === "unloaded" && progress !== null ? "is being fetched" : WORDS[state];
-}
-
 function noteOf({ state, idle_seconds, seconds_left, retry_seconds }) {
   if (state === "draining") return "when its requests have ended";
   if (retry_seconds) return `not tried again for ${clock(retry_seconds)}`;
