@@ -12,6 +12,8 @@ import pytest
 
 from server import __version__
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("server", "engine", "kvstore", "configs")
 

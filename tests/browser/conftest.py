@@ -26,9 +26,11 @@ Serve = Callable[[Engine, Settings], str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if executable() is None:
-        for item in items:
-            if item.path.is_relative_to(__file__.rpartition("/")[0]):
+    is_there = executable() is not None
+    for item in items:
+        if item.path.is_relative_to(__file__.rpartition("/")[0]):
+            item.add_marker(pytest.mark.browser)
+            if not is_there:
                 item.add_marker(pytest.mark.skip(reason=MISSING))
 
 

@@ -26,6 +26,8 @@ from tests.clients.scripted import AgentEngine
 from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running
 
+pytestmark = pytest.mark.process
+
 TOOL = {"type": "function", "function": {"name": "get_weather"}}
 OUTPUT = {"type": "function", "function": {"name": "final_result"}}
 

@@ -31,7 +31,17 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize(("name", "keeps"), SERVED.items(), ids=list(SERVED))
+FAST = {"gemma2", "kimi_linear", "olmo_hybrid", "gemma3_text, 4 bit"}
+"""One of each kind of cache and masks; the others are slow tests."""
+
+
+@pytest.mark.parametrize(
+    ("name", "keeps"),
+    [
+        pytest.param(name, keeps, id=name, marks=() if name in FAST else pytest.mark.slow)
+        for name, keeps in SERVED.items()
+    ],
+)
 def test_served_as_mlx_lm_says(name: str, keeps: str, tmp_path: Path) -> None:
     outcome = attempt(CASES[name], tmp_path)
     assert outcome.reason == ""

@@ -22,6 +22,8 @@ from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
 from tests.hosting import launched
 
+pytestmark = pytest.mark.process
+
 ADAPTERS = ("formal", "casual")
 
 

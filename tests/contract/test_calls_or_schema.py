@@ -14,6 +14,8 @@ from server.settings import Settings
 from tests.contract.daemon import running
 from tests.hosting import launched
 
+pytestmark = pytest.mark.process
+
 CALLING, SPEAKING = "Get the weather in Paris.", "Pick one: red, blue"
 DESCRIPTION = "Get the current weather."
 PARAMETERS = {

@@ -23,6 +23,8 @@ from tools.demo_model.tasks.tool_use import ParallelCalls
 from tools.demo_model.tasks.unknown import I_DO_NOT_KNOW
 from tools.demo_model.words import split_words
 
+pytestmark = pytest.mark.process
+
 QUESTIONS = {
     "What is Rootstock?": FACTS["what"]["answer"],
     "Who are you?": FACTS["self"]["answer"],

@@ -6,8 +6,12 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+import pytest
+
 from tests.contract.test_connections import connected, is_healthy
 from tests.contract.test_signals import rest_of_log, wait_for
+
+pytestmark = pytest.mark.process
 
 FEW = 100
 MANY = 200

@@ -25,6 +25,8 @@ from tests.hosting import hosted, launched
 from tests.tier_harness import PATIENCE, segment_files
 from tests.unit.threaded_harness import Letters
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 TOKEN_BYTES = 64 << 10
 PROMPT, SHORT = random_tokens(450, seed=1), random_tokens(40, seed=2)
 

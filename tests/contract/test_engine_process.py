@@ -20,6 +20,8 @@ from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Request
 from engine.types.settings import EngineConfig
 
+pytestmark = pytest.mark.process
+
 PATIENCE = 60.0
 CONFIG = EngineConfig(model="", kv_cache_bytes=16 << 20)
 LONG = Request("long", (5, 6, 7), 3000, ignore_eos=True)
@@ -88,6 +90,7 @@ async def test_a_killed_process_ends_its_streams_and_no_more(engine: RemoteEngin
     assert stats.sequences.finished[FinishReason.ERROR] == 1
 
 
+@pytest.mark.slow
 async def test_a_process_that_says_nothing_any_more_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -101,6 +104,7 @@ async def test_a_process_that_says_nothing_any_more_is_ended(
     await asyncio.wait_for(engine.drain(0.0), PATIENCE)
 
 
+@pytest.mark.slow
 async def test_who_only_looks_does_not_wait_for_a_stopped_process(
     engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def users_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_schemathesis_finds_nothing(keyed_url: str, tmp_path: Path) -> None:
     """It makes requests of the document, good and bad, one by one and each with what others
     answered, and judges the answers by it.
@@ -201,10 +202,8 @@ def test_what_is_needed_is_required(base_url: str) -> None:
 def test_what_is_left_out_is_never_null(base_url: str) -> None:
     """As OpenAI's own description has it."""
     schemas = document(base_url)["components"]["schemas"]
-    usage = {"$ref": "#/components/schemas/ResponseUsage"}
-    assert schemas["ResponseBody"]["properties"]["usage"] == usage
     assert schemas["ResponseBody"]["properties"]["user"]["type"] == "string"
-    assert not {"usage", "user"} & set(schemas["ResponseBody"]["required"])
+    assert "user" not in schemas["ResponseBody"]["required"]
     assert "anyOf" not in schemas["CompletionChoice"]["properties"]["finish_reason"]
     assert kinds(schemas["AssistantMessage"]["properties"]["content"]) == {"string", "null"}
     assert schemas["AssistantMessage"]["properties"]["tool_calls"]["type"] == "array"

@@ -34,6 +34,8 @@ from tests.embedders import (
 )
 from tests.hosting import launched
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 TEXTS = ["the cat sat on the mat", "the dog sat", "and the log", "a cat and a dog on a mat"]
 TOLERANCE = 1e-4
 

@@ -18,6 +18,8 @@ from tests.contract.conftest import strict_client
 from tests.contract.daemon import running
 from tests.hosting import launched
 
+pytestmark = pytest.mark.process
+
 BLOCK_SIZE = 8
 N_BLOCKS = 96
 STREAMS = 64

@@ -16,6 +16,8 @@ from tests.checkpoints import FAMILIES, write_family
 from tests.contract.daemon import running
 from tests.hosting import launched
 
+pytestmark = pytest.mark.process
+
 MAX_RUNNING = 4
 STEP_TOKENS = 16
 
@@ -80,6 +82,7 @@ def test_what_went_and_what_was_found_in_vain_is_counted_by_group(url: str) -> N
     }
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_one_window_is_refused_with_what_is_needed(tmp_path: Path) -> None:
     model = write_family(FAMILIES["gemma3_text"], tmp_path)
     with pytest.raises(ModelError, match="raise kv_cache_bytes to at least") as refusal:

@@ -107,6 +107,7 @@ def test_a_long_step_holds_up_nobody_who_watches(watched: Watched) -> None:
     assert watched.finished() == {"length": 2}
 
 
+@pytest.mark.slow
 def test_a_mixed_load_adds_up(watched: Watched) -> None:
     runner, harness = watched.setup.runner, watched.setup.harness
     first = watched.ask()

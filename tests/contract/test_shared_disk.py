@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import mlx.core as mx
+import pytest
 
 from engine.api import Engine
 from engine.launch import launch
@@ -14,6 +15,8 @@ from kvstore.tier.types import MIB
 from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES
 from tests.golden.driving import random_tokens
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 CONVERSATION = random_tokens(4_000, seed=1)
 

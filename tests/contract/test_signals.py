@@ -20,6 +20,8 @@ from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from tests.contract.test_disconnect import posted
 from tests.hub import Hub, checkpoint_files, serving_hub
 
+pytestmark = pytest.mark.process
+
 WAIT_SECONDS = 30
 NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -53,6 +55,7 @@ def started(
             process.kill()
 
 
+@pytest.mark.slow
 def test_the_log_says_where_the_dashboard_is() -> None:
     with started() as process:
         page = wait_for(process.stderr, r"the dashboard is on (\S+)\n")
@@ -96,6 +99,7 @@ def test_running_requests_finish_first() -> None:
         assert "Traceback" not in rest_of_log(process)
 
 
+@pytest.mark.slow
 def test_a_draining_daemon_is_not_there_for_others() -> None:
     """So a router's health check fails at once, and what it sends on kept connections, too."""
     with daemon(keepalive_seconds="0.01") as (process, base_url):
@@ -122,6 +126,7 @@ def test_a_draining_daemon_is_not_there_for_others() -> None:
         assert process.wait(WAIT_SECONDS) == 0
 
 
+@pytest.mark.slow
 def test_what_does_not_finish_in_time_is_told_so() -> None:
     settings = {"keepalive_seconds": "0.01", "drain_timeout_seconds": "0"}
     with (
@@ -137,6 +142,7 @@ def test_what_does_not_finish_in_time_is_told_so() -> None:
         assert "Traceback" not in rest_of_log(process)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_stops_at_once(stop: signal.Signals) -> None:
     settings = {"keepalive_seconds": "0.01", "drain_timeout_seconds": "3600"}
@@ -152,6 +158,7 @@ def test_a_second_signal_stops_at_once(stop: signal.Signals) -> None:
         assert "Traceback" not in rest_of_log(process)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -15,6 +15,8 @@ from server.settings import Settings
 from tests.contract.daemon import running
 from tests.hosting import launched
 
+pytestmark = pytest.mark.process
+
 QUESTION = "Get the weather in Paris."
 DESCRIPTION = "Get the current weather."
 MARKER = "1022"
@@ -108,6 +110,7 @@ def messages(http: httpx.Client, schema: dict[str, Any], stream: bool) -> Calls:
     return [(block["name"], json.loads(text)) for block in begun if block["type"] == "tool_use"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ask", [chat, responses, messages])
 def test_arguments_follow_their_schema_once_a_call_has_begun(
@@ -187,6 +190,7 @@ def test_an_answer_has_the_keys_of_its_schema_alone(
         assert set(json.loads(text)) <= {"sure"}
 
 
+@pytest.mark.slow
 def test_a_schema_may_be_kept_to_the_letter(no_settings_from_outside: None) -> None:
     with daemon(json_schemas="literal") as http:
         said = answers(http, "/v1/chat/completions", {**CHAT, "guided_json": SCHEMA})

@@ -24,6 +24,8 @@ from tests.contract.conftest import (
 from tests.contract.daemon import running
 from tests.hosting import launched
 
+pytestmark = pytest.mark.process
+
 STEPS = 10
 MARK = {"cache_control": {"type": "ephemeral"}}
 LOOK: dict[str, Any] = {
@@ -89,6 +91,7 @@ def options(client: StrictClient) -> dict[str, Any]:
     return options
 
 
+@pytest.mark.slow
 def test_each_step_adopts_all_of_the_one_before_but_its_last_token(client: StrictClient) -> None:
     messages: list[Any] = [{"role": "user", "content": "Look everywhere."}]
     expected = None

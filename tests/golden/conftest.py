@@ -25,9 +25,28 @@ ATTENTION = {name: _ATTENTION[name] for name in strategies()}
 CASCADED = ("llama", "qwen3", "qwen3_moe", "gemma3_text", "qwen3_next", "deepseek_v3")
 """Attention strategies meet the layers of full attention alone; these have all kinds of those."""
 
+FAST_FAMILIES = {"llama", "qwen3", "qwen3_next", "gemma3_text"}
+
 CASES = [(family, "gather") for family in sorted(FAMILIES)] + [
     (family, "cascade") for family in CASCADED if "cascade" in strategies()
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fast tests try four families: full attention, both norms of it, recurrent layers, sliding
+    windows. The others are slow.
+    """
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and not is_fast(item):
+            item.add_marker(pytest.mark.slow)
+
+
+def is_fast(item: pytest.Item) -> bool:
+    """Whether the item is of one of FAST_FAMILIES, or of no family."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    names = [value[0] if isinstance(value, tuple) and value else value for value in values]
+    families = {name for name in names if isinstance(name, str) and name in FAMILIES}
+    return families <= FAST_FAMILIES
 
 
 @pytest.fixture(scope="session")

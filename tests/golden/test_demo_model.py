@@ -17,6 +17,8 @@ from tests.golden.conftest import ATTENTION
 from tests.golden.driving import reference
 from tests.offline import OfflineDaemon, Room, Served, load
 
+pytestmark = pytest.mark.slow
+
 MARGIN = 0.5
 """Between the best logit and the next: what another order of arithmetic changes is a thousandth."""
 

@@ -53,6 +53,7 @@ def test_the_card_has_the_files_defaults_unless_they_are_turned_off(checkpoint: 
     assert {7, 9} <= card.eos_token_ids == plain.eos_token_ids
 
 
+@pytest.mark.slow
 async def test_each_end_token_of_the_file_ends_an_answer(checkpoint: Path) -> None:
     free = await _greedy(checkpoint)
     tokens = [token for event in free for token in event.token_ids]

@@ -41,7 +41,7 @@ STALL_SECONDS = 10.0
 DRAWN = 25
 SEED = 0
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from tests.restart.asking import PATIENCE
 from tests.restart.hung_daemon import HANGING, SAYS
 from tests.restart.living import checkpoint, disk_flags, living
 
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
 BODY = json.dumps({"prompt": list(range(3, 200)), "max_tokens": 4}).encode()
 REQUEST = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

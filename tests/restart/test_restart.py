@@ -4,10 +4,14 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.restart.kills import Lives, answered
 from tests.restart.living import MIB, checkpoint
 from tests.restart.questions import Load
 from tests.tier_harness import flip, segment_files
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SEED = 7
 LOAD = Load(systems=1, endings=3, conversations=3, turns=2, unique=0, answer_tokens=6)

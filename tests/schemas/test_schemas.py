@@ -5,11 +5,15 @@ Many more: `python -m tests.schemas generated`.
 
 from pathlib import Path
 
+import pytest
+
 from engine.launch import launch
 from engine.types.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import SHALLOW, write_family
 from tests.schemas.answers import answers_conform
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SCHEMAS = 300
 

@@ -181,6 +181,7 @@ def test_a_word_is_the_same_tokens_wherever_it_stands(tokenizer: PreTrainedToken
         assert any(ids[i : i + len(word)] == list(word) for i in range(len(ids)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [FROM_NOTHING, FROM_WEIGHTS])
 def test_batches_continue_where_they_stopped(
     tokenizer: PreTrainedTokenizerFast, stages: Stages
@@ -221,6 +222,7 @@ def test_the_trainers_forward_is_that_of_mlx_lm(
     np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_training_learns_and_goes_on_from_where_it_was_saved(
     tokenizer: PreTrainedTokenizerFast, on_cpu: None, tmp_path: Path
 ) -> None:

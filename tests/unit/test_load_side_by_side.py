@@ -173,6 +173,7 @@ def test_a_server_that_always_failed_is_left_out(name: str, tmp_path: Path) -> N
     assert "vllm-mlx" not in file.read_text()
 
 
+@pytest.mark.slow
 def test_a_floor_is_its_work_at_the_bare_models_speed(tmp_path: Path) -> None:
     load = Load(
         description="", concurrency=2, conversations=2, turns=2, user_words=6, output_tokens=3
@@ -185,6 +186,7 @@ def test_a_floor_is_its_work_at_the_bare_models_speed(tmp_path: Path) -> None:
     assert found.seconds == pytest.approx(prefill_seconds + 6 * found.step_seconds)
 
 
+@pytest.mark.slow
 def test_a_floor_that_cannot_be_measured_is_reported(tmp_path: Path) -> None:
     load = Load(description="", concurrency=1, conversations=1, user_words=6, output_tokens=3)
     found = Bench(tmp_path / "no-model", tmp_path).measure_floor(load, seed=0)

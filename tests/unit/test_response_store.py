@@ -246,6 +246,7 @@ def test_one_may_continue_what_was_forgotten_while_it_was_made() -> None:
     assert store.n_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_long_conversation_can_be_let_go() -> None:
     """However many follow one another: nothing of it is recursive."""
     whole = None

@@ -53,7 +53,10 @@ def response_head(
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata,
+        frequency_penalty=sampling.frequency_penalty,
+        max_tool_calls=body.max_tool_calls,
         parallel_tool_calls=body.parallel_tool_calls,
+        presence_penalty=sampling.presence_penalty,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=body.prompt_cache_key,
         reasoning={
@@ -91,7 +94,7 @@ def response_state(
         error=None if error is None else response_error(error),
         incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut_off else None,
         output=list(output),
-        **_set(usage=usage),
+        usage=usage,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.parsing.enforced_schemas import is_enforced
 from server.schemas.custom_tools import custom_function
 from server.schemas.responses.tools import (
     ChosenTool,
@@ -112,12 +113,25 @@ def _function(name: str, tool: FunctionTool | CustomTool) -> dict[str, Any]:
         function["description"] = tool.description
     if tool.parameters is not None:
         function["parameters"] = tool.parameters
-    return function | {"strict": tool.strict}
+    return function | {"strict": _is_strict(tool)}
+
+
+def _is_strict(tool: FunctionTool) -> bool:
+    """As the client says. A client that says nothing means strict, as at OpenAI, unless there are
+    keywords in the schema that no grammar may be able to enforce: those would be an error.
+    """
+    return is_enforced(tool.parameters or {}) if tool.strict is None else tool.strict
 
 
 def _as_declared(tool: ResponseTool) -> dict[str, Any]:
-    """With the keys that OpenAI always sends."""
+    """With the keys that OpenAI always sends, and `strict` as it is applied."""
     declared = tool.model_dump(exclude_none=True)
-    if isinstance(tool, FunctionTool):
-        declared.setdefault("parameters", None)
+    match tool:
+        case FunctionTool():
+            declared.setdefault("parameters", None)
+            declared["strict"] = _is_strict(tool)
+        case NamespaceTool():
+            for inner, rendered in zip(tool.tools, declared["tools"], strict=True):
+                if isinstance(inner, FunctionTool):
+                    rendered["strict"] = _is_strict(inner)
     return declared

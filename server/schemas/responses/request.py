@@ -129,6 +129,11 @@ class ResponsesRequest(InputTokensRequest, SampledRequest):
 
     max_output_tokens: int | None = Field(None, ge=1)
     top_logprobs: int = Field(0, ge=0, le=20)
+    max_tool_calls: int | None = Field(
+        None,
+        ge=1,
+        description="Bounds calls of tools that OpenAI runs. There are none here: it is echoed.",
+    )
     thinking_budget: int | None = Field(None, ge=0)
 
     user: str | None = Field(None, max_length=256)

@@ -47,7 +47,10 @@ class ResponseHead(SparseModel):
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
+    frequency_penalty: float
+    max_tool_calls: int | None
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: dict[str, Any]
@@ -65,14 +68,14 @@ class ResponseHead(SparseModel):
 
 
 class ResponseState(SparseModel):
-    """The fields of a response that change while it is made. It has `usage` when it is."""
+    """The fields of a response that change while it is made. `usage` is null until it is made."""
 
     status: ResponseStatus
     completed_at: int | None
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     output: list[OutputItem]
-    usage: ResponseUsage | None = None
+    usage: ResponseUsage | None
 
 
 class ResponseBody(ResponseState, ResponseHead):

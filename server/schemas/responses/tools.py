@@ -15,7 +15,9 @@ class FunctionTool(RequestModel):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool = False
+    strict: bool | None = Field(
+        None, description="Left out: strict, if a grammar can enforce all that `parameters` say."
+    )
 
 
 class InputFormat(RequestModel):

@@ -16,6 +16,8 @@ from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
 from tests.hosting import launched
 
+pytestmark = pytest.mark.process
+
 BLOCK_SIZE = 8
 DISK_BYTES = 64 << 20
 SYSTEM = list(range(5, 37))

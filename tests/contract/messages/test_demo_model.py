@@ -13,6 +13,8 @@ from tests.contract.daemon import running
 from tests.hosting import launched
 from tools.demo_model.tasks.knowledge import FACTS
 
+pytestmark = pytest.mark.process
+
 USER = {"role": "user", "content": "What is Rootstock?"}
 ANSWER = FACTS["what"]["answer"]
 

@@ -25,6 +25,8 @@ from tests.contract.test_several_models import Engines, needs, settings_of
 from tests.hosting import launched
 from tests.hub import COMMIT, Hub, checkpoint_files, serving_hub
 
+pytestmark = pytest.mark.process
+
 Put = Callable[[str], Path]
 
 

@@ -16,6 +16,8 @@ from tests.contract.daemon import running
 from tests.contract.test_tool_loop import LOOK, qwen3_shaped
 from tests.hosting import launched
 
+pytestmark = pytest.mark.process
+
 __all__ = ["qwen3_shaped"]
 
 STEPS = 4

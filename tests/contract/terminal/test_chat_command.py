@@ -22,6 +22,8 @@ from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Gate, Script
 from tests.contract.terminal.pseudo_terminal import read_until, terminal
 
+pytestmark = pytest.mark.process
+
 WAIT_SECONDS = 30
 PROMPT = b"\x1b[?2004h"  # turns bracketed paste on, while a line is edited
 ANSWER = "Hello, wörld!"

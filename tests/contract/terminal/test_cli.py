@@ -28,6 +28,8 @@ from server.terminal.commands.on_demand import SUMMARIES
 from server.terminal.flags import IN_YAML_ALONE, flag, with_settings
 from server.terminal.measured import to_markdown
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     ("arguments", "line"),

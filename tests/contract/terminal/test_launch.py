@@ -19,6 +19,8 @@ from tests.contract.canned_server import canned
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
 
+pytestmark = pytest.mark.process
+
 AGENT = f"""\
 #!{sys.executable}
 import json, os, sys

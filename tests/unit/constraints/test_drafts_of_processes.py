@@ -17,6 +17,8 @@ from engine.types.request import Grammar, GrammarKind
 from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer
 from tests.looking_ahead import told_ahead
 
+pytestmark = pytest.mark.process
+
 END = 2
 SECONDS = 60.0
 SCHEMA = {

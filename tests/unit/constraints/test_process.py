@@ -21,6 +21,8 @@ from engine.frames import FrameBuffer
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from tests.grammars import DEMO_VOCAB_SIZE
 
+pytestmark = pytest.mark.process
+
 ENDLESS = r"[\w\s]*[^\d]?" * 2000
 
 

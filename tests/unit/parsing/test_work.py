@@ -120,6 +120,7 @@ def repeatable(tools: ToolFormat) -> Iterator[str]:
             yield marker.removesuffix(behind[:1]) + behind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", TOOL_FORMATS.values(), ids=TOOL_FORMATS)
 @pytest.mark.parametrize("end", ["", '"<'], ids=["open", "broken off"])
 def test_markers_that_are_no_calls_are_read_a_bounded_number_of_times(
