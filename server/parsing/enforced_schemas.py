@@ -4,37 +4,13 @@ The keywords are those of OpenAI's strict mode. Others may be enforced too, but 
 cannot be: a pattern that looks around, a format without a grammar.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from server.parsing.typed_values import KINDS
 
-_ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples"})
-_BOUNDS = frozenset(
-    {
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "minLength",
-        "maxLength",
-        "minItems",
-        "maxItems",
-    }
-)
 _MAPS = ("properties", "$defs", "definitions")
 _DEFINITIONS = ("$defs", "definitions")
-_KEPT: Mapping[str, type | tuple[type, ...]] = {
-    "properties": dict,
-    "$defs": dict,
-    "definitions": dict,
-    "required": list,
-    "additionalProperties": (bool, dict),
-    "items": (bool, dict),
-    "anyOf": list,
-    "prefixItems": list,
-}
-_PLAIN = (str, int, bool, type(None))
 
 
 def is_enforced(root: Mapping[str, Any]) -> bool:
@@ -54,20 +30,11 @@ def is_enforced(root: Mapping[str, Any]) -> bool:
 
 
 def _is_kept(keyword: str, value: Any, root: Mapping[str, Any]) -> bool:
-    """Whether a grammar keeps to the keyword, its schemas left out: they are looked at apart."""
-    match keyword, value:
-        case "type", str() | list():
-            kinds = value if isinstance(value, list) else [value]
-            return all(kind in KINDS for kind in kinds)
-        case "enum", list():
-            return bool(value) and all(isinstance(one, _PLAIN) for one in value)
-        case "const", _:
-            return isinstance(value, _PLAIN)
-        case "$ref", str():
-            return _leads_to_a_definition(value, root)
-    if keyword in _BOUNDS:
-        return isinstance(value, int | float)
-    return keyword in _ANNOTATIONS or isinstance(value, _KEPT.get(keyword, ()))
+    """Whether a grammar keeps to the keyword. The schemas in its value are looked at apart."""
+    if keyword == "$ref":
+        return isinstance(value, str) and _leads_to_a_definition(value, root)
+    is_kept = _KEPT.get(keyword)
+    return is_kept is not None and is_kept(value)
 
 
 def _leads_to_a_definition(reference: str, root: Mapping[str, Any]) -> bool:
@@ -87,3 +54,45 @@ def _schemas(keyword: str, value: Any) -> Iterator[Any]:
         yield from value
     elif keyword in {"items", "additionalProperties"} and isinstance(value, Mapping):
         yield value
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, bool | Mapping)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+_KEPT: Mapping[str, Callable[[Any], bool]] = {
+    "type": lambda value: all(
+        kind in KINDS for kind in (value if isinstance(value, list) else [value])
+    ),
+    "enum": lambda value: _is_list(value) and all(map(_is_plain, value)),
+    "const": _is_plain,
+    "required": lambda value: (
+        isinstance(value, list) and all(isinstance(one, str) for one in value)
+    ),
+    "additionalProperties": _is_schema,
+    "items": _is_schema,
+    "anyOf": _is_list,
+    "prefixItems": _is_list,
+    **dict.fromkeys(_MAPS, _is_map),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _is_number),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), _is_number),
+    # Annotations, which ask for nothing.
+    **dict.fromkeys(("title", "description", "$comment", "default", "examples"), lambda _: True),
+}
+"""Keywords that grammars keep to, and which of their values."""

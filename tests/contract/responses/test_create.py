@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from pydantic import BaseModel
 
@@ -276,3 +277,20 @@ def test_lists_are_counted_before_they_are_looked_at(hermes: Daemon) -> None:
     param, _, message = error(hermes, {"input": [{"role": "user", "content": "x"}] * 10_001})
     assert param == "input"
     assert "10000" in message
+
+
+def test_the_object_has_the_penalties_and_the_bound_on_built_in_calls(create: Created) -> None:
+    """Open Responses requires all three, also where the request says nothing."""
+    plain = create().model_dump()
+    assert (plain["presence_penalty"], plain["frequency_penalty"]) == (0, 0)
+    assert plain["max_tool_calls"] is None
+    given = create(
+        extra_body={"presence_penalty": 0.5, "frequency_penalty": -1.5}, max_tool_calls=3
+    ).model_dump()
+    assert (given["presence_penalty"], given["frequency_penalty"]) == (0.5, -1.5)
+    assert given["max_tool_calls"] == 3
+
+
+def test_a_bound_on_calls_is_positive(create: Created) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_tool_calls"):
+        create(max_tool_calls=0)

@@ -183,3 +183,42 @@ def test_none_and_auto_enforce_nothing(hermes: Daemon, create: Created) -> None:
         create(tools=[WEATHER_TOOL], tool_choice=choice)
         assert hermes.engine.submitted.get_nowait().constraint is None
     assert set(told(hermes)) == {"get_weather"}
+
+
+def function(parameters: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "name": "look", "parameters": parameters} | fields
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+LOOKS_AROUND = {"type": "object", "properties": {"at": {"type": "string", "pattern": "a(?=b)"}}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "strict"),
+    [
+        (function(CITY), True),
+        (function(CITY, strict=None), True),
+        (function(CITY, strict=True), True),
+        (function(CITY, strict=False), False),
+        (function({}), True),
+        (function(LOOKS_AROUND), False),
+        (function(LOOKS_AROUND, strict=False), False),
+    ],
+)
+def test_a_function_is_strict_where_the_client_says_nothing_and_a_grammar_can_enforce_it(
+    hermes: Daemon, create: Created, tool: dict[str, Any], strict: bool
+) -> None:
+    """As at OpenAI, whose chat completions differ. The answer says what is applied."""
+    response = create(tools=[tool], tool_choice="required")
+    constraint = hermes.engine.submitted.get_nowait().constraint
+    assert constraint is not None
+    assert ('"lenient": false' in constraint.grammar.text) is strict
+    assert response.tools[0].strict is strict
+
+
+def test_a_function_in_a_namespace_is_strict_likewise(hermes: Daemon, create: Created) -> None:
+    tools = [function(CITY), function(LOOKS_AROUND, name="other")]
+    response = create(
+        tools=[{"type": "namespace", "name": "n", "description": "d", "tools": tools}]
+    )
+    assert [tool["strict"] for tool in response.model_dump()["tools"][0]["tools"]] == [True, False]
