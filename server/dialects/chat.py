@@ -49,6 +49,7 @@ class ChatBuilder:
         self.new_answer = task.new_answer
         self.with_usage = body.include_usage
         self.calls = call_shape(body)
+        self.tier: dict[str, Any] = {} if body.service_tier is None else {"service_tier": "default"}
         self.fields = ResponseFields(
             id=f"chatcmpl-{task.request.id}",
             created=int(time.time()),
@@ -82,6 +83,7 @@ class ChatBuilder:
                 for index, choice in enumerate(choices)
             ],
             usage=usage_body(self.meter),
+            **self.tier,
         )
         return wire_json(completion)
 
@@ -167,5 +169,6 @@ class ChatWriter(ChunkWriter):
             model=fields.model,
             system_fingerprint=fields.system_fingerprint,
             choices=choices,
+            **self._builder.tier,
             **usage,
         )

@@ -37,7 +37,9 @@ async def completion_task(
 ) -> CompletionTask:
     """Raises ApiError (400) for what the model cannot serve."""
     check_task(model, Task.GENERATE)
-    wanted = [await _opening(model, record)] if body.prompt is None else body.prompt
+    wanted: list[Prompt] = [
+        await _opening(model, record) if prompt == "" else prompt for prompt in body.prompt or [""]
+    ]
     prompts = [await model.prompts.text(record, prompt) for prompt in wanted]
     requests = await model.workers.prepare(record, partial(_requests, body, prompts, model, record))
     echoes = [""] * len(prompts)
@@ -48,7 +50,9 @@ async def completion_task(
 
 
 async def _opening(model: ServedModel, record: RequestRecord) -> Prompt:
-    """The default prompt: the tokenizer's special tokens, or else the model's opening token."""
+    """The prompt that an empty or absent text stands for: the tokenizer's special tokens, or else
+    the model's opening token.
+    """
     marked = list(await model.prompts.text(record, ""))
     return marked or [opening_token(model.engine.card)]
 

@@ -100,6 +100,19 @@ class Message(RequestModel):
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same, as some clients spell it
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _refusals_are_text(cls, content: object, info: ValidationInfo) -> object:
+        """A part in which an assistant refused, as OpenAI's models do, is what it said."""
+        if info.data.get("role") != "assistant" or not isinstance(content, list):
+            return content
+        return [
+            {"type": "text", "text": part.get("refusal")}
+            if isinstance(part, dict) and part.get("type") == "refusal"
+            else part
+            for part in content
+        ]
+
     @model_validator(mode="after")
     def _content_unless_needless(self) -> Self:
         if self.content is None and self.role not in NEEDS_NO_CONTENT:
@@ -250,6 +263,11 @@ class ChatRequest(ChatConversation, GenerationRequest):
 
     parallel_tool_calls: bool = True
     thinking_budget: int | None = Field(None, ge=0)
+    service_tier: str | None = Field(
+        None,
+        max_length=64,
+        description="There is one tier: an answer that names it says `default`.",
+    )
     prediction: Prediction | None = Field(
         None,
         description="Tokens are drafted from it wherever the answer goes on as it does; the answer "
@@ -328,6 +346,9 @@ class AssistantMessage(SparseModel):
     reasoning: str | None = None  # the same: clients read one or the other
 
 
+ServedTier = Literal["default"]
+"""OpenAI's tiers of service differ in price and speed. There is one here."""
+
 ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
@@ -346,6 +367,7 @@ class ChatCompletion(BaseModel):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageBody
+    service_tier: ServedTier | None = None  # where the request names one
 
 
 class FunctionDelta(SparseModel):
@@ -402,4 +424,5 @@ class ChatChunk(BaseModel):
     model: str
     system_fingerprint: str
     choices: list[ChunkChoice]
+    service_tier: ServedTier | None = None  # where the request names one
     usage: UsageBody | None = None  # set, to null or not, only with include_usage

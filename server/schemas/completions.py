@@ -65,7 +65,7 @@ def _is_integers(values: list[object]) -> TypeGuard[list[int]]:
     return all(type(value) is int for value in values)
 
 
-WirePrompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
+WirePrompt = str | Annotated[list[TokenId], Field(min_length=1)]
 WirePrompts = WirePrompt | Annotated[list[WirePrompt], Field(min_length=1, max_length=MAX_PROMPTS)]
 Prompts = Annotated[list[Prompt], PlainValidator(parse_prompts, json_schema_input_type=WirePrompts)]
 

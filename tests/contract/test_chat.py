@@ -91,6 +91,41 @@ def test_parts_and_developer_reach_the_template_as_text_and_system(
     assert prompt == "<system>Be brief.\n<user>one\ntwo\n<assistant>"
 
 
+def test_a_refusal_in_the_history_is_what_the_assistant_said(
+    client: StrictClient, http: httpx.Client, model: str, engine: FakeEngine
+) -> None:
+    refusal: dict[str, Any] = {"type": "refusal", "refusal": "I cannot."}
+    parts = [{"type": "text", "text": "No."}, refusal]
+    client.chat.completions.create(
+        model=model,
+        messages=[*MESSAGES, {"role": "assistant", "content": parts}, *MESSAGES],
+    )
+    prompt = bytes(engine.submitted.get_nowait().prompt).decode()
+    assert prompt == "<user>Hi\n<assistant>No.\nI cannot.\n<user>Hi\n<assistant>"
+    of_user = http.post(
+        "/v1/chat/completions",
+        json={"model": model, "messages": [{"role": "user", "content": [refusal]}]},
+    )
+    assert (of_user.status_code, of_user.json()["error"]["param"]) == (
+        400,
+        "messages[0].content[0].type",
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_names_its_tier_where_the_request_does(
+    http: httpx.Client, chat: ChatBody, stream: bool
+) -> None:
+    for asked, said in ({"service_tier": "flex"}, "default"), ({}, None):
+        answer = http.post("/v1/chat/completions", json=chat(stream=stream, **asked))
+        bodies = [answer.text]
+        if stream:
+            bodies = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+        objects = [json.loads(body.removeprefix("data: ")) for body in bodies]
+        assert objects
+        assert {one.get("service_tier") for one in objects} == {said}
+
+
 def test_a_message_that_is_continued_is_the_text_before_the_answer(
     http: httpx.Client, chat: ChatBody, engine: FakeEngine
 ) -> None:

@@ -157,9 +157,8 @@ UNSUPPORTED_CHAT = [
 ]
 
 BAD_COMPLETIONS = [
-    ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
-    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": ["a", []]}, "prompt"),
     ({"prompt": {"text": "a"}}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": [1.5]}, "prompt"),

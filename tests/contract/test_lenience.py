@@ -57,7 +57,7 @@ def test_sixty_four_stop_strings(http: httpx.Client, chat: ChatBody, engine: Fak
     assert engine.submitted.get_nowait().stop == tuple(stops)
 
 
-@pytest.mark.parametrize("fields", [{}, {"prompt": None}])
+@pytest.mark.parametrize("fields", [{}, {"prompt": None}, {"prompt": ""}])
 def test_without_a_prompt_a_text_begins(
     http: httpx.Client, engine: FakeEngine, fields: dict[str, object]
 ) -> None:
