@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -44,6 +45,12 @@ OLLAMA = ErrorShape(OllamaError, lambda error, request_id: ollama_error(error), 
 SHAPES = (("/v1/messages", ANTHROPIC), ("/v1/responses", RESPONSES), ("/api/", OLLAMA))
 """By path prefix; all other paths have OpenAI's."""
 
+OPENAI_PATHS = ("/v1/chat/", "/v1/completions", "/v1/embeddings")
+"""That OpenAI alone has, by prefix."""
+
+ANTHROPIC_VERSION = "anthropic-version"
+"""The header that Anthropic's clients send with each request."""
+
 MAX_ASKED_CHARACTERS = 200  # the path is a client's own words
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
@@ -51,7 +58,7 @@ METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 def error_response(scope: Scope, error: Exception) -> Response:
     """The error as the client of this path can read it."""
     api_error = to_api_error(error)
-    body = error_shape(scope["path"]).of(api_error, request_record(scope).id)
+    body = _shape_for_client(scope).of(api_error, request_record(scope).id)
     return Response(
         body.model_dump_json(),
         status_code=api_error.status,
@@ -62,13 +69,23 @@ def error_response(scope: Scope, error: Exception) -> Response:
 
 def error_event(scope: Scope, error: Exception) -> bytes:
     """The error as the only event of the stream that was asked for."""
-    shape = error_shape(scope["path"])
+    shape = _shape_for_client(scope)
     body = shape.of(to_api_error(error), request_record(scope).id)
     return shape.event(body.model_dump_json().encode())
 
 
 def error_shape(path: str) -> ErrorShape:
+    """The shape of the path's dialect."""
     return next((shape for prefix, shape in SHAPES if path.startswith(prefix)), OPENAI)
+
+
+def _shape_for_client(scope: Scope) -> ErrorShape:
+    """The shape of the path's dialect. On a path that several dialects share, such as `/v1/models`,
+    or that is not served at all, Anthropic's clients read Anthropic's errors.
+    """
+    path, shape = scope["path"], error_shape(scope["path"])
+    is_shared = shape is OPENAI and not path.startswith(OPENAI_PATHS)
+    return ANTHROPIC if is_shared and ANTHROPIC_VERSION in Headers(scope=scope) else shape
 
 
 async def handle(request: Request, error: Exception) -> Response:

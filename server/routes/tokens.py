@@ -1,11 +1,12 @@
-"""`POST /tokenize`, `/detokenize`."""
+"""`POST /tokenize`, `/detokenize`, `GET /tokenizer_info`."""
 
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
+from engine.launch import Checkpoint, open_checkpoint
 from server.dialects.logprobs import token_text
 from server.generation.engine_requests import check_token_ids
 from server.generation.models import ServedModel
@@ -17,6 +18,7 @@ from server.schemas.tokens import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
 )
 from server.service import JsonBody, RecordDependency, ServiceDependency
 from server.transport.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
@@ -58,6 +60,32 @@ async def detokenize(
     text = await model.prompts.decode(record, body.tokens, "tokens")
     return await respond_without_engine(
         lambda: DetokenizeResponse(prompt=text), CHARACTER_BYTES * len(text), http, service
+    )
+
+
+@router.head("/tokenizer_info", include_in_schema=False)
+@router.get("/tokenizer_info", responses=errors(403, 404, 503))
+async def tokenizer_info(
+    service: ServiceDependency,
+    record: RecordDependency,
+    model: Annotated[str, Query(max_length=256)] = "",
+) -> TokenizerInfo:
+    """What a client needs that renders chats itself, as lm-eval does, under vLLM's names."""
+    own = await service.chosen(model, record)
+    await service.hold(model, record)
+    source = service.models.known[own].settings.source
+    return await service.workers.run(record.client, 0, lambda: _info(open_checkpoint(source)))
+
+
+def _info(checkpoint: Checkpoint) -> TokenizerInfo:
+    tokens = checkpoint.special_tokens
+    return TokenizerInfo(
+        tokenizer_class=checkpoint.tokenizer_class,
+        chat_template=checkpoint.chat_template or None,
+        bos_token=tokens.get("bos_token"),
+        eos_token=tokens.get("eos_token"),
+        pad_token=tokens.get("pad_token"),
+        unk_token=tokens.get("unk_token"),
     )
 
 

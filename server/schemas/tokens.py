@@ -45,3 +45,14 @@ class DetokenizeRequest(RequestModel):
 
 class DetokenizeResponse(BaseModel):
     prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """A checkpoint's tokenizer; null for what it does not have."""
+
+    tokenizer_class: str | None
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None

@@ -129,3 +129,24 @@ def test_as_many_tokens_as_a_sequence_may_have(http: httpx.Client) -> None:
     text = "x" * CARD.max_context_tokens
     tokens = post(http, "/tokenize", prompt=text)["tokens"]
     assert post(http, "/detokenize", tokens=tokens) == {"prompt": text}
+
+
+def test_what_a_client_needs_that_renders_chats_itself(http: httpx.Client, model: str) -> None:
+    """lm-eval asks so, for `tokenizer_backend=remote`. The embedded model's files say it."""
+    for query in ({}, {"model": model}):
+        answer = http.get("/tokenizer_info", params=query)
+        assert answer.status_code == 200
+        info = answer.json()
+        template = info.pop("chat_template")
+        assert "<|im_start|>" in template
+        assert info == {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": None,
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "unk_token": None,
+        }
+
+
+def test_the_tokenizer_of_no_model_is_not_found(http: httpx.Client) -> None:
+    assert http.get("/tokenizer_info", params={"model": "nope"}).status_code == 404

@@ -99,6 +99,24 @@ class Checkpoint:
             return file.read_text("utf-8")
         return "\n".join(self._jinja_templates())
 
+    @property
+    def tokenizer_class(self) -> str | None:
+        """As tokenizer_config.json has it."""
+        name = self._tokenizer_config.get("tokenizer_class")
+        return str(name) if name else None
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of special tokens by their names in tokenizer_config.json: `bos_token` and others.
+        A text stands there alone, or as the `content` of an object.
+        """
+        found = dict[str, str]()
+        for name, token in self._tokenizer_config.items():
+            content = token.get("content") if isinstance(token, Mapping) else token
+            if name.endswith("_token") and isinstance(content, str):
+                found[name] = content
+        return found
+
     @cached_property
     def added_tokens(self) -> Collection[str]:
         """The tokens that a tokenizer has besides pieces of text."""

@@ -14,6 +14,7 @@ from server.schemas.messages.content import (
     DocumentBlockParam,
     MessageParam,
     RedactedThinkingBlockParam,
+    SearchResultBlockParam,
     TextBlockParam,
     ThinkingBlockParam,
     ToolResultBlockParam,
@@ -21,7 +22,7 @@ from server.schemas.messages.content import (
 )
 from server.schemas.tools import MAX_TOOLS, CustomToolCall, FunctionCall, FunctionToolCall
 
-SPOKEN = (TextBlockParam, DocumentBlockParam)
+SPOKEN = (TextBlockParam, DocumentBlockParam, SearchResultBlockParam)
 
 BLOCKS_OF: dict[str, tuple[type[BaseModel], ...]] = {
     "system": (TextBlockParam,),
@@ -116,7 +117,7 @@ def _users(message: MessageParam) -> Iterator[_Turn]:
         yield _Turn("user")
     for block in message.content:
         match block:
-            case TextBlockParam() | DocumentBlockParam():
+            case TextBlockParam() | DocumentBlockParam() | SearchResultBlockParam():
                 yield _Turn("user", [block.text])
             case ToolResultBlockParam():
                 text = "\n".join(block_texts(block.content))

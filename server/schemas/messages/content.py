@@ -1,5 +1,6 @@
 """The conversation of a request: `messages` and `system`."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -20,6 +21,19 @@ BY_TYPE = Discriminator(
     custom_error_type=UNSUPPORTED,
     custom_error_message="content blocks of this type are not supported",
 )
+
+
+def _of_types(*types: str) -> BeforeValidator:
+    """Refuse a block of another type, and name it: the discriminator's own error cannot."""
+
+    def check(block: object) -> object:
+        kind = _type_of(block)
+        if isinstance(kind, str) and kind not in types:
+            message = "content blocks of type '{kind}' are not supported here"
+            raise PydanticCustomError(UNSUPPORTED, message, {"kind": kind[:64]})
+        return block
+
+    return BeforeValidator(check)
 
 
 class RequestPart(RequestModel):
@@ -90,35 +104,81 @@ class TextSourceParam(RequestModel):
     data: str
 
 
+TaggedText: TypeAlias = Annotated[TextBlockParam, Tag("text")]
+PlainBlocks = Annotated[
+    list[
+        Annotated[
+            TaggedText | Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")],
+            BY_TYPE,
+            _of_types("text", "image"),
+        ]
+    ],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+]
+PlainText = Annotated[
+    PlainBlocks, BeforeValidator(as_parts, json_schema_input_type=str | PlainBlocks)
+]
+
+
+class ContentSourceParam(RequestModel):
+    """Text in blocks. Images among them are refused, as everywhere."""
+
+    type: Literal["content"]
+    content: PlainText
+
+    @property
+    def data(self) -> str:
+        return _joined(self.content)
+
+
 class DocumentBlockParam(Markable):
     """A document that is text. Others are refused as images are."""
 
     type: Literal["document"]
-    source: TextSourceParam
+    source: Annotated[TextSourceParam | ContentSourceParam, Field(discriminator="type")]
     title: str | None = None
     context: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, data: Any) -> Any:
-        if isinstance(data, dict) and type_of(data.get("source")) not in {"", "text"}:
+        if isinstance(data, dict) and type_of(data.get("source")) not in {"", "text", "content"}:
             raise _text_alone()
         return data
 
     @property
     def text(self) -> str:
-        """All that is said of it, and its text."""
+        """The document's title and context, and its text."""
         return "\n".join(filter(None, (self.title, self.context, self.source.data)))
 
 
-TaggedText: TypeAlias = Annotated[TextBlockParam, Tag("text")]
+class SearchResultBlockParam(Markable):
+    """A text that a search found, and where."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: PlainBlocks
+
+    @property
+    def text(self) -> str:
+        """The result's title and source, and its text."""
+        return "\n".join(filter(None, (self.title, self.source, _joined(self.content))))
+
+
+def _joined(blocks: Iterable[TextBlockParam | ImageBlockParam]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlockParam))
+
+
 Media: TypeAlias = (
     Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")]
     | Annotated[DocumentBlockParam, Tag("document")]
+    | Annotated[SearchResultBlockParam, Tag("search_result")]
 )
+MEDIA = ("text", "image", "document", "search_result")
 
 TextBlocks = Annotated[
-    list[Annotated[TaggedText | Media, BY_TYPE]],
+    list[Annotated[TaggedText | Media, BY_TYPE, _of_types(*MEDIA)]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Text = Annotated[TextBlocks, BeforeValidator(as_parts, json_schema_input_type=str | TextBlocks)]
@@ -143,8 +203,10 @@ BlockParam: TypeAlias = (
     | Annotated[ToolResultBlockParam, Tag("tool_result")]
     | Media
 )
+BLOCKS = (*MEDIA, "thinking", "redacted_thinking", "tool_use", "tool_result")
 Blocks = Annotated[
-    list[Annotated[BlockParam, BY_TYPE]], Field(max_length=MAX_PARTS, fail_fast=True)
+    list[Annotated[BlockParam, BY_TYPE, _of_types(*BLOCKS)]],
+    Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Content = Annotated[Blocks, BeforeValidator(as_parts, json_schema_input_type=str | Blocks)]
 

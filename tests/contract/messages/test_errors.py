@@ -65,11 +65,19 @@ BAD = [
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": user({"type": "text"})}, "messages[0].content[0].text.text"),
     ({"messages": user({"text": "Hi"})}, "messages[0].content[0]"),
-    ({"messages": user({"type": "search_result"})}, "messages[0].content[0]"),
+    ({"messages": user({"type": "container_upload"})}, "messages[0].content[0]"),
+    (
+        {"messages": user({"type": "search_result", "title": "a", "content": []})},
+        "messages[0].content[0].search_result.source",
+    ),
+    (
+        {"messages": user({"type": "document", "source": {"type": "content", "content": [IMAGE]}})},
+        "messages[0].content[0].document.source.content.content[0].image",
+    ),
     ({"messages": user(text(), IMAGE)}, "messages[0].content[1].image"),
     ({"messages": user(PDF)}, "messages[0].content[0].document"),
     ({"messages": user({"type": "document"})}, "messages[0].content[0].document.source"),
-    ({"messages": user(UNTOLD)}, "messages[0].content[0].document.source.data"),
+    ({"messages": user(UNTOLD)}, "messages[0].content[0].document.source.text.data"),
     (
         {"messages": user(result(text(), PDF))},
         "messages[0].content[0].tool_result.content[1].document",
@@ -262,3 +270,32 @@ def test_who_waits_in_the_queue_is_pinged_before_the_message_begins() -> None:
         with slow.stream(max_tokens=5) as stream:
             gate.open()
             assert stream.get_final_text() == "Hi"
+
+
+def test_a_block_of_another_type_is_named(hermes: Daemon) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="'container_upload' are not supported"):
+        hermes.client.messages.create(
+            model="bytes",
+            max_tokens=5,
+            messages=[{"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}],
+        )
+
+
+@pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/files", "/v1/messages/nope"])
+def test_clients_of_anthropic_read_its_errors_on_paths_of_nobody(hermes: Daemon, path: str) -> None:
+    versioned = hermes.http.get(path, headers={"anthropic-version": "2023-06-01"})
+    body = versioned.json()
+    assert versioned.status_code == 404
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+    assert body["request_id"] == versioned.headers["x-request-id"]
+    plain = hermes.http.get(path).json()
+    assert ("type" in plain) == path.startswith("/v1/messages")
+
+
+def test_openai_s_own_paths_keep_its_errors(hermes: Daemon) -> None:
+    answer = hermes.http.post(
+        "/v1/chat/completions",
+        json={"messages": []},
+        headers={"anthropic-version": "2023-06-01"},
+    )
+    assert (answer.status_code, set(answer.json())) == (400, {"error"})

@@ -90,6 +90,42 @@ def test_a_document_of_text_is_its_text(hermes: Daemon) -> None:
     assert told[2]["content"] == "Once upon a time."
 
 
+@pytest.mark.parametrize("content", ["One.\nTwo.", [text("One."), text("Two.")]])
+def test_a_document_of_content_blocks_is_their_text(hermes: Daemon, content: object) -> None:
+    document = {"type": "document", "source": {"type": "content", "content": content}}
+    told = given(
+        hermes,
+        [
+            user(document | {"title": "Numbers"}),
+            assistant(call("a", {})),
+            user(result("a", content=[document])),
+        ],
+    )
+    assert told[0]["content"] == "Numbers\nOne.\nTwo."
+    assert told[2]["content"] == "One.\nTwo."
+
+
+def test_a_search_result_is_its_text_after_its_title_and_source(hermes: Daemon) -> None:
+    found = {
+        "type": "search_result",
+        "source": "https://example.org/a",
+        "title": "A page",
+        "content": [text("One."), text("Two.")],
+        "citations": {"enabled": True},
+    }
+    told = given(
+        hermes,
+        [
+            user(found | MARK, text("What is it?")),
+            assistant(call("a", {})),
+            user(result("a", content=[found])),
+        ],
+    )
+    rendered = "A page\nhttps://example.org/a\nOne.\nTwo."
+    assert told[0]["content"] == f"{rendered}\nWhat is it?"
+    assert told[2]["content"] == rendered
+
+
 def test_marks_change_no_prompt(hermes: Daemon) -> None:
     marked = given(hermes, [user(text("Hi", **MARK))], tools=[PING | MARK], **MARK)
     tools = hermes.given[1]["tools"]
