@@ -1,10 +1,13 @@
 """Ollama's requests as they are read."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
 from server.dialects.ollama.conversation import chat_messages
+from server.dialects.ollama.models import described_unloaded
 from server.schemas.ollama.request import OllamaChatRequest, OllamaMessageParam
 
 
@@ -63,3 +66,21 @@ def test_results_find_their_calls() -> None:
     first, second, third, mine = ids
     assert mine == "mine"
     assert [answer.tool_call_id for answer in messages[1:]] == [mine, first, third, second, None]
+
+
+@pytest.mark.parametrize(
+    ("config", "context_tokens"),
+    [
+        ({"max_position_embeddings": 64, "text_config": None}, 64),
+        ({"text_config": {"max_position_embeddings": 32}}, 32),
+        ({"text_config": None}, 0),
+    ],
+)
+def test_a_model_that_is_not_loaded_is_described_from_its_files(
+    config: dict[str, object], context_tokens: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **config}))
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    described = described_unloaded("name", str(tmp_path))
+    assert described.model_info["qwen3.context_length"] == context_tokens

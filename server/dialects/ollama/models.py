@@ -48,7 +48,7 @@ class _Checkpoint:
     @property
     def context_tokens(self) -> int:
         """Zero where the files do not say."""
-        parts = (self.config, self.config.get("text_config", {}))
+        parts = (self.config, self.config.get("text_config") or {})
         found = (part.get("max_position_embeddings") for part in parts)
         return next((n for n in found if isinstance(n, int)), 0)
 
