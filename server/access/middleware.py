@@ -127,14 +127,15 @@ class SameOrigin(HttpMiddleware):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        if origin is not None and not self._may_ask(origin, headers.get("host", "")):
+        host = headers.get("host", "")
+        if origin is not None and not self._may_ask(origin, scope["scheme"], host):
             self._refusals.count(Reason.ORIGIN)
             message = "Requests from other web sites are refused, but for those of cors_origin."
             raise ApiError(403, message, code="foreign_origin")
         await self.app(scope, receive, send)
 
-    def _may_ask(self, origin: str, host: str) -> bool:
-        return is_own(origin, host) or self._origins.has(origin)
+    def _may_ask(self, origin: str, scheme: str, host: str) -> bool:
+        return is_own(origin, scheme, host) or self._origins.has(origin)
 
 
 class HostCheck(HttpMiddleware):

@@ -22,6 +22,7 @@ from server.parsing.registry import (
     tool_format,
 )
 from server.parsing.stream import AnswerStream
+from server.parsing.typed_values import check_work
 from server.schemas.chat import Conversation
 from server.schemas.errors import UNSUPPORTED
 from server.schemas.tools import chosen_names
@@ -83,6 +84,10 @@ class AnswerPlanner:
         if functions and self._tools is None:
             message = "no format of tool calls is known for this model (tool_parser)"
             raise invalid(f"{chat.tools_field}: {message}", chat.tools_field, UNSUPPORTED)
+        try:
+            check_work(function.parameters for function in functions)
+        except ValueError as error:
+            raise invalid(f"{chat.tools_field}: {error}", chat.tools_field) from error
         tail = self._tokenizer.decode(prompt[-TAIL_TOKENS:])
         thinking = Thinking(self._tokenizer, self._reasoning, tail)
         writer = ConstraintWriter(self._tokenizer, self._tools, thinking, self._settings)

@@ -7,7 +7,7 @@ inventing some. OpenAI's strict mode and vLLM read schemas as closed, too.
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from server.parsing.typed_values import resolved
+from server.parsing.typed_values import target
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -53,8 +53,8 @@ def _reached(root: Schema) -> Iterator[tuple[Schema, bool]]:
 
 def _same_value(schema: Schema, root: Schema) -> Iterator[list[Any]]:
     """Schemas that a value conforms to as well: for each place, the alternatives."""
-    if "$ref" in schema:
-        yield [resolved(schema, root)]
+    if isinstance(schema.get("$ref"), str):
+        yield [target(schema["$ref"], root)]
     for key in _BRANCHES:
         if branches := _list(schema, key):
             yield from [[one] for one in branches] if key == "allOf" else [branches]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from server.parsing.closed_schemas import closed
-from server.parsing.typed_values import KINDS, resolved
+from server.parsing.typed_values import KINDS, target
 
 Schema: TypeAlias = Mapping[str, Any]
 Value = TypeVar("Value", dict[str, Any], list[Any], str)
@@ -26,6 +26,10 @@ _ABOUT = frozenset({"title", "description", "$comment", "$schema"})
 """Keywords of a schema that ask for nothing, and that agents write pages of."""
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of a schema whose values are no schemas."""
+
+MAX_WRITTEN_CHARACTERS = 1 << 24
+"""Characters that may be written for one grammar, those that are written twice included: each
+parameter's rule can repeat all definitions of its function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Lark:
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         self._special_tokens = special_tokens
         self._names: dict[tuple[str, str], str] = {}  # of rules, by what they say
+        self._n_characters = 0
 
     def text(self, text: str) -> str:
         """An expression for exactly this text, special tokens included."""
@@ -74,6 +79,7 @@ class Lark:
         """An expression for JSON that conforms to the schema; keywords that are not known, or say
         what no grammar can have, are passed over unless `strict`."""
         options = {**_SPACING, "lenient": not strict}
+        self._count(json.dumps(schema))
         enforced = _without(_is_about if strict else partial(_is_passed_over, schema), schema)
         return self.rule("%json " + json.dumps({**enforced, "x-guidance": options}))
 
@@ -96,7 +102,16 @@ class Lark:
 
     def _define(self, letter: str, meaning: str) -> str:
         """What says the same has one name: many functions take no more than a few plain texts."""
+        self._count(meaning)
         return self._names.setdefault((letter, meaning), f"{letter}{len(self._names)}")
+
+    def _count(self, written: str) -> None:
+        self._n_characters += len(written)
+        if self._n_characters > MAX_WRITTEN_CHARACTERS:
+            raise NotASchema(
+                "the grammar of the schemas takes more than "
+                f"{MAX_WRITTEN_CHARACTERS} characters to write"
+            )
 
     def grammar(self, start: str) -> str:
         """The whole, beginning with the expression."""
@@ -149,7 +164,7 @@ def _sequence(*expressions: str) -> str:
 
 
 class NotASchema(ValueError):
-    """A function's parameters are described by what is no JSON schema."""
+    """The schema of a function's parameters is no JSON schema, or too large for a grammar."""
 
 
 def keyword(schema: Schema, name: str, kind: type[Value]) -> Value | None:
@@ -250,5 +265,5 @@ def _is_passed_over(root: Schema, keyword: str, value: Any) -> bool:
                 name not in KINDS for name in (value if isinstance(value, list) else [value])
             )
         case "$ref", str():
-            return not (value.startswith("#") and resolved({"$ref": value}, root))
+            return not (value.startswith("#") and target(value, root))
     return _is_about(keyword, value)

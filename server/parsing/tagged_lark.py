@@ -5,7 +5,8 @@ object or a list where the schema allows strings and these.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from server.parsing.lark import (
     required,
     undeclared,
 )
-from server.parsing.typed_values import KINDS, kind, kinds, resolved
+from server.parsing.typed_values import KINDS, kind, kinds, target
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def _values(
     """A type, and an expression for a value of it with its end tag, for each way to write one."""
     root = function.parameters
     close = lark.text(layout.before + layout.end)
-    for branch in _branches(schema, root):
+    for branch in [*_branches(schema, root)] or [{}]:
         if constants := _constants(branch):
             for value in constants:
                 is_text = isinstance(value, str)
@@ -127,13 +128,18 @@ def _patterns(schema: Schema) -> Iterator[str]:
 
 
 def _branches(schema: Any, root: Schema) -> Iterator[Schema]:
-    """The alternatives of a schema, references followed."""
-    waiting, seen = [schema], set[int]()
+    """The alternatives of a schema, references followed; none where it refers to itself alone."""
+    waiting, seen = deque([schema]), set[int]()
     while waiting:
-        branch = resolved(waiting.pop(0), root)
+        branch = waiting.popleft()
+        if not isinstance(branch, Mapping):
+            branch = {}
         if id(branch) in seen:
             continue
         seen.add(id(branch))
+        if isinstance(branch.get("$ref"), str):
+            waiting.appendleft(target(branch["$ref"], root))
+            continue
         choices = branch.get("anyOf") or branch.get("oneOf") or branch.get("allOf")
         if isinstance(choices, list) and ("allOf" not in branch or len(choices) == 1):
             waiting += choices

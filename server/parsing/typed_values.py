@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn
 
 KINDS = ("string", "number", "integer", "boolean", "null", "object", "array")
@@ -10,7 +10,13 @@ KINDS = ("string", "number", "integer", "boolean", "null", "object", "array")
 
 _MOST_LITERAL = 2000  # characters that are tried as a Python literal: the attempt is slow
 _MOST_BRANCHES = 1000  # and values of enums: they are gone through for each value that is written
-_MOST_REFERENCES = 16  # one after the other: they may lead in a circle
+
+MAX_REFERENCE_STEPS = 64
+"""Names in the path of one `$ref`. Generated schemas have two or three."""
+MAX_FOLLOWED_STEPS = 1 << 18
+"""Steps to find the types of all parameters of a request's functions. Ordinary tools take a few
+steps for each parameter."""
+
 _KIND_OF: Mapping[type, str] = {
     str: "string",
     int: "integer",
@@ -32,30 +38,89 @@ def kinds(schema: Any, root: Mapping[str, Any]) -> Set[str]:
     found: set[str] = set()
     waiting, seen, left = [schema], set[int](), _MOST_BRANCHES
     while waiting:
-        branch = resolved(waiting.pop(), root)
-        if id(branch) in seen:
+        branch = waiting.pop()
+        if not isinstance(branch, Mapping) or id(branch) in seen:
             continue
         seen.add(id(branch))
         left -= 1 + len(_items(branch, "enum"))
         if left < 0:
             return set()
-        found |= _stated_kinds(branch)
-        for choice in ("anyOf", "oneOf", "allOf"):
-            waiting += _items(branch, choice)
+        if not isinstance(branch.get("$ref"), str):
+            found |= _stated_kinds(branch)
+        waiting += _same_value(branch, root)
     return found
 
 
-def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema itself, or the one that it refers to; an empty one where there is none."""
-    for _ in range(_MOST_REFERENCES):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str):
-            break
-        schema = root
-        for step in reference.removeprefix("#").split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            schema = schema.get(key) if isinstance(schema, Mapping) else None
+def target(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema to which a `$ref` leads, which may be a reference itself. An empty schema, which
+    allows anything, where the `$ref` leads nowhere.
+    """
+    schema: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        if not isinstance(schema, Mapping):
+            return {}
+        schema = schema.get(step.replace("~1", "/").replace("~0", "~"))
     return schema if isinstance(schema, Mapping) else {}
+
+
+def check_work(functions: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError where the parameters of all functions together take too many steps to
+    follow. Each of `functions` is the schema of one function's parameters.
+
+    A few kilobytes of schemas that refer to one another can take minutes of work otherwise.
+    """
+    left = MAX_FOLLOWED_STEPS
+    for root in functions:
+        _check_references(root)
+        declared = root.get("properties")
+        parameters = declared.values() if isinstance(declared, Mapping) else ()
+        for parameter in (*parameters, root.get("additionalProperties")):
+            left = _followed(parameter, root, left)
+
+
+def _check_references(root: Mapping[str, Any]) -> None:
+    waiting: list[Any] = [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += part.values()
+            reference = part.get("$ref")
+            if isinstance(reference, str) and reference.count("/") > MAX_REFERENCE_STEPS:
+                raise ValueError(
+                    f"the path of a $ref has more than {MAX_REFERENCE_STEPS} steps: "
+                    f"{reference[:40]}..."
+                )
+        elif isinstance(part, list):
+            waiting += part
+
+
+def _followed(parameter: Any, root: Mapping[str, Any], left: int) -> int:
+    """What is left of `left` steps after following one parameter. Raises ValueError for less than
+    none."""
+    waiting, seen = [parameter], set[int]()
+    while waiting:
+        branch = waiting.pop()
+        if not isinstance(branch, Mapping) or id(branch) in seen:
+            continue
+        seen.add(id(branch))
+        reference = branch.get("$ref")
+        steps = reference.count("/") if isinstance(reference, str) else 0
+        left -= 1 + steps + len(_items(branch, "enum"))
+        if left < 0:
+            raise ValueError(
+                f"it takes more than {MAX_FOLLOWED_STEPS} steps to follow the references and "
+                "alternatives of all parameters"
+            )
+        waiting += _same_value(branch, root)
+    return left
+
+
+def _same_value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Sequence[Any]:
+    """The schemas which a value conforms to, or may, where it conforms to this one."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return [target(reference, root)]
+    return [one for key in ("anyOf", "oneOf", "allOf") for one in _items(schema, key)]
 
 
 def kind(value: Any) -> str:

@@ -14,6 +14,7 @@ import pytest
 from engine.types.model import NO_REPLAYS, Replay
 from engine.types.request import GrammarKind
 from server.parsing.registry import TOOL_FORMATS
+from server.parsing.typed_values import MAX_REFERENCE_STEPS
 from server.settings import Settings
 from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running
@@ -246,6 +247,21 @@ def test_recorded_calls_are_streamed(family: tuple[str, Daemon]) -> None:
     assert [json.loads("".join(slices)) for slices in arguments.values()] == [CALL[1], {}]
     assert len(arguments[0]) > 5, "the arguments came in one piece"
     assert [chunk.choices[0].finish_reason for chunk in chunks[-2:]] == [None, "tool_calls"]
+
+
+@pytest.mark.parametrize("field", ["tools", "functions"])
+def test_a_schema_that_takes_too_many_steps_is_refused(hermes: Daemon, field: str) -> None:
+    reference = {"$ref": "#" + "/a" * (MAX_REFERENCE_STEPS + 1)}
+    function = {"name": "f", "parameters": {"properties": {"p": reference}}}
+    declared = [{"type": "function", "function": function}] if field == "tools" else [function]
+    body = {"messages": [USER], field: declared}
+    answer = httpx.post(f"{hermes.url}/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert (
+        f"{field}: the path of a $ref has more than {MAX_REFERENCE_STEPS} steps"
+        in (error["message"])
+    )
 
 
 def test_reasoning_counts_the_same_where_a_stream_lags_behind(hermes: Daemon) -> None:

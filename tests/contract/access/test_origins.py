@@ -35,6 +35,34 @@ def test_own_pages_may_ask(http: httpx.Client, base_url: str) -> None:
     assert http.get("/v1/models", headers={"Origin": base_url}).status_code == 200
 
 
+def test_a_page_of_the_same_name_and_port_by_another_scheme_may_not_ask(
+    http: httpx.Client, base_url: str
+) -> None:
+    for scheme in ("https", "ftp", "app"):
+        origin = base_url.replace("http", scheme)
+        assert http.get("/v1/models", headers={"Origin": origin}).status_code == 403
+
+
+def test_a_page_behind_a_proxy_that_ends_tls_may_ask() -> None:
+    """With a port in the Host, the proxy must be trusted and name the scheme."""
+    proxied = {"X-Forwarded-Proto": "https"}
+    plain = {"Origin": "https://chat.localhost", "Host": "chat.localhost"}
+    with_port = {"Origin": "https://chat.localhost:8443", "Host": "chat.localhost:8443"}
+    downgraded = {"Origin": "http://chat.localhost", "Host": "chat.localhost"}
+    with running(FakeEngine(), Settings(port=0)) as url:
+        statuses = [
+            httpx.get(f"{url}/v1/models", headers=headers).status_code
+            for headers in (plain, with_port, with_port | proxied)
+        ]
+    assert statuses == [200, 403, 403]
+    with running(FakeEngine(), Settings(port=0, trusted_proxies=("127.0.0.1",))) as url:
+        statuses = [
+            httpx.get(f"{url}/v1/models", headers=headers | proxied).status_code
+            for headers in (plain, with_port, downgraded)
+        ]
+    assert statuses == [200, 200, 403]
+
+
 def test_by_default_no_page_can_read_an_answer() -> None:
     with (
         running(FakeEngine(), Settings(port=0, api_key=KEY)) as url,
