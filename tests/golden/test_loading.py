@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +22,7 @@ from engine.mlx_backend.backend import describe_machine, load_backend
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.mlx_backend.loading.loader import Report, load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import find_execution
+from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, train_tokenizer
 from engine.mlx_backend.model.adapters import RowAdapters
@@ -154,6 +156,14 @@ def test_sparse_attention_that_begins_late_is_checked(tmp_path: Path) -> None:
     found = driver.logits([driver.subject(tokens) for tokens in rows], lasts=6)
     for logits, tokens in zip(found, rows, strict=True):
         assert rms(logits, reference(peer, tokens)[-len(logits) :]) < tolerance(1e-4)
+
+
+def test_a_text_config_that_is_null_counts_as_absent(tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(DEFAULT_CHECKPOINT, tmp_path / "checkpoint")
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | {"text_config": None}))
+    served, plain = load(checkpoint), load(DEFAULT_CHECKPOINT)
+    assert served.layout == plain.layout
 
 
 def test_other_caches_are_refused_by_name() -> None:

@@ -122,7 +122,10 @@ def test_where_no_layer_keeps_every_token_blocks_are_only_counted() -> None:
     [
         ({"max_position_embeddings": 2048}, 2048),
         ({"text_config": {"max_position_embeddings": 1024}}, 1024),
-        ({"max_position_embeddings": 2048, "text_config": None}, 2048),
+        ({"text_config": None}, 4096),
+        ({"text_config": None, "n_positions": 512}, 512),
+        ({"text_config": "none"}, 4096),
+        ({"text_config": [1]}, 4096),
         ({"n_positions": 512}, 512),
         ({"max_seq_len": 32768}, 32768),
         ({"max_context_length": 2048}, 2048),

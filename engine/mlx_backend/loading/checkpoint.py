@@ -206,9 +206,10 @@ def max_context_tokens(config: Mapping[str, Any]) -> int:
 
 def first_number(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
     """The first of these fields of a config.json that is an integer, its text model's after its
-    own.
+    own. A `text_config` that is not an object counts as absent.
     """
-    for part in (config, config.get("text_config") or {}):
+    nested = config.get("text_config")
+    for part in (config, nested if isinstance(nested, Mapping) else {}):
         for key in keys:
             if isinstance(part.get(key), int):
                 return int(part[key])

@@ -18,17 +18,14 @@ Weights: TypeAlias = dict[str, mx.array]
 Classes: TypeAlias = Callable[..., tuple[type[Any], type[Any]]]
 
 
-def arguments(checkpoint: Path) -> dict[str, Any]:
-    """Further arguments of mlx-lm's `load_model`: the body of the model loads by itself.
+def model_config(checkpoint: Path) -> dict[str, Any]:
+    """Fields to set in config.json, so that the body of the model loads by itself.
 
-    Its logits are made by the embedding then, and nobody reads them.
+    The embedding then makes its logits, which are not used.
     """
     names = [name for file in checkpoint.glob(WEIGHTS) for name in read_header(file).spans]
     has_head = any(name.startswith(_HEAD) for name in names)
-    return {
-        "model_config": {} if has_head else {"tie_word_embeddings": True},
-        "get_model_classes": _classes,
-    }
+    return {} if has_head else {"tie_word_embeddings": True}
 
 
 def classifier(checkpoint: Path) -> mx.array:
@@ -53,7 +50,8 @@ def body(weights: Mapping[str, mx.array]) -> Weights:
     }
 
 
-def _classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+    """The class of the model, which takes the weights of a body alone, and of its arguments."""
     model, args = utils._get_classes(config)
 
     has_own = hasattr(model, "sanitize")

@@ -12,7 +12,7 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
 from engine.api import ModelError
 from engine.mlx_backend.attention.strategy import Attention
@@ -146,9 +146,20 @@ def _weight_bytes(model: Module) -> int:
 
 
 def _build(checkpoint: Path, purpose: Purpose) -> tuple[Module, dict[str, Any]]:
-    forms = {} if purpose.generates else headless.arguments(checkpoint)
+    find_classes = _get_classes if purpose.generates else headless.classes
+
+    def classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+        if config.get("text_config") is None:
+            config.pop("text_config", None)  # mlx-lm only checks whether the key is there
+        return find_classes(config)
+
     try:
-        model, config = load_model(checkpoint, lazy=True, **forms)
+        model, config = load_model(
+            checkpoint,
+            lazy=True,
+            model_config={} if purpose.generates else headless.model_config(checkpoint),
+            get_model_classes=classes,
+        )
     except SystemExit as error:  # olmo's module exits when it cannot import its package
         reason = error.__context__ or f"its module exits with {error}"
         raise UnsupportedModel(f"mlx-lm cannot load it: {reason}") from error
