@@ -19,7 +19,7 @@ from engine.types.model import ModelCard
 from server.app import create_app
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
-from tests.contract.conftest import ChatBody, StrictClient
+from tests.contract.conftest import CLIENT_SECONDS, ChatBody, StrictClient
 from tests.contract.daemon import registry_of, running
 from tests.contract.fake_engine import CARD, DISK, FakeEngine, Gate, Script
 
@@ -176,7 +176,7 @@ async def test_who_watches_needs_no_worker_thread() -> None:
 def test_http_answers_are_counted_by_route() -> None:
     with (
         running(FakeEngine(), Settings(port=0)) as base_url,
-        httpx.Client(base_url=base_url) as http,
+        httpx.Client(base_url=base_url, timeout=CLIENT_SECONDS) as http,
     ):
         for path in ("/v1/models/test/bytes", "/v1/models/nothing", "/v1/models/at/all"):
             http.get(path)
