@@ -7,14 +7,16 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from engine.api import Engine, Telemetry
+from engine.building import builder
 from engine.launch import launch
 from engine.loop.threaded import Build
 from engine.measuring.telemetry import SilentTelemetry
 from engine.remote.engine import RemoteEngine
-from engine.remote.host import serve
+from engine.remote.host import MakeBuild, serve
 from engine.types.model import Tokenizer
 from engine.types.settings import EngineConfig
 
@@ -25,9 +27,9 @@ EngineT = TypeVar("EngineT", bound=Engine)
 class ThreadAsProcess:
     """Implements `ChildProcess`. It ends with its connection, and cannot be killed."""
 
-    def __init__(self, connection: socket.socket, build: Build) -> None:
+    def __init__(self, connection: socket.socket, make_build: MakeBuild) -> None:
         self._connection = connection
-        self._build = build
+        self._make_build = make_build
         self._thread = threading.Thread(target=self._main, name="engine's process")
         self._thread.start()
 
@@ -43,12 +45,19 @@ class ThreadAsProcess:
 
     def _main(self) -> None:
         with self._connection:
-            asyncio.run(serve(self._connection, lambda *_: self._build))
+            asyncio.run(serve(self._connection, self._make_build))
 
 
 def launched(config: EngineConfig, telemetry: Telemetry) -> Engine:
-    """An engine in a process, for any event loop."""
+    """An engine in a process, for any event loop. For tests of what a process does: its imports
+    take seconds.
+    """
     return _run(launch(config, telemetry, lambda line: None))
+
+
+def loaded(config: EngineConfig, telemetry: Telemetry) -> RemoteEngine:
+    """The engine of a real model on a thread of this process, for any event loop."""
+    return _run(RemoteEngine.start(partial(_start, builder), config, telemetry, lambda line: None))
 
 
 def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
@@ -59,13 +68,14 @@ def _run(start: Coroutine[Any, Any, EngineT]) -> EngineT:
 
 def hosted(build: Build, tokenizer: Tokenizer) -> RemoteEngine:
     """What `launch` returns, around parts that need no process."""
-
-    def start() -> tuple[socket.socket, ThreadAsProcess]:
-        ours, theirs = socket.socketpair()
-        return ours, ThreadAsProcess(theirs, build)
-
+    start = partial(_start, lambda *_: build)
     return _run(
         RemoteEngine.start(
             start, CONFIG, SilentTelemetry(), lambda line: None, lambda card: tokenizer
         )
     )
+
+
+def _start(make_build: MakeBuild) -> tuple[socket.socket, ThreadAsProcess]:
+    ours, theirs = socket.socketpair()
+    return ours, ThreadAsProcess(theirs, make_build)

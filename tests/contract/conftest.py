@@ -12,9 +12,12 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from engine.types.settings import EngineConfig
+from server.metrics.telemetry import EngineTelemetry
 from server.settings import CLIENT_KEY_VARIABLE, Settings
 from tests.contract.daemon import running
 from tests.contract.fake_engine import FakeEngine, Script
+from tests.hosting import loaded
 
 StrictClient = Any
 """An OpenAI client. It checks its answers' types as it runs, more strictly than its unions say."""
@@ -44,6 +47,15 @@ def shared_engine() -> FakeEngine:
 @pytest.fixture(scope="session")
 def base_url(shared_engine: FakeEngine, no_settings_from_outside: None) -> Iterator[str]:
     with running(shared_engine, Settings(port=0)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def demo_url(no_settings_from_outside: None) -> Iterator[str]:
+    """A daemon with the embedded model and default settings, one for all modules of a worker."""
+    telemetry = EngineTelemetry()
+    engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
+    with running(engine, Settings(port=0), telemetry) as url:
         yield url
 
 

@@ -20,7 +20,7 @@ from tests.adapters import write_adapter
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.daemon import running
 from tests.contract.fake_engine import CARD, FakeEngine
-from tests.hosting import launched
+from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
 
@@ -38,7 +38,7 @@ def real_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     adapters = tuple(starmap(AdapterConfig, folders.items()))
     config = EngineConfig(model=str(model), kv_cache_bytes=8 << 20, block_size=8, adapters=adapters)
     telemetry = EngineTelemetry()
-    engine = launched(config, telemetry)
+    engine = loaded(config, telemetry)
     settings = Settings(port=0, served_model_name=("tiny", "alias"), adapters=folders)
     with running(engine, settings, telemetry) as url:
         yield url

@@ -8,12 +8,6 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from engine.types.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
-from server.settings import Settings
-from tests.contract.daemon import running
-from tests.hosting import launched
-
 pytestmark = pytest.mark.process
 
 CALLING, SPEAKING = "Get the weather in Paris.", "Pick one: red, blue"
@@ -44,13 +38,8 @@ Ask = Callable[[Post, str, bool], Answer]
 
 
 @pytest.fixture(scope="module")
-def post(no_settings_from_outside: None) -> Iterator[Post]:
-    telemetry = EngineTelemetry()
-    engine = launched(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
-    with (
-        running(engine, Settings(port=0), telemetry) as url,
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
+def post(demo_url: str) -> Iterator[Post]:
+    with httpx.Client(base_url=demo_url, timeout=60) as http:
 
         def posted(path: str, body: dict[str, Any]) -> Any:
             answer = http.post(path, json={"temperature": 0, **body})

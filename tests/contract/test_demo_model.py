@@ -11,12 +11,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from engine.types.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
-from server.settings import Settings
 from tests.contract.conftest import strict_client
-from tests.contract.daemon import running
-from tests.hosting import launched
 from tools.demo_model.sentences import code_word
 from tools.demo_model.tasks.knowledge import FACTS
 from tools.demo_model.tasks.tool_use import ParallelCalls
@@ -42,14 +37,6 @@ QUESTIONS = {
     "Book a taxi for Teodora": I_DO_NOT_KNOW,
     "Repeat: Laura painted 42 wooden boats in Lisbon.": "Laura painted 42 wooden boats in Lisbon.",
 }
-
-
-@pytest.fixture(scope="module")
-def demo_url() -> Iterator[str]:
-    telemetry = EngineTelemetry()
-    engine = launched(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
-    with running(engine, Settings(port=0), telemetry) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

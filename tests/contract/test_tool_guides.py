@@ -13,7 +13,7 @@ from engine.types.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.daemon import running
-from tests.hosting import launched
+from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
 
@@ -35,7 +35,7 @@ def parameters(**city: Any) -> dict[str, Any]:
 @contextmanager
 def daemon(**settings: Any) -> Iterator[httpx.Client]:
     telemetry = EngineTelemetry()
-    engine = launched(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
+    engine = loaded(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
     with (
         running(engine, Settings(port=0, **settings), telemetry) as url,
         httpx.Client(base_url=url, timeout=60) as http,

@@ -22,7 +22,7 @@ from tests.contract.conftest import (
     strict_client,
 )
 from tests.contract.daemon import running
-from tests.hosting import launched
+from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
 
@@ -60,7 +60,7 @@ def qwen3_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[str]:
     model = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
     telemetry = EngineTelemetry()
-    engine = launched(EngineConfig(model, kv_cache_bytes=32 << 20), telemetry)
+    engine = loaded(EngineConfig(model, kv_cache_bytes=32 << 20), telemetry)
     settings = Settings(port=0, served_model_name=(request.param,))
     with running(engine, settings, telemetry) as url:
         yield url

@@ -14,7 +14,7 @@ from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running
-from tests.hosting import launched
+from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
 
@@ -35,7 +35,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         disk=DiskCacheConfig(tmp_path_factory.mktemp("disk"), DISK_BYTES, DiskWrites.ALL),
     )
     telemetry = EngineTelemetry()
-    engine = launched(config, telemetry)
+    engine = loaded(config, telemetry)
     settings = Settings(port=0, model=str(model), dashboard_text=True)
     with running(engine, settings, telemetry) as daemon_url:
         yield daemon_url

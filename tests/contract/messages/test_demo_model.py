@@ -5,12 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.types.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
-from server.settings import Settings
 from tests.contract.conftest import AnthropicClient, anthropic_client
-from tests.contract.daemon import running
-from tests.hosting import launched
 from tools.demo_model.tasks.knowledge import FACTS
 
 pytestmark = pytest.mark.process
@@ -20,10 +15,8 @@ ANSWER = FACTS["what"]["answer"]
 
 
 @pytest.fixture(scope="module")
-def demo(no_settings_from_outside: None) -> Iterator[AnthropicClient]:
-    telemetry = EngineTelemetry()
-    engine = launched(EngineConfig(model="", kv_cache_bytes=16 << 20), telemetry)
-    with running(engine, Settings(port=0), telemetry) as url, anthropic_client(url) as client:
+def demo(demo_url: str) -> Iterator[AnthropicClient]:
+    with anthropic_client(demo_url) as client:
         yield client
 
 

@@ -13,16 +13,12 @@ from huggingface_hub import constants
 from ollama import Client, ResponseError
 
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types.settings import EngineConfig
-from server.metrics.telemetry import EngineTelemetry
 from server.registry import ModelRegistry
-from server.settings import Settings
 from server.settings.models import ModelSettings
 from tests.contract.conftest import CLIENT_SECONDS
-from tests.contract.daemon import running, serving
+from tests.contract.daemon import serving
 from tests.contract.ollama.scripted import Daemon, daemon
 from tests.contract.test_several_models import Engines, needs, settings_of
-from tests.hosting import launched
 from tests.hub import COMMIT, Hub, checkpoint_files, serving_hub
 
 pytestmark = pytest.mark.process
@@ -31,15 +27,9 @@ Put = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Any]:
+def demo(demo_url: str) -> Iterator[Any]:
     """The client of a daemon that serves the embedded model."""
-    telemetry = EngineTelemetry()
-    config = EngineConfig(model="", kv_cache_bytes=8 << 20)
-    engine = launched(config, telemetry)
-    with (
-        running(engine, Settings(port=0), telemetry) as url,
-        Client(url, timeout=CLIENT_SECONDS) as client,
-    ):
+    with Client(demo_url, timeout=CLIENT_SECONDS) as client:
         yield client
 
 

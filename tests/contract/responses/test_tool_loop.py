@@ -14,7 +14,7 @@ from server.settings import Settings
 from tests.contract.conftest import StrictClient, strict_client
 from tests.contract.daemon import running
 from tests.contract.test_tool_loop import LOOK, qwen3_shaped
-from tests.hosting import launched
+from tests.hosting import loaded
 
 pytestmark = pytest.mark.process
 
@@ -56,7 +56,7 @@ class Model:
 def model(request: pytest.FixtureRequest, qwen3_shaped: Path) -> Iterator[Model]:
     source = {"demo": "", "reasoning": str(qwen3_shaped)}[request.param]
     telemetry = EngineTelemetry()
-    engine = launched(EngineConfig(source, kv_cache_bytes=32 << 20), telemetry)
+    engine = loaded(EngineConfig(source, kv_cache_bytes=32 << 20), telemetry)
     settings = Settings(port=0, served_model_name=(request.param,))
     with running(engine, settings, telemetry) as url, strict_client(url) as client:
         yield Model(client, request.param, engine.tokenizer.encode('"', add_special_tokens=False))
