@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.api import InvalidRequest
+from engine.constraints.worker.json_schema import faithful
 from engine.types.request import Grammar, GrammarKind
 from tests.grammars import LocalGrammars, demo_tokenizer
 
@@ -137,3 +138,9 @@ def test_patterns_mean_what_they_mean_elsewhere(accepts: Accepts, pattern: str) 
     meant = {c for c in CHARACTERS if means.search(c)}
     assert generated <= meant
     assert meant - generated <= {*map(chr, range(32)), "\x7f", "\u2028"}
+
+
+def test_an_error_quotes_the_beginning_of_a_long_reference() -> None:
+    with pytest.raises(ValueError, match="leads nowhere") as error:
+        faithful(json.dumps({"$ref": "#/" + "a/" * 16_000 + "a"}))
+    assert len(str(error.value)) < 200

@@ -41,6 +41,9 @@ FORMATS: dict[str, Schema] = {
 second, and labels that claim to be Punycode. Here no minute has a leap second, years begin with
 0001, as most languages' do, and no label has hyphens in its third and fourth place."""
 
+MAX_SHOWN_CHARACTERS = 80
+"""Of a client's own words in an error."""
+
 MAX_NAME_PATTERNS = 32
 """Of one schema: llguidance compares each with each."""
 
@@ -96,18 +99,24 @@ def _reached(root: Schema) -> Iterator[Schema]:
 
 def _target(root: Schema, reference: object) -> object:
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
-        raise ValueError(f"$ref {reference!r} is not supported: it must begin with #/")
+        raise ValueError(f"$ref {_shown(reference)} is not supported: it must begin with #/")
     target: Any = root
     for segment in reference.split("/")[1:]:
         if not segment or "~" in segment or "%" in segment:
-            raise ValueError(f"$ref {reference!r} is not supported: empty or escaped names")
+            raise ValueError(f"$ref {_shown(reference)} is not supported: empty or escaped names")
         if isinstance(target, list) and segment.isdecimal() and int(segment) < len(target):
             target = target[int(segment)]
         elif isinstance(target, dict) and segment in target:
             target = target[segment]
         else:
-            raise ValueError(f"$ref {reference!r} leads nowhere")
+            raise ValueError(f"$ref {_shown(reference)} leads nowhere")
     return target
+
+
+def _shown(reference: object) -> str:
+    """The reference as an error quotes it: its beginning, if it is long."""
+    text = repr(reference)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
 
 
 def _rewrite(schema: Schema) -> None:

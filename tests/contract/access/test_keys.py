@@ -30,6 +30,7 @@ USERS_PATHS = [
     ("POST", "/v1/completions/render"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
     ("POST", "/v1/nothing"),
     ("GET", "/nothing"),
 ]
