@@ -12,6 +12,7 @@ from threading import Lock, Thread
 
 from engine.api import ModelError
 from engine.fetching import REPORT, FetchReport
+from engine.local_sockets import send_all
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.source import fetch_checkpoint
 
@@ -22,7 +23,7 @@ def main(descriptor: int, repository: str) -> None:
 
     def send(report: FetchReport) -> None:
         with lock:  # a download has several threads
-            connection.sendall(REPORT.dump_json(report) + b"\n")
+            send_all(connection, REPORT.dump_json(report) + b"\n")
 
     error = ""
     try:
