@@ -27,7 +27,9 @@ def load_profile() -> None:
     """Make the profile that of every test. A busy machine is no failure, and a failure prints what
     reproduces it.
     """
+    # Under CI hypothesis repeats the same examples by default. A nightly run tries new ones.
+    parent = settings(derandomize=False, database=None) if PROFILE == "nightly" else None
     settings.register_profile(
-        PROFILE, max_examples=examples(DEFAULT_EXAMPLES), deadline=None, print_blob=True
+        PROFILE, parent, max_examples=examples(DEFAULT_EXAMPLES), deadline=None, print_blob=True
     )
     settings.load_profile(PROFILE)

@@ -20,6 +20,7 @@ from server import openapi
 from server.registry import ModelRegistry
 from server.settings import Settings
 from tests.contract.access.helpers import key_file
+from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running, serving
 from tests.contract.fake_engine import FakeEngine
 
@@ -87,7 +88,7 @@ def test_schemathesis_finds_nothing(keyed_url: str, tmp_path: Path) -> None:
 
 
 def document(base_url: str) -> Any:
-    return httpx.get(f"{base_url}/openapi.json").json()
+    return httpx.get(f"{base_url}/openapi.json", timeout=CLIENT_SECONDS).json()
 
 
 def statuses(document: Any) -> dict[str, set[str]]:

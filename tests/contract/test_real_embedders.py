@@ -32,9 +32,7 @@ from tests.embedders import (
     write_llama_classifier,
     write_yes_no,
 )
-from tests.hosting import launched
-
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+from tests.hosting import loaded
 
 TEXTS = ["the cat sat on the mat", "the dog sat", "and the log", "a cat and a dog on a mat"]
 TOLERANCE = 1e-4
@@ -46,7 +44,7 @@ Vectors = npt.NDArray[np.float32]
 def daemon(model: Path, **settings: Any) -> Iterator[httpx.Client]:
     config = EngineConfig(model=str(model), kv_cache_bytes=4 << 20, block_size=8, **settings)
     telemetry = EngineTelemetry()
-    engine = launched(config, telemetry)
+    engine = loaded(config, telemetry)
     served = Settings(port=0, model=str(model), served_model_name=("tiny",))
     with (
         running(engine, served, telemetry) as url,
@@ -372,7 +370,7 @@ def test_what_would_be_wrong_is_refused(tmp_path: Path) -> None:
     def refusal(checkpoint: Path, **settings: Any) -> str:
         config = EngineConfig(model=str(checkpoint), kv_cache_bytes=4 << 20, **settings)
         with pytest.raises(ModelError) as refused:
-            launched(config, EngineTelemetry())
+            loaded(config, EngineTelemetry())
         return str(refused.value)
 
     generator = write_family(FAMILIES["llama"], tmp_path)

@@ -1,6 +1,7 @@
 """The engine behind its thread, as the server sees it: real threads, a runner without a model."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -23,7 +24,7 @@ from engine.types.output import FinishReason, OutputEvent
 from engine.types.request import Constraint, Grammar, GrammarKind, RefusalReason
 from engine.watching.latency import LatencyTracker
 from tests.grammars import NoAnswers
-from tests.hosting import hosted
+from tests.hosting import ThreadAsProcess, hosted
 from tests.simulation.daemon import NO_BYTES
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.threaded_harness import Letters, Parts, Setup, request
@@ -488,3 +489,12 @@ async def test_where_no_grammar_can_be_read_what_may_do_without_one_is_served(se
     assert events[-1].finish_reason is FinishReason.LENGTH
     with pytest.raises(NoGrammars):
         await setup.collect(replace(request("held"), constraint=replace(calls, weaker=())))
+
+
+def test_a_hosted_engine_can_be_killed_when_its_server_has_closed() -> None:
+    """As a process can. macOS refuses to shut down a socket whose other end is closed."""
+    ours, theirs = socket.socketpair()
+    engine = ThreadAsProcess(theirs, lambda *_: Parts().build)
+    ours.close()
+    assert engine.wait(PATIENCE) == 0
+    engine.kill()

@@ -24,7 +24,7 @@ def _fresh_engine(engine: FakeEngine) -> None:
 
 
 def schema_of(base_url: str, name: str) -> dict[str, Any]:
-    described = httpx.get(f"{base_url}/openapi.json").json()
+    described = httpx.get(f"{base_url}/openapi.json", timeout=CLIENT_SECONDS).json()
     return {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
 
 
