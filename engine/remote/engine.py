@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
-from engine.api import CacheWatch, EngineStopped, Telemetry
+from engine.api import CacheWatch, EngineError, EngineStopped, Telemetry
 from engine.child_process import ChildProcess
 from engine.remote import calls
 from engine.remote.connection import Connection, Receivers
@@ -190,5 +190,7 @@ class RemoteWatch:
 
 
 def _is_refused(taken: Future[None]) -> bool:
-    """Whether the engine has refused the request, so that there is nothing to end."""
-    return taken.done() and taken.exception() is not None
+    """Whether the engine has refused the request, so that there is nothing to end. Another error is
+    one of the connection: the engine may have taken the request.
+    """
+    return taken.done() and isinstance(taken.exception(), EngineError)

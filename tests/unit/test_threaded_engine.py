@@ -16,6 +16,9 @@ from engine.loop.inbox import CALLS_AT_ONCE, Inbox
 from engine.loop.loop import Deliver, EngineLoop
 from engine.loop.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
 from engine.measuring.telemetry import SilentTelemetry
+from engine.remote import messages
+from engine.remote.calls import Call, Submit
+from engine.remote.messages import read_result
 from engine.scheduling.submission import prepare
 from engine.step.plan import StepMasks, StepPlan, StepResult
 from engine.step.runner import RunnerLost
@@ -498,3 +501,24 @@ def test_a_hosted_engine_can_be_killed_when_its_server_has_closed() -> None:
     ours.close()
     assert engine.wait(PATIENCE) == 0
     engine.kill()
+
+
+async def test_a_request_whose_acceptance_cannot_be_read_is_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine has taken it, and would compute it for nobody."""
+    setup = Setup()
+    aborted: list[str] = []
+    monkeypatch.setattr(setup.loop, "abort", aborted.append)
+
+    def unread(body: bytes, call: Call) -> object:
+        if isinstance(call, Submit):
+            raise ValueError("not JSON")
+        return read_result(body, call)
+
+    monkeypatch.setattr(messages, "read_result", unread)
+    with pytest.raises(ValueError, match="not JSON"):
+        await setup.collect(request("a", max_tokens=1))
+    setup.runner.open()
+    await setup.engine.requests()  # asked after the abort
+    assert aborted == ["a"]

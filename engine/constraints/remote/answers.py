@@ -46,8 +46,8 @@ ALLOWED_SECONDS_A_TOKEN = 0.02
 which are asked for no more when they have taken it.
 """
 
-START_CHECK_SECONDS = 0.005
-"""A process takes a hundred times as long to start."""
+CHECK_SECONDS = 0.005
+"""Between two looks at a process that starts, or whose socket is full. No event tells of either."""
 
 MOST_STARTS = 3
 """In a row without an answer: then it is not the grammars that end the process."""
@@ -203,15 +203,13 @@ class RemoteAnswers:
             lane.stop()
 
     def _sleep(self, seconds: float) -> None:
-        """Wait until a process has something to say, for at most that many seconds; for less while
-        a process starts, which no socket tells.
-        """
-        if self._quick.is_starting or self._slow.is_starting:
-            seconds = min(seconds, START_CHECK_SECONDS)
+        """Wait until a process has something to say, for at most that many seconds."""
+        if self._quick.is_held_up or self._slow.is_held_up:
+            seconds = min(seconds, CHECK_SECONDS)
         poll = select.poll()
         for lane in (self._quick, self._slow):
             if lane.connection is not None:
-                poll.register(lane.connection, lane.interest)
+                poll.register(lane.connection, select.POLLIN)
         poll.poll(1e3 * seconds)
 
     def _must_move(self, remote: _RemoteMatcher) -> bool:

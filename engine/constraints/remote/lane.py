@@ -1,6 +1,5 @@
 """One grammar process as the engine thread talks to it, without blocking."""
 
-import select
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -69,13 +68,12 @@ class Lane:
         return None if self._process is None else self._process.connection
 
     @property
-    def is_starting(self) -> bool:
-        return self._starting is not None
-
-    @property
-    def interest(self) -> int:
-        """What of its socket is to be waited for, as `select.poll` has it."""
-        return select.POLLIN | (select.POLLOUT if self._outbox else 0)
+    def is_held_up(self) -> bool:
+        """Whether `exchange` has to be called again soon, although the process says nothing: it is
+        starting, or its socket has not taken all jobs. A kernel without buffers calls a socket
+        writable that takes nothing, so waiting for that would turn without end.
+        """
+        return self._starting is not None or bool(self._outbox)
 
     def post(self, job: Message) -> None:
         """Queue a job. It is sent by `exchange`, once the process has started."""

@@ -1,5 +1,8 @@
 """The engine thread's side of grammar processes, which answer, are slow and talk nonsense."""
 
+import select
+from typing import ClassVar
+
 import pytest
 
 from engine.constraints.matcher import (
@@ -12,6 +15,7 @@ from engine.constraints.matcher import (
 )
 from engine.constraints.remote.answers import (
     ALLOWED_SECONDS,
+    CHECK_SECONDS,
     MOST_STARTS,
     QUICK_LIMIT_SECONDS,
     QUICK_SECONDS,
@@ -291,3 +295,34 @@ def test_a_draft_is_given_up_where_no_process_can_be_started(told: Told) -> None
         told.wait()
     assert question.answers == ()
     assert isinstance(one.answer, Unanswerable)
+
+
+class Poll:
+    """Stands for `select.poll`: no socket ever has anything, and no time passes."""
+
+    events: ClassVar[list[int]] = []
+    waits_ms: ClassVar[list[float]] = []
+
+    def register(self, connection: object, events: int) -> None:
+        self.events.append(events)
+
+    def poll(self, timeout_ms: float) -> None:
+        self.waits_ms.append(timeout_ms)
+
+
+def test_a_kernel_without_buffers_does_not_make_the_engine_thread_spin(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BSD kernels answer ENOBUFS, and call the socket writable all the same."""
+    sends = list[int]()
+
+    def nothing_sent(connection: object, data: bytes) -> int:
+        sends.append(len(data))
+        return 0
+
+    monkeypatch.setattr("engine.constraints.remote.lane.send_some", nothing_sent)
+    monkeypatch.setattr("select.poll", Poll)
+    told.ask(0, "a", matcher())
+    told.answers.wait(lambda: len(sends) == 3, 1.0)
+    assert Poll.waits_ms == [1e3 * CHECK_SECONDS] * 2
+    assert set(Poll.events) == {select.POLLIN}
