@@ -18,9 +18,12 @@ if PROFILE not in SHARES:
     raise pytest.UsageError(f"HYPOTHESIS_PROFILE: {PROFILE!r} is none of {', '.join(SHARES)}")
 
 
+LEAST_EXAMPLES = 20
+
+
 def examples(n: int) -> int:
-    """The profile's share of n examples, at least one."""
-    return max(round(SHARES[PROFILE] * n), 1)
+    """The profile's share of n examples, but no fewer than 20 unless n is smaller."""
+    return max(round(SHARES[PROFILE] * n), min(n, LEAST_EXAMPLES))
 
 
 def load_profile() -> None:

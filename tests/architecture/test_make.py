@@ -87,3 +87,31 @@ def test_help_has_a_column_of_targets_and_one_of_descriptions(tmp_path: Path) ->
     rows = {line[:18].rstrip(): line[18:] for line in found.splitlines()}
     assert rows["help"] == "what there is to make"
     assert rows["serve"].startswith("run the daemon; options in ARGS")
+
+
+@pytest.mark.parametrize(
+    ("target", "profile", "words"),
+    [("test", "fast", "-m not slow and not browser"), ("test-all", "ci", "")],
+)
+def test_a_tier_has_its_tests_and_its_profile(
+    tmp_path: Path, target: str, profile: str, words: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".dev").touch()  # else make sets the environment up
+    python = tmp_path / "bin" / "python"
+    python.write_text('#!/bin/sh\necho "$HYPOTHESIS_PROFILE: $*"\n')
+    python.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    clean.pop("HYPOTHESIS_PROFILE", None)
+    for chosen in ({}, {"HYPOTHESIS_PROFILE": "nightly"}):
+        done = subprocess.run(
+            ["make", "--silent", target, f"VENV={tmp_path}", "MKL=", "ARGS=--last"],
+            cwd=ROOT,
+            env=clean | chosen,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.startswith(f"{chosen.get('HYPOTHESIS_PROFILE', profile)}: -m pytest")
+        assert done.stdout.endswith(f"{words} --last\n")
+        assert ("-m not slow" in done.stdout) == bool(words)

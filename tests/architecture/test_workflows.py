@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-JOBS: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))[
-    "jobs"
-]
+WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))
+JOBS: dict[str, Any] = WORKFLOW["jobs"]
 PYTHON = "Programming Language :: Python :: "
 TESTS = ("test", "test-all")
 
@@ -30,6 +29,10 @@ def test_each_system_runs_the_fast_tests_on_every_push() -> None:
     every = set(JOBS["test-all"]["strategy"]["matrix"]["system"])
     assert {cell["system"] for cell in JOBS["test"]["strategy"]["matrix"]["include"]} == every
     assert "if" not in JOBS["test"]
+
+
+def test_a_push_does_not_cancel_the_weekly_run() -> None:
+    assert "github.event_name" in WORKFLOW["concurrency"]["group"]
 
 
 def test_lint_runs_once() -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from engine.scheduling.admission import Admission
 from engine.scheduling.waiting import Turns
+from tests.profiles import examples
 from tests.simulation.census import Census, Happening
 from tests.simulation.simulator import run
 
-SEEDS = range(515, 555)
+SEEDS = range(515, 515 + max(40, examples(40)))
 STEPS = 80
 
 Live = Callable[[int], tuple[int, Census]]

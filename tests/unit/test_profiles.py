@@ -7,7 +7,7 @@ from tests import conftest, profiles
 
 @pytest.mark.parametrize(
     ("profile", "n", "share"),
-    [("fast", 100, 20), ("fast", 2, 1), ("ci", 40, 40), ("nightly", 5, 50)],
+    [("fast", 200, 40), ("fast", 25, 20), ("fast", 2, 2), ("ci", 40, 40), ("nightly", 5, 50)],
 )
 def test_a_profile_scales_the_examples(
     monkeypatch: pytest.MonkeyPatch, profile: str, n: int, share: int

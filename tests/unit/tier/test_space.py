@@ -140,7 +140,7 @@ def test_a_folder_of_roots_beside_it_keeps_nothing_from_being_written(
     look = os.scandir
 
     def look_as_nobody(folder: Path) -> Any:
-        if folder.name == "lost+found":
+        if Path(folder).name == "lost+found":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         return look(folder)
 
