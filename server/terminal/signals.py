@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import termios
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from types import FrameType
@@ -24,6 +25,18 @@ def exiting_on(signals: Set[signal.Signals]) -> Iterator[None]:
     finally:
         for number in heeded:
             signal.signal(number, before[number])
+
+
+@contextmanager
+def terminal_restored(terminal: int) -> Iterator[None]:
+    """Put back the settings of the terminal with this descriptor when the block ends. A signal may
+    come while a prompt is changing them, before the prompt knows what to undo.
+    """
+    before = termios.tcgetattr(terminal)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -1,6 +1,7 @@
 """Runs a chat: finds or starts a server, opens the screen, and ends both in order."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -21,7 +22,7 @@ from server.terminal.client.chat import ChatClient, Parameters, connected
 from server.terminal.client.http import Endpoint
 from server.terminal.errors import TerminalError
 from server.terminal.running import running_daemon
-from server.terminal.signals import TERMINAL_ENDS, exiting_on
+from server.terminal.signals import TERMINAL_ENDS, exiting_on, terminal_restored
 
 PIPE_ENDS = TERMINAL_ENDS | {signal.SIGINT}  # Ctrl-C ends a script, not only one of its answers
 
@@ -40,12 +41,14 @@ def chat(
     Returns whether every question was answered.
     """
     replace_bad_text()
-    if is_terminal():
-        screen = terminal_screen(line_reader(COMMANDS, history_in(history_file())))
-        ends = TERMINAL_ENDS
-    else:
-        screen, ends = pipe_screen(), PIPE_ENDS
-    with exiting_on(ends):
+    with ExitStack() as stack:
+        if is_terminal():
+            screen = terminal_screen(line_reader(COMMANDS, history_in(history_file())))
+            stack.enter_context(terminal_restored(sys.stdin.fileno()))
+            stack.enter_context(exiting_on(TERMINAL_ENDS))
+        else:
+            screen = pipe_screen()
+            stack.enter_context(exiting_on(PIPE_ENDS))
         try:
             with _client(endpoint, api_key, settings, model, parameters, screen) as client:
                 return _talk(client, screen, Conversation(system))
