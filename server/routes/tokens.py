@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from engine.launch import Checkpoint, open_checkpoint
@@ -20,7 +20,7 @@ from server.schemas.tokens import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from server.service import JsonBody, RecordDependency, ServiceDependency
+from server.service import JsonBody, ModelName, RecordDependency, ServiceDependency
 from server.transport.unsent import CHARACTER_BYTES, TOKEN_BYTES, TOKEN_TEXT_BYTES
 
 router = APIRouter()
@@ -64,11 +64,9 @@ async def detokenize(
 
 
 @router.head("/tokenizer_info", include_in_schema=False)
-@router.get("/tokenizer_info", responses=errors(403, 404, 503))
+@router.get("/tokenizer_info", responses=errors(400, 403, 404, 503))
 async def tokenizer_info(
-    service: ServiceDependency,
-    record: RecordDependency,
-    model: Annotated[str, Query(max_length=256)] = "",
+    service: ServiceDependency, record: RecordDependency, model: ModelName = ""
 ) -> TokenizerInfo:
     """What a client needs that renders chats itself, as lm-eval does, under vLLM's names."""
     own = await service.chosen(model, record)

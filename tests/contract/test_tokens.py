@@ -150,3 +150,10 @@ def test_what_a_client_needs_that_renders_chats_itself(http: httpx.Client, model
 
 def test_the_tokenizer_of_no_model_is_not_found(http: httpx.Client) -> None:
     assert http.get("/tokenizer_info", params={"model": "nope"}).status_code == 404
+
+
+def test_the_document_has_the_400_for_a_name_that_is_too_long(http: httpx.Client) -> None:
+    answer = http.get("/tokenizer_info", params={"model": "x" * 257})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+    operation = http.get("/openapi.json").json()["paths"]["/tokenizer_info"]["get"]
+    assert "400" in operation["responses"]
