@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,8 @@ def test_the_document_is_made_once_and_off_the_event_loop(
 
     monkeypatch.setattr(openapi, "document", noted)
     with running(FakeEngine(), Settings(port=0)) as url, ThreadPoolExecutor() as clients:
-        answers = list(clients.map(httpx.get, [f"{url}/openapi.json"] * 4))
+        answers = list(
+            clients.map(partial(httpx.get, timeout=CLIENT_SECONDS), [f"{url}/openapi.json"] * 4)
+        )
     assert {answer.json()["openapi"] for answer in answers} == {"3.1.0"}
     assert [thread.name == "server" for thread in threads] == [False]
