@@ -31,7 +31,7 @@ Plan = Callable[[str, int], tuple[AllocatorLimits, MemoryPromise]]
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """Load a model on a fake device, with a KV cache of so many bytes: the limits that MLX's
+    """Load a model on a fake device, with a KV cache of that many bytes: the limits that MLX's
     allocator is given, and what is promised. Raises ModelError where it does not fit.
     """
     checkpoint = write_family(SHALLOW, tmp_path)

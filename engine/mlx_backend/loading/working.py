@@ -11,7 +11,7 @@ layers 1,024 and 4,096 wide, 400 MB to sample 64 rows of 151,936 logits. The pro
 
 
 def working_bytes(config: EngineConfig, vocab_size: int, held_steps: int = 1) -> int:
-    """What the process and a step take beside weights, storage and attention's workspace.
+    """What the process and a step take in addition to weights, storage and attention's workspace.
 
     `held_steps`: see `allocator.held_steps`.
     """

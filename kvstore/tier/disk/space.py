@@ -67,7 +67,7 @@ class Space:
 
     def begin(self) -> None:
         """Call when the write lock has been taken: other processes may have changed their folders.
-        They remove files of this one, too, and whoever finds out calls `changed`.
+        They remove files of this one, too, and the caller that finds out calls `changed`.
         """
         own = self._measured.get(self.folder)
         self._measured = dict.fromkeys(folders(self._directory)) | {self.folder: own}

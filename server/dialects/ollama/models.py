@@ -123,7 +123,7 @@ def running(
 
 
 def described(name: str, settings: ModelSettings, card: ModelCard | None) -> OllamaModelInfo:
-    """The same whether or not the model is loaded. The context may be smaller once it has been
+    """What Ollama shows of a model, loaded or not. The context may be smaller once it has been
     loaded (`card`): the KV cache may hold less than the model takes.
     """
     try:
