@@ -146,6 +146,32 @@ def test_a_schema_that_no_grammar_can_be_made_of_fails_no_request(
     assert set(arguments) == {"city"}
 
 
+UNSATISFIABLE = {"minLength": 5, "maxLength": 2}
+LONG_NAME = {"$ref": "#/$defs/a/x"}
+"""A reference that no grammar can follow: its path is of three names."""
+
+
+@pytest.mark.parametrize("city", [UNSATISFIABLE, LONG_NAME])
+@pytest.mark.parametrize("strict", [{}, {"strict": None}, {"strict": True}])
+def test_a_function_that_does_not_ask_to_be_strict_fails_no_response(
+    http: httpx.Client, city: dict[str, Any], strict: dict[str, bool | None]
+) -> None:
+    """Its keywords are those that grammars know, so it is strict unless the grammar is refused."""
+    schema = parameters(**city) | {"$defs": {"a/x": {"type": "string"}}}
+    inner = {"type": "function", "name": "other", "parameters": {"type": "object"}}
+    tools = [
+        {"type": "function", "name": "f", "parameters": schema, **strict},
+        {"type": "namespace", "name": "more", "tools": [inner]},
+    ]
+    answer = http.post("/v1/responses", json={"input": QUESTION, "tools": tools})
+    if strict.get("strict"):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+        return
+    assert answer.status_code == 200, answer.text
+    outer, namespace = answer.json()["tools"]
+    assert outer["strict"] is namespace["tools"][0]["strict"] is False
+
+
 def test_a_strict_function_is_held_to_its_schema_or_refused(strict_only: httpx.Client) -> None:
     for schema, status in ((parameters(pattern="[A-Z"), 400), (parameters(pattern="^R"), 200)):
         function = {"name": "f", "parameters": schema, "strict": True}

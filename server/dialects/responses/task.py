@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from engine.api import InvalidRequest
 from server.dialects.responses.input.chat_body import as_chat, conversation
 from server.dialects.responses.input.references import (
     ResolvedInput,
@@ -15,7 +16,12 @@ from server.dialects.responses.output.rendered_json import rendered_json
 from server.dialects.responses.response_object import ResponseTemplate, response_head
 from server.dialects.responses.storage.store import ResponseStore
 from server.dialects.responses.storage.stored import Conversation, StoredItem, StoredResponse
-from server.dialects.responses.tools import RequestTools, log_dropped
+from server.dialects.responses.tools import (
+    RequestTools,
+    log_dropped,
+    without_default_strict,
+)
+from server.errors import ApiError
 from server.generation.chat import Chat
 from server.generation.chat_task import ChatTask, chat_task
 from server.generation.models import ServedModel
@@ -73,8 +79,22 @@ async def responses_task(
     log_dropped(body.tools, record.id)
     record.n_bytes += referenced_bytes(body, store, record.key)
     run = partial(model.workers.prepare, record)
-    prepared = await run(partial(_prepare, body, model, record, store, max_bytes))
-    chat = await chat_task(prepared.chat, model, record)
+
+    async def planned(body: ResponsesRequest) -> tuple[_Prepared, ChatTask]:
+        prepared = await run(partial(_prepare, body, model, record, store, max_bytes))
+        return prepared, await chat_task(prepared.chat, model, record)
+
+    loosened = body.model_copy(update={"tools": without_default_strict(body.tools)})
+    try:
+        prepared, chat = await planned(body)
+        if loosened.tools != body.tools:
+            record.slot.release()  # others need not wait while a grammar is tried
+            await model.engine.check(chat.request)
+    except (ApiError, InvalidRequest) as error:
+        if error.param != "tools" or loosened.tools == body.tools:
+            raise
+        body = loosened
+        prepared, chat = await planned(body)
     head = response_head(body, prepared.tools, chat, f"resp_{record.id}")
     return ResponsesTask(
         body=body,

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from server.parsing.enforced_schemas import is_enforced
 from server.schemas.custom_tools import custom_function
@@ -20,6 +20,8 @@ from server.schemas.responses.tools import (
 )
 
 MAX_LOGGED = 8
+
+Tool = TypeVar("Tool", bound=ResponseTool)
 
 log = logging.getLogger("rootstock.responses")
 
@@ -55,6 +57,22 @@ class RequestTools:
     def find(self, function: str) -> ToolName:
         """The tool of a function. One that the model made up is a tool of that name."""
         return self._names.get(function) or ToolName(function)
+
+
+def without_default_strict(tools: Sequence[ResponseTool]) -> list[ResponseTool]:
+    """The tools, of which none is strict but those that say so."""
+    return [_without_default_strict(tool) for tool in tools]
+
+
+def _without_default_strict(tool: Tool) -> Tool:
+    match tool:
+        case FunctionTool(strict=None):
+            return tool.model_copy(update={"strict": False})
+        case NamespaceTool():
+            tools = [_without_default_strict(inner) for inner in tool.tools]
+            return tool.model_copy(update={"tools": tools})
+        case _:
+            return tool
 
 
 def chat_choice(choice: ResponseToolChoice) -> object:
