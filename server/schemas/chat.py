@@ -60,10 +60,14 @@ class TextPart(RequestModel):
         return kind
 
 
+def _text(text: object) -> dict[str, object]:
+    return {"type": "text", "text": text}
+
+
 def as_parts(content: object) -> object:
     """A string as one part of text."""
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [_text(content)]
     if not isinstance(content, list):
         raise PydanticCustomError("content", "must be a string or a list of parts")
     return content
@@ -92,7 +96,8 @@ class Message(RequestModel):
     model_config = ConfigDict(json_schema_extra=CONTENT_UNLESS_NEEDLESS)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
+    refusal: str | None = None  # before content, which it becomes a part of
+    content: Content | None = Field(None, validate_default=True)
     name: str | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
@@ -103,15 +108,24 @@ class Message(RequestModel):
     @field_validator("content", mode="before")
     @classmethod
     def _refusals_are_text(cls, content: object, info: ValidationInfo) -> object:
-        """A part in which an assistant refused, as OpenAI's models do, is what it said."""
-        if info.data.get("role") != "assistant" or not isinstance(content, list):
+        """The words with which an assistant refused, in parts of `content` or in `refusal` as
+        OpenAI's models give them, are text that it said.
+        """
+        if info.data.get("role") != "assistant":
             return content
-        return [
-            {"type": "text", "text": part.get("refusal")}
+        refusal = info.data.get("refusal")
+        parts = as_parts(content) if content and isinstance(content, str) else content
+        if refusal and not parts:
+            return [_text(refusal)]
+        if not isinstance(parts, list):
+            return content
+        texts = [
+            _text(part.get("refusal"))
             if isinstance(part, dict) and part.get("type") == "refusal"
             else part
-            for part in content
+            for part in parts
         ]
+        return [*texts, _text(refusal)] if refusal else texts
 
     @model_validator(mode="after")
     def _content_unless_needless(self) -> Self:

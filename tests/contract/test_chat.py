@@ -112,6 +112,27 @@ def test_a_refusal_in_the_history_is_what_the_assistant_said(
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"content": None, "refusal": "I cannot."}, "I cannot."),
+        ({"refusal": "I cannot."}, "I cannot."),
+        ({"content": "", "refusal": "I cannot."}, "I cannot."),
+        ({"content": "No.", "refusal": "I cannot."}, "No.\nI cannot."),
+        ({"content": "No.", "refusal": None}, "No."),
+    ],
+    ids=str,
+)
+def test_the_refusal_of_a_message_is_what_the_assistant_said(
+    http: httpx.Client, model: str, engine: FakeEngine, fields: dict[str, Any], said: str
+) -> None:
+    messages = [*MESSAGES, {"role": "assistant", **fields}, *MESSAGES]
+    answer = http.post("/v1/chat/completions", json={"model": model, "messages": messages})
+    assert answer.status_code == 200
+    prompt = bytes(engine.submitted.get_nowait().prompt).decode()
+    assert prompt == f"<user>Hi\n<assistant>{said}\n<user>Hi\n<assistant>"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_names_its_tier_where_the_request_does(
     http: httpx.Client, chat: ChatBody, stream: bool
