@@ -185,12 +185,12 @@ def undeclared(schema: Schema) -> Any:
     return schema.get("additionalProperties", False)
 
 
-def required(schema: Schema) -> Sequence[str]:
-    """The names of the members that an object must have. Raises NotASchema."""
+def required(schema: Schema) -> Collection[str]:
+    """The names of the members that an object must have, in their order. Raises NotASchema."""
     names = keyword(schema, "required", list) or []
     if not all(isinstance(name, str) for name in names):
         raise NotASchema("'required' in a schema must be names")
-    return names
+    return dict.fromkeys(names)  # each member is looked up in it
 
 
 def arguments_schema(function: Function) -> Schema:

@@ -1,9 +1,11 @@
 """Schemas whose references and alternatives would take too much work are refused."""
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
+from server.parsing.answer import ToolFormat
 from server.parsing.closed_schemas import closed
 from server.parsing.formats.xml_calls import GLM45
 from server.parsing.lark import (
@@ -13,6 +15,7 @@ from server.parsing.lark import (
     NotASchema,
     calls_grammar,
 )
+from server.parsing.registry import TOOL_FORMATS
 from server.parsing.typed_values import (
     MAX_FOLLOWED_STEPS,
     MAX_REFERENCE_STEPS,
@@ -31,6 +34,17 @@ class CountedReads(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         self.n_reads += 1
         return super().get(key, default)
+
+
+class CountedName(str):
+    """A name that counts how often any of them is compared with another."""
+
+    n_comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.n_comparisons += 1
+        return str.__eq__(self, other)
 
 
 def path(n_steps: int) -> str:
@@ -119,6 +133,20 @@ def test_each_reference_of_a_json_grammar_is_looked_up_once() -> None:
     root["properties"] = {f"p{n}": {"$ref": "#/$defs/0"} for n in range(100)}
     Lark({}).json(root, strict=False)
     assert root.n_reads == 100 + 10
+
+
+@pytest.mark.parametrize("format", TOOL_FORMATS.values(), ids=attrgetter("name"))
+def test_required_names_are_compared_a_few_times_each(
+    format: ToolFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CountedName, "n_comparisons", 0)
+    names = [f"p{n}" for n in range(500)]
+    schema = {
+        "properties": {name: {"type": "string"} for name in names},
+        "required": [CountedName(name) for name in names],
+    }
+    calls_grammar(format.syntax, [Function("f", schema)], {}, many=False)
+    assert CountedName.n_comparisons <= 8 * len(names)
 
 
 def test_definitions_are_not_repeated_without_end() -> None:
