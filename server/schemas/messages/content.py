@@ -1,7 +1,7 @@
 """The conversation of a request: `messages` and `system`."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -23,8 +23,13 @@ BY_TYPE = Discriminator(
 )
 
 
-def _of_types(*types: str) -> BeforeValidator:
-    """Refuse a block of another type, and name it: the discriminator's own error cannot."""
+def _member_of(blocks: object) -> BeforeValidator:
+    """Refuse a block whose type has no `Tag` in the union `blocks`, and name the type: the
+    discriminator's own error cannot.
+    """
+    types = {
+        tag.tag for block in get_args(blocks) for tag in get_args(block) if isinstance(tag, Tag)
+    }
 
     def check(block: object) -> object:
         kind = _type_of(block)
@@ -105,14 +110,10 @@ class TextSourceParam(RequestModel):
 
 
 TaggedText: TypeAlias = Annotated[TextBlockParam, Tag("text")]
+TaggedImage: TypeAlias = Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")]
+PlainBlock: TypeAlias = TaggedText | TaggedImage
 PlainBlocks = Annotated[
-    list[
-        Annotated[
-            TaggedText | Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")],
-            BY_TYPE,
-            _of_types("text", "image"),
-        ]
-    ],
+    list[Annotated[PlainBlock, BY_TYPE, _member_of(PlainBlock)]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 PlainText = Annotated[
@@ -170,15 +171,14 @@ def _joined(blocks: Iterable[TextBlockParam | ImageBlockParam]) -> str:
     return "\n".join(block.text for block in blocks if isinstance(block, TextBlockParam))
 
 
-Media: TypeAlias = (
-    Annotated[SkipJsonSchema[ImageBlockParam], Tag("image")]
+TextBlock: TypeAlias = (
+    TaggedText
+    | TaggedImage
     | Annotated[DocumentBlockParam, Tag("document")]
     | Annotated[SearchResultBlockParam, Tag("search_result")]
 )
-MEDIA = ("text", "image", "document", "search_result")
-
 TextBlocks = Annotated[
-    list[Annotated[TaggedText | Media, BY_TYPE, _of_types(*MEDIA)]],
+    list[Annotated[TextBlock, BY_TYPE, _member_of(TextBlock)]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Text = Annotated[TextBlocks, BeforeValidator(as_parts, json_schema_input_type=str | TextBlocks)]
@@ -196,16 +196,14 @@ class ToolResultBlockParam(Markable):
 
 
 BlockParam: TypeAlias = (
-    TaggedText
+    TextBlock
     | Annotated[ThinkingBlockParam, Tag("thinking")]
     | Annotated[RedactedThinkingBlockParam, Tag("redacted_thinking")]
     | Annotated[ToolUseBlockParam, Tag("tool_use")]
     | Annotated[ToolResultBlockParam, Tag("tool_result")]
-    | Media
 )
-BLOCKS = (*MEDIA, "thinking", "redacted_thinking", "tool_use", "tool_result")
 Blocks = Annotated[
-    list[Annotated[BlockParam, BY_TYPE, _of_types(*BLOCKS)]],
+    list[Annotated[BlockParam, BY_TYPE, _member_of(BlockParam)]],
     Field(max_length=MAX_PARTS, fail_fast=True),
 ]
 Content = Annotated[Blocks, BeforeValidator(as_parts, json_schema_input_type=str | Blocks)]
