@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from engine.api import InvalidRequest
+from engine.api import InvalidRequest, NoGrammars
 from server.dialects.responses.input.chat_body import as_chat, conversation
 from server.dialects.responses.input.references import (
     ResolvedInput,
@@ -90,8 +90,9 @@ async def responses_task(
         if loosened.tools != body.tools:
             record.slot.release()  # others need not wait while a grammar is tried
             await model.engine.check(chat.request)
-    except (ApiError, InvalidRequest) as error:
-        if error.param != "tools" or loosened.tools == body.tools:
+    except (ApiError, InvalidRequest, NoGrammars) as error:
+        concerns_tools = isinstance(error, NoGrammars) or error.param == "tools"
+        if not concerns_tools or loosened.tools == body.tools:
             raise
         body = loosened
         prepared, chat = await planned(body)

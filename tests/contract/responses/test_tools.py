@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.types.request import GrammarKind
+from engine.api import NoGrammars
+from engine.types.request import GrammarKind, Request
 from tests.contract.responses.conftest import Created
 from tests.contract.test_tools import CALL, RECORDED, WEATHER, Daemon
 
@@ -222,3 +223,15 @@ def test_a_function_in_a_namespace_is_strict_likewise(hermes: Daemon, create: Cr
         tools=[{"type": "namespace", "name": "n", "description": "d", "tools": tools}]
     )
     assert [tool["strict"] for tool in response.model_dump()["tools"][0]["tools"]] == [True, False]
+
+
+def test_where_no_grammar_can_be_tried_a_function_is_strict_only_on_request(
+    hermes: Daemon, create: Created, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def untried(request: Request) -> None:
+        raise NoGrammars("no more processes")
+
+    monkeypatch.setattr(hermes.engine, "check", untried)
+    tools = [function(CITY), function(CITY, name="other", strict=True)]
+    response = create(tools=tools)
+    assert [tool.strict for tool in response.tools] == [False, True]
