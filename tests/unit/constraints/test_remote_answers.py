@@ -1,7 +1,6 @@
 """The engine thread's side of grammar processes, which answer, are slow and talk nonsense."""
 
 import select
-from typing import ClassVar
 
 import pytest
 
@@ -300,8 +299,9 @@ def test_a_draft_is_given_up_where_no_process_can_be_started(told: Told) -> None
 class Poll:
     """Stands for `select.poll`: no socket ever has anything, and no time passes."""
 
-    events: ClassVar[list[int]] = []
-    waits_ms: ClassVar[list[float]] = []
+    def __init__(self) -> None:
+        self.events = list[int]()
+        self.waits_ms = list[float]()
 
     def register(self, connection: object, events: int) -> None:
         self.events.append(events)
@@ -321,8 +321,9 @@ def test_a_kernel_without_buffers_does_not_make_the_engine_thread_spin(
         return 0
 
     monkeypatch.setattr("engine.constraints.remote.lane.send_some", nothing_sent)
-    monkeypatch.setattr("select.poll", Poll)
+    poll = Poll()
+    monkeypatch.setattr("select.poll", lambda: poll)
     told.ask(0, "a", matcher())
     told.answers.wait(lambda: len(sends) == 3, 1.0)
-    assert Poll.waits_ms == [1e3 * CHECK_SECONDS] * 2
-    assert set(Poll.events) == {select.POLLIN}
+    assert poll.waits_ms == [1e3 * CHECK_SECONDS] * 2
+    assert set(poll.events) == {select.POLLIN}
