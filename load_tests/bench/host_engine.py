@@ -1,0 +1,147 @@
+"""The engine's loop over a runner that answers at once, for `load_tests.bench.host`."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from engine.constraints.matcher import LookAhead, Matcher
+from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache, TieredCache
+from engine.disk_cache.loader import LoadRules
+from engine.disk_cache.writer import WriteRules
+from engine.drafts.speculator import LiveSpeculator
+from engine.loop.inbox import Inbox
+from engine.loop.loop import EngineLoop
+from engine.measuring.telemetry import SilentTelemetry
+from engine.output.detokenizer import detokenizer_factory
+from engine.output.output import OutputFactory
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.submission import prepare
+from engine.scheduling.validation import Limits
+from engine.step.plan import SampledToken, SequenceId, StepMasks, StepPlan, StepResult
+from engine.types.output import OutputEvent
+from engine.types.request import Request
+from engine.watching.latency import LatencyTracker
+from kvstore.blocks.pool import BlockPool
+from kvstore.groups.sizes import StorageBytes
+from kvstore.index.radix_tree import RadixTree
+from kvstore.store import KVStore
+from kvstore.tier.tier import DiskTier
+from kvstore.tier.types import TierLimits
+from load_tests.tokenizer import build_tokenizer, word_ids
+
+BLOCK_TOKENS = 32
+BLOCK_BYTES = 4096
+PROMPT_TOKENS = 512
+MOST_STEPS = 4096
+VOCABULARY = 150_000
+
+
+class HostEngine:
+    """Rows that decode, turned by hand. `runner_seconds`: what the runner has taken since reset."""
+
+    def __init__(self, rows: int, disk_directory: Path | None) -> None:
+        self.runner_seconds = 0.0
+        self._random = random.Random(rows)
+        self._words = word_ids(build_tokenizer())
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=build_tokenizer())
+        pool = BlockPool((PROMPT_TOKENS + MOST_STEPS) // BLOCK_TOKENS * (rows + 4))
+        store = KVStore(pool, RadixTree(pool, BLOCK_TOKENS, time.monotonic), BLOCK_TOKENS)
+        limits = Limits(
+            vocab_size=VOCABULARY,
+            max_context_tokens=2 * MOST_STEPS,
+            arena_tokens=pool.n_blocks * BLOCK_TOKENS,
+            max_running=32,
+            max_waiting=1024,
+            step_tokens=512,
+            step_stretch=4.0,
+        )
+        inbox = Inbox()
+        disk: DiskCache = NO_DISK_CACHE
+        if disk_directory is not None:
+            limits_of_tier = TierLimits(max_bytes=1 << 30, buffer_bytes=1 << 26)
+            tier = DiskTier.open(disk_directory, "host", limits_of_tier)
+            part_bytes = (BLOCK_BYTES, 0)
+            disk = TieredCache(
+                tier, store, part_bytes, 1 << 30, inbox.post, WriteRules(), LoadRules()
+            )
+        self._scheduler = Scheduler(
+            store,
+            OutputFactory(frozenset(), detokenizer_factory(tokenizer)),
+            limits,
+            lambda: 7,
+            disk=disk,
+            speculator=LiveSpeculator(store),
+        )
+        self._loop = EngineLoop(
+            self._scheduler,
+            self,
+            inbox,
+            _ignore,
+            LatencyTracker(time.monotonic, SilentTelemetry()),
+            StorageBytes(block=BLOCK_BYTES, slots=(), arenas=0),
+            NoAnswers(),
+        )
+        self._plans = deque[StepPlan]()
+        for index in range(rows):
+            prompt = tuple(self._random.choices(self._words, k=PROMPT_TOKENS))
+            request = Request(f"row-{index}", prompt, MOST_STEPS, client=f"client-{index % 4}")
+            self._loop.submit(
+                prepare(request, limits, block_hashes=self._scheduler.block_hashes),
+                time.monotonic(),
+            )
+        while any(s.output_tokens == 0 for s in self._loop.live()):
+            self.turn()
+
+    def turn(self) -> None:
+        self._loop.turn()
+
+    def close(self) -> None:
+        self._loop.abort_all()
+        self._loop.stop()
+        self._loop.run()
+
+    # ModelRunner
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def sample(self, masks: Callable[[], StepMasks]) -> None:
+        masks()
+
+    def collect(self) -> StepResult:
+        began = time.perf_counter()
+        plan = self._plans.popleft()
+        choose, words = self._random.choice, self._words
+        tokens: dict[SequenceId, tuple[SampledToken, ...]] = {
+            sequence_id: (SampledToken(choose(words)),) for sequence_id in plan.sampling()
+        }
+        read = tuple((bytes(BLOCK_BYTES), None) for _ in plan.reads)
+        result = StepResult(tokens, {}, read=read)
+        self.runner_seconds += time.perf_counter() - began
+        return result
+
+
+class NoAnswers:
+    """No sequence has a grammar."""
+
+    n_words = 0
+
+    def ask(self, sequence: SequenceId, client: str, matcher: Matcher) -> None:
+        raise AssertionError("no sequence has a grammar")
+
+    def look_ahead(self, sequence: SequenceId, client: str, question: LookAhead) -> None:
+        raise AssertionError("no sequence has a grammar")
+
+    def retain(self, is_live: Callable[[SequenceId], bool]) -> None: ...
+
+    def wait(self, is_enough: Callable[[], bool], seconds: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _ignore(events: list[OutputEvent]) -> None:
+    """The events go nowhere."""
