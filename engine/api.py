@@ -4,12 +4,11 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
-from engine.types.model import ModelCard, Tokenizer
-from engine.types.output import OutputEvent
-from engine.types.picture import CachePicture, NodeTokens
-from engine.types.request import Request
-from engine.types.statistics import EngineStats, RequestInfo
+from engine.values.model import ModelCard, Tokenizer
+from engine.values.output import OutputEvent
+from engine.values.picture import CachePicture, NodeTokens
+from engine.values.request import Request
+from engine.values.stats import ALL_TIERS, CacheTier, Cleared, EngineStats, Probed, RequestInfo
 
 __all__ = [
     "CachePicture",

@@ -1,16 +1,22 @@
-"""Starts a process of our own modules with a socket to it."""
+"""Processes of our own modules: how they start, and what is done in one before an engine runs."""
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Annotated, Literal, Protocol, TypeAlias
 
-from engine.local_sockets import socket_pair
+from pydantic import Discriminator, TypeAdapter
+
+from engine.api import ModelError
+from engine.sockets import socket_pair
+from engine.values.settings import EngineConfig
 
 ROOT = Path(__file__).parents[1]
 """Where the package `engine` lies: in a clone, or inside of what the wheel installs."""
@@ -66,3 +72,99 @@ def start_child(
         ours.close()
         raise
     return ours, process
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """How much MLX finds free."""
+
+    kind: Literal["free"] = "free"
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What a model takes, whose files are here, with so much for its KV cache and states unless the
+    settings say how much. `memory_bytes` of the config is the most that there will be.
+    """
+
+    config: EngineConfig
+    storage_bytes: int
+    kind: Literal["needed"] = "needed"
+
+
+Question: TypeAlias = Free | Needed
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    n_bytes: int = 0
+    error: str = ""
+
+
+QUESTION: TypeAdapter[Question] = TypeAdapter(Annotated[Free | Needed, Discriminator("kind")])
+ANSWER = TypeAdapter(Answer)
+
+
+def ask(question: Question) -> int:
+    """Bytes of memory. Raises ModelError."""
+    connection, process = start_child(
+        "engine.mlx_backend.asked", QUESTION.dump_json(question).decode()
+    )
+    with connection, connection.makefile("rb") as answered:
+        said = answered.read()
+    process.wait()
+    if not said:
+        raise ModelError("MLX does not start")
+    answer = ANSWER.validate_json(said)
+    if answer.error:
+        raise ModelError(answer.error)
+    return answer.n_bytes
+
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are there and with those that there will be, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchReport:
+    """A line that the process sends: how far it is, or, as its last line, how it ended."""
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+    has_ended: bool = False
+    error: str = ""  # why the repository was not fetched
+
+
+REPORT = TypeAdapter(FetchReport)
+
+
+async def fetch_repository(repository: str, progress: Progress) -> None:
+    """Fetch a checkpoint into the Hugging Face cache, if it is not there yet.
+
+    `progress` is called on the event loop. Raises ModelError. Cancelled, it ends the process.
+    """
+    connection, process = await asyncio.to_thread(
+        start_child, "engine.mlx_backend.fetched", repository
+    )
+    try:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            last = await _last_report(reader, progress)
+        finally:
+            writer.close()
+    finally:
+        process.kill()  # which does nothing to one that has ended
+        process.wait()
+    if last is None:
+        raise ModelError(f"{repository} was not fetched: the download's process has ended")
+    if last.error:
+        raise ModelError(last.error)
+
+
+async def _last_report(reader: asyncio.StreamReader, progress: Progress) -> FetchReport | None:
+    async for line in reader:
+        report = REPORT.validate_json(line)
+        if report.has_ended:
+            return report
+        progress(report.done_bytes, report.total_bytes)
+    return None

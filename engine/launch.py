@@ -5,14 +5,12 @@ from dataclasses import replace
 from functools import cache, partial
 
 from engine.api import Engine, ModelError, Telemetry
-from engine.child_process import start_child
-from engine.fetching import Progress, fetch_repository
-from engine.memory_questions import Free, Needed, ask
+from engine.child_process import Free, Needed, Progress, ask, fetch_repository, start_child
 from engine.mlx_backend.backend import describe_machine
 from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.mlx_backend.loading.source import find_checkpoint, local_checkpoint
 from engine.remote.engine import RemoteEngine
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from kvstore.tier.disk.folder import new_daemon
 
 __all__ = [

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kvstore.blocks.table import blocks_for
-from kvstore.index.radix_node import Node
 from kvstore.lease import Lease
+from kvstore.pool import blocks_for
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES
+from kvstore.tree import Node
 from kvstore.types import BlockId, Finding, Namespace
 
 

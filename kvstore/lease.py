@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvstore.actions import CopyBlock, StepOps, StorageOp, TablePatch
-from kvstore.blocks.table import BlockTable
-from kvstore.groups.group import NEVER, GroupState
+from kvstore.ops import CopyBlock, StepOps, StorageOp, TablePatch
+from kvstore.pool import BlockTable
+from kvstore.slots import NEVER, GroupState
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 

@@ -13,22 +13,176 @@ A prefix is a hit only where every group (see kvstore/groups/) can resume, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvstore.actions import NO_OPS, StepOps, StorageOp
-from kvstore.blocks.pool import BlockPool
-from kvstore.blocks.table import BlockTable, blocks_for
-from kvstore.groups.group import NEVER, Group
-from kvstore.groups.groups import Groups
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.publication import Publication
-from kvstore.index.radix_node import Match
-from kvstore.index.supply import BlockSupply, StoreCounters
 from kvstore.lease import Lease, Refusal
+from kvstore.ops import NO_OPS, CopyBlock, StepOps, StorageOp
+from kvstore.pool import BlockPool, BlockTable, blocks_for
+from kvstore.slots import NEVER, Group, Groups
 from kvstore.tokens import Tokens
+from kvstore.tree import Match, PrefixIndex
 from kvstore.types import BlockId, Namespace
-from kvstore.writable import WritableBlocks
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Counted since start; they only grow."""
+
+    evictions: int = 0
+    prefix_copies: int = 0  # of a partly adopted block, before the lease that adopted it wrote
+    fork_copies: int = 0  # of the last block of a prompt with several outputs
+    tail_hit_tokens: int = 0  # adopted beyond whole blocks
+
+
+class BlockSupply:
+    """Blocks of `pool`, of which `index` evicts those that are in no table."""
+
+    def __init__(self, pool: BlockPool, index: PrefixIndex, counters: StoreCounters) -> None:
+        self._pool = pool
+        self._index = index
+        self._counters = counters
+
+    @property
+    def available(self) -> int:
+        """Blocks that could be handed out now, if need be by eviction."""
+        return self._pool.n_free + self._pool.n_evictable
+
+    def available_beside(self, adopted: Sequence[BlockId]) -> int:
+        """The same when these, which are indexed, have been adopted."""
+        return self.available - sum(self._pool.ref_count(block) == 0 for block in adopted)
+
+    def take(self, n_blocks: int) -> list[BlockId] | Refusal:
+        """Free blocks, evicting as many as it takes."""
+        if n_blocks > self.available:
+            return Refusal(n_blocks, self.available)
+        while self._pool.n_free < n_blocks:
+            if self._index.evict() is None:  # below what is evictable a table has a block
+                return Refusal(n_blocks, self._pool.n_free)
+            self._counters.evictions += 1
+        return self._pool.allocate(n_blocks)
+
+    def take_behind(
+        self, adopted: Sequence[BlockId], n_blocks: int
+    ) -> tuple[BlockId, ...] | Refusal:
+        """Retain `adopted` and take more blocks to follow them, or leave everything as it was."""
+        self._pool.retain(adopted)  # before anything is evicted, lest it be these
+        fresh = self.take(n_blocks)
+        if isinstance(fresh, Refusal):
+            self.release(adopted)
+            return fresh
+        return (*adopted, *fresh)
+
+    def release(self, blocks: Sequence[BlockId]) -> None:
+        """One table less lists them; what only the index has now can be evicted."""
+        self._index.offer(self._pool.release(blocks))
+
+
+class Publication:
+    """Inserts behind what is already indexed of a lease: a block costs the same at any depth."""
+
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex, supply: BlockSupply, groups: Groups
+    ) -> None:
+        self._pool = pool
+        self._index = index
+        self._supply = supply
+        self._groups = groups
+
+    def insert(self, lease: Lease, n_tokens: int) -> None:
+        """Index the blocks of the lease's first `n_tokens` tokens. Where blocks with the same
+        tokens are indexed already the table lists these from now on.
+        """
+        block_size, first = lease.table.block_size, lease.indexed_blocks
+        above = self._indexed(lease, first - 1)
+        if above is None:
+            first = 0
+        packed = lease.tokens.packed(first * block_size, n_tokens)
+        blocks = lease.table[first : blocks_for(n_tokens, block_size)]
+        lease.indexed_blocks = n_tokens // block_size
+        if above is None:
+            equal = self._index.insert(lease.namespace, packed, blocks)
+        else:
+            equal = self._index.insert_behind(above, packed, blocks)
+        for entry, block in enumerate(equal, first):
+            if lease.table[entry] != block:
+                self._repoint(lease, entry, block)
+
+    def attach_at_end(self, lease: Lease) -> BlockId | None:
+        """Attach what is attached to the lease's own last block to the indexed block that begins
+        with the same tokens, as far as they are written. Returns that block, or None.
+
+        It may be another lease's block, with other tokens behind these.
+        """
+        index, before = divmod(lease.written_tokens - 1, lease.table.block_size)
+        indexed, own = self._find_end(lease, index), lease.table[index]
+        if indexed is not None and own != indexed:
+            self._groups.copy(own, indexed, before + 1)
+        return indexed
+
+    def _find_end(self, lease: Lease, index: int) -> BlockId | None:
+        written_tokens = lease.written_tokens
+        above = self._indexed(lease, index - 1)
+        if above is not None:
+            packed = lease.tokens.packed(index * lease.table.block_size, written_tokens)
+            return self._index.find_behind(above, packed)
+        match = self._index.match(lease.namespace, lease.tokens.packed(0, written_tokens))
+        return match.blocks[-1] if match.n_tokens == written_tokens else None
+
+    def _indexed(self, lease: Lease, entry: int) -> BlockId | None:
+        """The block of that entry of the table, if there is one and the index has all of it: it may
+        have been cleared since, and then have got a part of the block from a fork of the lease.
+        """
+        if entry < 0 or not self._index.has_whole(block := lease.table[entry]):
+            return None
+        return block
+
+    def _repoint(self, lease: Lease, entry: int, block: BlockId) -> None:
+        self._groups.repoint(lease.table[entry], block)
+        self._pool.retain((block,))
+        self._supply.release((lease.table.repoint(entry, block),))
+        lease.is_patched = True
+
+
+class WritableBlocks:
+    """Replaces what others refer to by copies, and allocates what is missing."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        supply: BlockSupply,
+        groups: Groups,
+        counters: StoreCounters,
+        block_size: int,
+    ) -> None:
+        self._pool = pool
+        self._supply = supply
+        self._groups = groups
+        self._counters = counters
+        self._block_size = block_size
+
+    def extend(self, lease: Lease, end_tokens: int) -> Sequence[CopyBlock] | Refusal:
+        """Blocks of the lease's own for what it has not written, up to `end_tokens`."""
+        first = lease.planned_tokens // self._block_size
+        end = blocks_for(end_tokens, self._block_size)
+        reached = range(first, min(end, len(lease.table)))
+        shared = [i for i in reached if self._pool.total_refs(lease.table[i]) > 1]
+        blocks = self._supply.take(len(shared) + max(end - len(lease.table), 0))
+        if isinstance(blocks, Refusal):
+            return blocks
+        lease.table.append(blocks[len(shared) :])
+        lease.ready_tokens = end * self._block_size
+        copies = []
+        for i, target in zip(shared, blocks, strict=False):
+            source = lease.table.repoint(i, target)
+            copied_tokens = max(lease.planned_tokens - i * self._block_size, 0)
+            copies.append(CopyBlock(source, target, copied_tokens))
+            self._groups.copy(source, target, copied_tokens)
+        if lease.is_fork or lease.planned_tokens > lease.cached_tokens:  # it has written there
+            self._counters.fork_copies += len(copies)
+        else:
+            self._counters.prefix_copies += len(copies)
+        return copies
 
 
 class KVStore:

@@ -1,7 +1,20 @@
-"""The tokens of one sequence, packed so that runs of them compare at the speed of memcmp."""
+"""Block hashes, valid outside the process: a BLAKE3 chain over whole blocks.
 
+`digest(block) = BLAKE3(digest of the block before || its tokens)`, each token a little-endian
+unsigned 32-bit integer; the chain starts from the digest of the namespace. Equal digests mean equal
+tokens in an equal context, so a disk tier or a cache event identifies a block by its digest alone.
+Matching inside the process is by tokens and never by digest.
+"""
+
+import struct
+import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NewType
+
+from blake3 import blake3
+
+from kvstore.types import Namespace
 
 TOKEN_BYTES = array("I").itemsize
 """Bytes of one packed token id (an unsigned 32-bit integer in machine order)."""
@@ -59,3 +72,42 @@ def common_tokens(left: bytes, right: bytes) -> int:
         else:
             high = middle
     return low
+
+
+Digest = NewType("Digest", bytes)
+"""The hash of a block and all before it, 32 bytes."""
+
+
+def root_digest(namespace: Namespace) -> Digest:
+    """The digest that every chain of a namespace starts from. Fields are length-prefixed."""
+    hasher = blake3(b"rootstock.kv.v1")
+    for field in (namespace.model, namespace.adapter, namespace.kv_format, namespace.cache_salt):
+        encoded = field.encode()
+        hasher.update(struct.pack("<Q", len(encoded)))
+        hasher.update(encoded)
+    return Digest(hasher.digest())
+
+
+def digest_behind(parent: Digest, packed: bytes) -> Digest:
+    """The digest of what follows `parent`: a block's tokens, or the first few of them, packed."""
+    return Digest(blake3(parent + _little_endian(packed)).digest())
+
+
+def block_digests(
+    namespace: Namespace, token_ids: Sequence[int], block_size: int
+) -> tuple[Digest, ...]:
+    """Digests of the whole blocks of a token sequence; a tail has none."""
+    packed = Tokens(token_ids).packed(0, len(token_ids))
+    digests, parent, block_bytes = [], root_digest(namespace), block_size * TOKEN_BYTES
+    for start in range(0, len(packed) - block_bytes + 1, block_bytes):
+        parent = digest_behind(parent, packed[start : start + block_bytes])
+        digests.append(parent)
+    return tuple(digests)
+
+
+def _little_endian(packed: bytes) -> bytes:
+    if sys.byteorder == "big":
+        ids = array("I", packed)
+        ids.byteswap()
+        return ids.tobytes()
+    return packed

@@ -2,7 +2,7 @@
 
 import logging
 
-from engine.types.settings import LOG_FORMAT
+from engine.values.settings import LOG_FORMAT
 
 
 def configure_logging(level: str) -> None:

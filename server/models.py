@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.api import Engine
-from engine.types.model import ModelCard
-from engine.types.statistics import EngineStats
+from engine.values.model import ModelCard
+from engine.values.stats import EngineStats
 from server.cache_feed import CacheFeed
 from server.generation.models import Naming, ServedModel
 from server.generation.replays import Replays

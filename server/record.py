@@ -9,7 +9,7 @@ from typing import cast
 from anyio import CancelScope
 from starlette.types import Scope
 
-from engine.types.output import Usage
+from engine.values.output import Usage
 from server.errors import CLIENT_LEFT_STATUS, timed_out
 from server.fair_limiter import Slot
 

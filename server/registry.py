@@ -26,7 +26,7 @@ from engine.launch import (
     local_checkpoint,
     needed_bytes,
 )
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.cache_feed import CacheFeed
 from server.downloads import Downloads, FetchRepository
 from server.errors import ApiError, ModelNotFound, busy

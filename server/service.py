@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 from fastapi import Depends, Query, Request
 
 from engine.api import Engine, EngineStopped
-from engine.types.statistics import EngineStats, RequestInfo
+from engine.values.stats import EngineStats, RequestInfo
 from server.activity.series import SeriesRecord
 from server.activity.tracker import RequestTracker
 from server.dialects.responses.storage.background import BackgroundResponses

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from engine.mlx_backend.loading.tokenizer import template_kind
 from engine.text.tokenizer import CheckpointTokenizer
-from engine.types.model import Replay
+from engine.values.model import Replay
 
 MAX_TOKENS = 100_000
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.types.picture import (
+from engine.values.picture import (
     CachePicture,
     Hidden,
     HiddenRequests,

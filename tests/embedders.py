@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.measuring.random_checkpoint import train_tokenizer, write_checkpoint
-from engine.types.request import Pooling
+from engine.values.request import Pooling
 from tests.checkpoints import FAMILIES, Family, write_family
 
 END = "<|endoftext|>"

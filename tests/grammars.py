@@ -12,9 +12,9 @@ from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
 from engine.constraints.remote.trials import Verdict, too_long
 from engine.constraints.worker.grammar import GrammarError, compile_grammar, probe
+from engine.core.step import SequenceId
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.step.plan import SequenceId
-from engine.types.request import Grammar, Request
+from engine.values.request import Grammar, Request
 
 DEMO_VOCAB_SIZE = 1024
 

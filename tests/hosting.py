@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine.api import Engine, Telemetry
-from engine.building import builder
+from engine.build import builder
+from engine.core.thread import Build
 from engine.launch import launch
-from engine.loop.threaded import Build
 from engine.measuring.telemetry import SilentTelemetry
 from engine.remote.engine import RemoteEngine
 from engine.remote.host import MakeBuild, serve
-from engine.types.model import Tokenizer
-from engine.types.settings import EngineConfig
+from engine.values.model import Tokenizer
+from engine.values.settings import EngineConfig
 
 CONFIG = EngineConfig(model="")
 EngineT = TypeVar("EngineT", bound=Engine)

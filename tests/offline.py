@@ -10,10 +10,13 @@ import numpy as np
 
 from engine.constraints.guide import FreeGuide, GuideFactory
 from engine.constraints.remote.answers import Answers
+from engine.core.metrics import LatencyTracker
+from engine.core.pipeline import Pipeline
+from engine.core.request import Limits, Namespaces, prepare
+from engine.core.scheduler import Scheduler
+from engine.core.step import ModelRunner, Vector
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
-from engine.drafts.acceptance import AcceptanceRates, SequenceRates
-from engine.drafts.speculation import DraftMaker, LiveSpeculation
-from engine.loop.pipeline import Pipeline
+from engine.drafts.proposer import AcceptanceRates, DraftMaker, LiveSpeculation, SequenceRates
 from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import Attention
@@ -24,23 +27,16 @@ from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.storage import Storage
-from engine.output.output import OutputFactory
-from engine.scheduling.namespaces import Namespaces
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.submission import prepare
-from engine.scheduling.validation import Limits
-from engine.step.plan import Vector
-from engine.step.runner import ModelRunner
-from engine.types.output import OutputEvent, Usage
-from engine.types.request import Request
-from engine.types.settings import AdapterConfig
-from engine.watching.latency import LatencyTracker
+from engine.output.text import OutputFactory
+from engine.values.output import OutputEvent, Usage
+from engine.values.request import Request
+from engine.values.settings import AdapterConfig
 from kvstore import invariants
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
-from kvstore.groups.window import lease_slots
-from kvstore.index.radix_tree import RadixTree
+from kvstore.pool import BlockPool
+from kvstore.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.store import KVStore
+from kvstore.tree import RadixTree
+from kvstore.window import lease_slots
 from tests.devices import SERVING_LAUNCH
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import LetterDetokenizer

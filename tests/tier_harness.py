@@ -11,10 +11,10 @@ from typing import Any
 
 from blake3 import blake3
 
-from kvstore.digest import Digest
 from kvstore.tier.disk.files import OsFiles
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, Buffer, Entry, Extent, ReadFailure, ReadRun, TierLimits
+from kvstore.tokens import Digest
 
 BLOCK = 16
 LIMITS = TierLimits(max_bytes=16 * MIB, segment_bytes=MIB, least_free=0.0)

@@ -20,7 +20,7 @@ from engine.constraints.guide import (
 )
 from engine.constraints.matcher import Matcher
 from engine.constraints.remote.trials import Verdict
-from engine.types.request import (
+from engine.values.request import (
     Alternative,
     Constraint,
     Grammar,

@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.constraints.guide import AllBut, AlsoAllowed, Choice
 from engine.constraints.matcher import Allowed, Matcher
-from engine.step.plan import Masks
+from engine.core.step import Masks
 
 WORD_TOKENS = 32
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from engine.step.plan import Masks
-from engine.types.request import Grammar
+from engine.core.step import Masks
+from engine.values.request import Grammar
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from kvstore.digest import Digest, digest_behind, root_digest
-from kvstore.index.radix_node import Node
-from kvstore.tokens import TOKEN_BYTES
+from kvstore.tokens import TOKEN_BYTES, Digest, digest_behind, root_digest
+from kvstore.tree import Node
 from kvstore.types import BlockId, Namespace
 
 

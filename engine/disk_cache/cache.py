@@ -18,11 +18,11 @@ from engine.disk_cache.loader import (
 )
 from engine.disk_cache.tier import Tier
 from engine.disk_cache.writer import DiskWriter, WriteRules
-from engine.types.statistics import DiskCacheStats
-from kvstore.actions import Parts, ReadBlock, StorageOp
-from kvstore.digest import Digest, block_digests, root_digest
+from engine.values.stats import DiskCacheStats
 from kvstore.lease import Lease
+from kvstore.ops import Parts, ReadBlock, StorageOp
 from kvstore.store import KVStore
+from kvstore.tokens import Digest, block_digests, root_digest
 from kvstore.types import BlockId, Namespace
 
 

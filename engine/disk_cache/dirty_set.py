@@ -7,9 +7,8 @@ from operator import gt
 from engine.disk_cache.block_hashes import BlockHashes
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.tier import Tier
-from kvstore.digest import Digest
-from kvstore.index.radix_node import Node
-from kvstore.tokens import TOKEN_BYTES
+from kvstore.tokens import TOKEN_BYTES, Digest
+from kvstore.tree import Node
 from kvstore.types import BlockId
 
 LOOKED_UP_AT_ONCE = 64

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstore.actions import FillBlock, ReadBlock, StorageOp
-from kvstore.blocks.table import blocks_for
-from kvstore.digest import Digest
-from kvstore.groups.group import Group
+from kvstore.ops import FillBlock, ReadBlock, StorageOp
+from kvstore.pool import blocks_for
+from kvstore.slots import Group
+from kvstore.tokens import Digest
 from kvstore.types import BlockId
 
 

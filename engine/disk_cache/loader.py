@@ -19,12 +19,11 @@ from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.entries import Entries
 from engine.disk_cache.load_budget import UNLIMITED, LoadBudget, LoadLimits
 from engine.disk_cache.tier import Found, Ticket, Tier
-from kvstore.actions import StorageOp
-from kvstore.digest import Digest, digest_behind, root_digest
 from kvstore.lease import Lease, Refusal
+from kvstore.ops import StorageOp
 from kvstore.store import KVStore
 from kvstore.tier.types import Buffer, ReadFailure
-from kvstore.tokens import Tokens
+from kvstore.tokens import Digest, Tokens, digest_behind, root_digest
 from kvstore.types import Namespace
 
 logger = logging.getLogger(__name__)

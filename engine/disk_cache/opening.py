@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 
+from engine.core.step import Backend
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import LoadRules, Post
 from engine.disk_cache.writer import WriteRules
-from engine.step.runner import Backend
-from engine.types.settings import DiskCacheConfig
-from kvstore.blocks.table import blocks_for
+from engine.values.settings import DiskCacheConfig
+from kvstore.pool import blocks_for
 from kvstore.store import KVStore
 from kvstore.tier.disk.space import holding, longest_path
 from kvstore.tier.tier import DiskTier

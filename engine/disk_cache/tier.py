@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from kvstore.digest import Digest
 from kvstore.tier.tier import TierStats
 from kvstore.tier.types import EntryInfo, Extent, ReadFailure, ReadRun
+from kvstore.tokens import Digest
 
 Found = ReadRun | ReadFailure
 """What a reader delivers."""

@@ -17,13 +17,11 @@ from engine.disk_cache.byte_pace import BytePace
 from engine.disk_cache.dirty_set import DirtySet
 from engine.disk_cache.entries import Candidate, Entries
 from engine.disk_cache.tier import Tier
-from engine.types.settings import DiskWrites
-from kvstore.actions import Parts, ReadBlock
-from kvstore.digest import Digest
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.radix_node import Node
+from engine.values.settings import DiskWrites
+from kvstore.ops import Parts, ReadBlock
 from kvstore.tier.types import Entry, Extent
-from kvstore.tokens import TOKEN_BYTES
+from kvstore.tokens import TOKEN_BYTES, Digest
+from kvstore.tree import Node, PrefixIndex
 from kvstore.types import BlockId, Namespace
 
 RETRY_SECONDS = 0.25

@@ -11,7 +11,7 @@ from engine.measuring.plan import BUFFER_OPERATIONS
 from engine.measuring.step import STEPS, WARM_UP_ROUNDS
 from engine.measuring.turned_engine import open_engine
 from engine.mlx_backend.measuring.rounds import rounds
-from engine.types.measurements import Figures, MeasureConfig
+from engine.values.measurements import Figures, MeasureConfig
 
 
 class DoesNotApply(Exception):

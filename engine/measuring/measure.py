@@ -10,7 +10,7 @@ from engine.measuring.messages import MEASURED, NAMES, Task
 from engine.measuring.plan import SECTIONS, SectionPlan
 from engine.measuring.process import Answers, MeasuringProcess, Start
 from engine.measuring.shares import Clock, Shares
-from engine.types.measurements import MeasureConfig, MeasuredCase, Measurements, Section
+from engine.values.measurements import MeasureConfig, MeasuredCase, Measurements, Section
 
 Report = Callable[[str], None]
 """Takes a line on how it goes."""

@@ -7,7 +7,7 @@ large as what is computed here.
 from collections.abc import Sequence
 
 from engine.measuring.turned_engine import open_engine
-from engine.types.measurements import Figures, MeasureConfig
+from engine.values.measurements import Figures, MeasureConfig
 
 STEPS = 8
 """Of decodes, once all prompts are computed."""

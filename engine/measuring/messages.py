@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from engine.types.measurements import MeasureConfig, MeasuredCase
+from engine.values.measurements import MeasureConfig, MeasuredCase
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from engine.mlx_backend.measuring.donation import DonationMeasurement
 from engine.mlx_backend.measuring.layouts import LayoutMeasurement
 from engine.mlx_backend.measuring.load_check import LoadCheck
 from engine.mlx_backend.measuring.opened import MeasuredModel, machine_facts
-from engine.types.measurements import Figures
-from engine.types.settings import EngineConfig
+from engine.values.measurements import Figures
+from engine.values.settings import EngineConfig
 
 
 class Measurement(Protocol):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from engine.measuring.turned_engine import EngineBeside, open_engine
 from engine.mlx_backend.measuring.rounds import rounds
-from engine.types.measurements import Figures, MeasureConfig
+from engine.values.measurements import Figures, MeasureConfig
 
 STEPS = 8
 """Of either side in one round."""

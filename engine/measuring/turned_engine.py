@@ -5,17 +5,17 @@ import random
 import time
 from dataclasses import dataclass, replace
 
-from engine.building import assemble
-from engine.loop.inbox import Inbox
+from engine.build import assemble
+from engine.core.inbox import Inbox
+from engine.core.request import prepare
+from engine.core.step import Backend
 from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.measuring.bare import BareModel
 from engine.mlx_backend.measuring.opened import MeasuredModel, wait_for_device
-from engine.scheduling.submission import prepare
-from engine.step.runner import Backend
-from engine.types.memory import MemoryStats
-from engine.types.output import OutputEvent
-from engine.types.request import Request, SamplingParams
-from engine.types.settings import EngineConfig
+from engine.values.output import OutputEvent
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import EngineConfig
+from engine.values.stats import MemoryStats
 
 MAX_TOKENS = 2048  # more than any row says
 GREEDY = SamplingParams(temperature=0.0)

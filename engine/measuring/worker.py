@@ -17,7 +17,7 @@ from engine.measuring.reasons import reason
 from engine.mlx_backend.backend import keep_file_limit
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.host.command_buffers import limit_by_operations
-from engine.types.measurements import Figures, MeasuredCase
+from engine.values.measurements import Figures, MeasuredCase
 
 if TYPE_CHECKING:
     from engine.measuring.sections import Measurement

@@ -2,18 +2,18 @@
 
     python -m engine.mlx_backend.asked SOCKET QUESTION
 
-Both are values of `engine.memory_questions`; the answer is bytes of memory, or why there is none.
+Both are values of `engine.child_process`; the answer is bytes of memory, or why there is none.
 """
 
 import socket
 import sys
 
 from engine.api import ModelError
-from engine.local_sockets import send_all
-from engine.memory_questions import ANSWER, QUESTION, Answer, Needed, Question
+from engine.child_process import ANSWER, QUESTION, Answer, Needed, Question
 from engine.mlx_backend.backend import keep_file_limit
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import one_line
+from engine.sockets import send_all
 
 
 def answer(question: Question) -> int:

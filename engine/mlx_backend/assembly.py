@@ -11,6 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from engine.api import ModelError
+from engine.core.step import Backend
 from engine.mlx_backend.attention.strategy import (
     Attention,
     GatherAttention,
@@ -46,13 +47,11 @@ from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.arena import block_bytes, token_bytes
 from engine.mlx_backend.storage.state_arena import state_bytes
 from engine.mlx_backend.storage.storage import Storage
-from engine.step.runner import Backend
 from engine.text.tokenizer import CheckpointTokenizer
-from engine.types.memory import MemoryPromise
-from engine.types.model import ModelCard, SamplingDefaults
-from engine.types.settings import DEFAULT_NAME, EngineConfig
-from engine.types.statistics import MachineReport
-from kvstore.groups.sizes import StorageSizes
+from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.settings import DEFAULT_NAME, EngineConfig
+from engine.values.stats import MachineReport, MemoryPromise
+from kvstore.sizes import StorageSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from engine.api import ModelError
+from engine.core.step import Backend
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.host.command_buffers import limit_by_operations
 from engine.mlx_backend.loading.source import find_checkpoint
-from engine.step.runner import Backend
-from engine.types.settings import EngineConfig
-from engine.types.statistics import MachineReport
+from engine.values.settings import EngineConfig
+from engine.values.stats import MachineReport
 
 
 def load_backend(config: EngineConfig, report: Callable[[str], None]) -> Backend:

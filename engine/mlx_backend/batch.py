@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from engine.core.step import Chunk, SequenceId, StepPlan
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.step.plan import Chunk, SequenceId, StepPlan
-from engine.types.request import Pooling
-from kvstore.actions import TablePatch
+from engine.values.request import Pooling
+from kvstore.ops import TablePatch
 
 Ids: TypeAlias = npt.NDArray[np.uint32]
 

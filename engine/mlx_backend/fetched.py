@@ -2,7 +2,7 @@
 
     python -m engine.mlx_backend.fetched SOCKET REPOSITORY
 
-It sends reports of `engine.fetching`, one a line.
+It sends reports of `engine.child_process`, one a line.
 """
 
 import os
@@ -11,10 +11,10 @@ import sys
 from threading import Lock, Thread
 
 from engine.api import ModelError
-from engine.fetching import REPORT, FetchReport
-from engine.local_sockets import send_all
+from engine.child_process import REPORT, FetchReport
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.source import fetch_checkpoint
+from engine.sockets import send_all
 
 
 def main(descriptor: int, repository: str) -> None:

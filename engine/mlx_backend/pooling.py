@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from engine.core.step import SequenceId, Vector
 from engine.mlx_backend.model.cached_model import Computed
-from engine.step.plan import SequenceId, Vector
-from engine.types.request import Pooling
+from engine.values.request import Pooling
 
 
 @dataclass(frozen=True, slots=True)

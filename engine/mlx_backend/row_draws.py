@@ -7,9 +7,9 @@ from itertools import accumulate, pairwise
 
 import mlx.core as mx
 
+from engine.core.step import SampledToken, SequenceId, StepMasks
 from engine.mlx_backend.batch import BatchRow
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.step.plan import SampledToken, SequenceId, StepMasks
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,16 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from engine.core.step import (
+    Chunk,
+    RunnerLost,
+    SampledToken,
+    SequenceId,
+    StepMasks,
+    StepPlan,
+    StepResult,
+    Vector,
+)
 from engine.mlx_backend.batch import Batch, StepInputs
 from engine.mlx_backend.launch import Launch, PendingForward
 from engine.mlx_backend.model.cached_model import CachedModel
@@ -16,17 +26,7 @@ from engine.mlx_backend.pooling import HIDDEN_STATES, PendingVectors, Pooler
 from engine.mlx_backend.row_draws import RowDraws, StepDraws, rows_of
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler, Scored
 from engine.mlx_backend.storage.storage import NO_READS, PendingReads
-from engine.step.plan import (
-    Chunk,
-    SampledToken,
-    SequenceId,
-    StepMasks,
-    StepPlan,
-    StepResult,
-    Vector,
-)
-from engine.step.runner import RunnerLost
-from engine.types.output import TokenLogprob
+from engine.values.output import TokenLogprob
 
 SCORED_TOKENS = 128
 """Prompt tokens scored in one forward: bounds the logits, `[tokens, vocabulary]`, in memory."""

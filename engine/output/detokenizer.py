@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from engine.types.request import Request
+from engine.values.request import Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

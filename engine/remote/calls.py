@@ -9,13 +9,12 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args
 from pydantic import TypeAdapter
 
 from engine.api import CacheWatch
-from engine.loop.threaded import EngineThread
-from engine.types.cache import CacheTier, Cleared, Probed
-from engine.types.model import ModelCard
-from engine.types.picture import CachePicture, NodeTokens
-from engine.types.request import Request
-from engine.types.settings import LOG_FORMAT, EngineConfig
-from engine.types.statistics import ProcessStats, RequestInfo
+from engine.core.thread import EngineThread
+from engine.values.model import ModelCard
+from engine.values.picture import CachePicture, NodeTokens
+from engine.values.request import Request
+from engine.values.settings import LOG_FORMAT, EngineConfig
+from engine.values.stats import CacheTier, Cleared, Probed, ProcessStats, RequestInfo
 
 HANGS_SECONDS = 3.0
 """Behind the time for requests and for the disk. The server waits for five."""

@@ -14,12 +14,11 @@ from typing import Any
 
 from engine.api import EngineStopped, Telemetry
 from engine.child_process import ChildProcess, ending
-from engine.frames import RECEIVED_BYTES, FrameBuffer, ProtocolError
-from engine.local_sockets import send_all
 from engine.remote import messages
 from engine.remote.calls import Call
 from engine.remote.messages import Cancel, Numbered, Said
-from engine.types.output import OutputEvent
+from engine.sockets import RECEIVED_BYTES, FrameBuffer, ProtocolError, send_all
+from engine.values.output import OutputEvent
 
 SILENT_SECONDS = 20.0
 """A process that says nothing for so long, not even that it is alive, is ended: it has been stopped

@@ -14,13 +14,20 @@ from engine.remote import calls
 from engine.remote.connection import Connection, Receivers
 from engine.remote.request_counters import RequestCounters
 from engine.remote.subscribers import Subscribers, last_events
-from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
-from engine.types.model import ModelCard, Tokenizer
-from engine.types.output import OutputEvent
-from engine.types.picture import CachePicture, NodeTokens
-from engine.types.request import Request
-from engine.types.settings import EngineConfig
-from engine.types.statistics import EngineStats, ProcessStats, RequestInfo
+from engine.values.model import ModelCard, Tokenizer
+from engine.values.output import OutputEvent
+from engine.values.picture import CachePicture, NodeTokens
+from engine.values.request import Request
+from engine.values.settings import EngineConfig
+from engine.values.stats import (
+    ALL_TIERS,
+    CacheTier,
+    Cleared,
+    EngineStats,
+    Probed,
+    ProcessStats,
+    RequestInfo,
+)
 
 ANSWER_SECONDS = 1.0
 """For a process to say how things stand: one that has been stopped from outside holds up nobody who

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 
 from engine.api import CacheWatch, EngineError, Telemetry
-from engine.frames import RECEIVED_BYTES, FrameBuffer
-from engine.loop.threaded import Build, EngineThread
+from engine.core.thread import Build, EngineThread
 from engine.remote import messages
 from engine.remote.calls import Call
 from engine.remote.messages import Cancel, Numbered
 from engine.remote.outbox import Outbox
-from engine.types.output import OutputEvent
-from engine.types.settings import EngineConfig
+from engine.sockets import RECEIVED_BYTES, FrameBuffer
+from engine.values.output import OutputEvent
+from engine.values.settings import EngineConfig
 from kvstore.tier.types import TierError
 
 HEARTBEAT_SECONDS = 1.0

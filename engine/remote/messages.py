@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import ConfigDict, Discriminator, TypeAdapter
 
 from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
-from engine.frames import framed
 from engine.remote.calls import RESULTS, Call
-from engine.types.output import OutputEvent
+from engine.sockets import framed
+from engine.values.output import OutputEvent
 from kvstore.tier.types import TierError
 
 
@@ -117,7 +117,7 @@ def durations_frame(durations: Durations) -> bytes:
 def events_frames(events: Sequence[OutputEvent]) -> Iterator[bytes]:
     """The events of a step: in one frame, or in several of at most MAX_EVENTS_BYTES where prompt
     logprobs make them long. An event alone is far shorter than a frame may be: its lists are
-    bounded by `engine.scheduling.progress.PROMPT_LOGPROBS_AT_ONCE` and by the drafts of a step.
+    bounded by `engine.core.commit.PROMPT_LOGPROBS_AT_ONCE` and by the drafts of a step.
     """
     body = _EVENTS.dump_json(list(events), exclude_defaults=True)
     if len(body) <= MAX_EVENTS_BYTES or len(events) == 1:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 
-from engine.local_sockets import RETRY_SECONDS, send_some
+from engine.sockets import RETRY_SECONDS, send_some
 
 
 class Outbox:

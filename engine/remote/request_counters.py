@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from threading import Lock
 
 from engine.api import EngineError, InvalidRequest, QueueFull
-from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import RefusalReason
-from engine.types.statistics import SequenceCounts
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.request import RefusalReason
+from engine.values.stats import SequenceCounts
 
 
 class TrackedRequest:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from engine.api import InvalidRequest
-from engine.types.output import FinishReason, OutputEvent, Usage
-from engine.types.request import Request
+from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.request import Request
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from engine.text.control_tokens import ControlTokens, new_mark
 from engine.text.prompt_limit import PromptLimit
 from engine.text.replays import Outline
 from engine.text.templates import Template
-from engine.types.model import Replay
+from engine.values.model import Replay
 
 _REFUSALS = (
     *(TemplateError, TypeError, KeyError, IndexError, AttributeError, RecursionError),

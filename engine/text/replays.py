@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise, takewhile
 from typing import Any, TypeAlias
 
-from engine.types.model import Replay
+from engine.values.model import Replay
 
 Message: TypeAlias = Mapping[str, Any]
 

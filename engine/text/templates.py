@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from engine.text.python_templates import python_template
-from engine.types.model import TemplateKind
+from engine.values.model import TemplateKind
 
 _ALLOWING = "{% macro raise_exception(message) %}{% endmacro %}{{ '' }}"
 """Before a Jinja template, lets it take any message."""

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from engine.text.chat_template import ChatTemplate
 from engine.text.prompt_limit import CUT_TOKENS, USUAL_CHARACTERS, PromptLimit
 from engine.text.templates import template_of
-from engine.types.model import NO_REPLAYS, ModelCard, Replay, TemplateKind
+from engine.values.model import NO_REPLAYS, ModelCard, Replay, TemplateKind
 
 _SPACE = "▁"  # SentencePiece's space
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import gt, or_
 
-from kvstore.digest import Digest
 from kvstore.tier.catalog import Catalog
 from kvstore.tier.record import Record
 from kvstore.tier.types import Extent
+from kvstore.tokens import Digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvstore.digest import Digest
 from kvstore.tier.record import Record
+from kvstore.tokens import Digest
 
 
 @dataclass(eq=False, slots=True)

@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvstore.digest import Digest
 from kvstore.tier.catalog import Catalog
 from kvstore.tier.disk.segments import Segments
 from kvstore.tier.record import Record
 from kvstore.tier.tally import Tally
 from kvstore.tier.types import Entry, Fault, ReadFailure, ReadRun, TierLimits, fault_of
+from kvstore.tokens import Digest
 
 logger = logging.getLogger(__name__)
 

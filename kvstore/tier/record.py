@@ -7,8 +7,8 @@ from itertools import zip_longest
 
 from blake3 import blake3
 
-from kvstore.digest import Digest
 from kvstore.tier.types import Buffer, Entry, EntryInfo
+from kvstore.tokens import Digest
 
 CHECKSUM_BYTES = 16
 NOTHING = -1

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.digest import Digest
 from kvstore.tier.buffer import Removal, Upkeep, WriteBuffer
 from kvstore.tier.disk.daily_budget import DailyBudget
 from kvstore.tier.disk.files import Files, OsFiles
@@ -26,6 +25,7 @@ from kvstore.tier.record import Record
 from kvstore.tier.tally import Tally, TierCounters
 from kvstore.tier.types import EntryInfo, Extent, TierLimits
 from kvstore.tier.writer import Writer
+from kvstore.tokens import Digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kvstore.digest import Digest
+from kvstore.tokens import Digest
 
 Buffer = bytes | bytearray | memoryview
 

@@ -15,7 +15,6 @@ from functools import partial
 from operator import gt
 from time import monotonic
 
-from kvstore.digest import Digest
 from kvstore.tier.buffer import Job, Removal, Upkeep, WriteBuffer
 from kvstore.tier.catalog import Catalog
 from kvstore.tier.disk.daily_budget import DailyBudget
@@ -27,6 +26,7 @@ from kvstore.tier.disk.space import Space
 from kvstore.tier.record import Record, checksum
 from kvstore.tier.tally import Tally
 from kvstore.tier.types import Entry, Extent, Fault, fault_of
+from kvstore.tokens import Digest
 
 UPKEEP_SECONDS = 10.0
 

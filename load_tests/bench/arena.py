@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.mlx_backend.storage.arena import Arena, LayerShape
-from kvstore.actions import CopyBlock
+from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
 
 KV_HEADS, BLOCK_SIZE, DIM = 4, 32, 64

@@ -29,7 +29,7 @@ from engine.mlx_backend.measuring.attention import (
     strategies,
 )
 from engine.mlx_backend.model.forward import TokenSpan
-from kvstore.blocks.table import blocks_for
+from kvstore.pool import blocks_for
 from load_tests.report import Table
 
 

@@ -24,8 +24,8 @@ from engine.api import Engine
 from engine.launch import launch
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.mlx_backend.measuring.random_checkpoint import SPECIAL_TOKENS, write_checkpoint
-from engine.types.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
-from engine.types.settings import EngineConfig
+from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from engine.values.settings import EngineConfig
 from load_tests.shapes import CONFIGS
 from server.metrics.telemetry import EngineTelemetry
 from server.parsing.formats.json_calls import HERMES

@@ -19,18 +19,16 @@ from typing import Annotated
 
 import typer
 
-from engine.drafts.speculator import NO_SPECULATOR, LiveSpeculator
-from engine.output.output import OutputFactory
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import LiveSequence
-from engine.scheduling.submission import prepare
-from engine.scheduling.validation import Limits
-from engine.step.plan import Chunk, SampledToken, SequenceId, StepPlan, StepResult
-from engine.types.request import Request
-from kvstore.blocks.pool import BlockPool
-from kvstore.blocks.table import blocks_for
-from kvstore.index.radix_tree import RadixTree
+from engine.core.request import Limits, prepare
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import LiveSequence
+from engine.core.step import Chunk, SampledToken, SequenceId, StepPlan, StepResult
+from engine.drafts.proposer import NO_SPECULATOR, LiveSpeculator
+from engine.output.text import OutputFactory
+from engine.values.request import Request
+from kvstore.pool import BlockPool, blocks_for
 from kvstore.store import KVStore
+from kvstore.tree import RadixTree
 from load_tests.bench.drafting import TEXTS, Text
 from load_tests.bench.steps import silent
 from load_tests.report import Table

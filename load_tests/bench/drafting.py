@@ -19,15 +19,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from engine.drafts.answers import MOST_TOKENS, Answers
-from engine.drafts.drafter import TREE_TOKENS, Drafter
+from engine.drafts.sources import MOST_TOKENS, TREE_TOKENS, Answers, Drafter
 from engine.drafts.suffix_index import SortedText
-from kvstore.blocks.pool import BlockPool
-from kvstore.blocks.table import blocks_for
-from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
+from kvstore.pool import BlockPool, blocks_for
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 from load_tests.report import Table, percentile
 from load_tests.terminal import show_figures

@@ -19,7 +19,7 @@ from rich.console import Console
 from engine.measuring.step import StepTimes, step_times
 from engine.measuring.turned_engine import MAX_TOKENS, open_engine
 from engine.mlx_backend.cpu.blas import load_blas
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from load_tests.checkpoint import checkpoint
 from load_tests.conditions import observe
 from load_tests.report import Table

@@ -9,28 +9,27 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from engine.constraints.matcher import LookAhead, Matcher
+from engine.core.inbox import Inbox
+from engine.core.loop import EngineLoop
+from engine.core.metrics import LatencyTracker
+from engine.core.request import Limits, prepare
+from engine.core.scheduler import Scheduler
+from engine.core.step import SampledToken, SequenceId, StepMasks, StepPlan, StepResult
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache, TieredCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.drafts.speculator import LiveSpeculator
-from engine.loop.inbox import Inbox
-from engine.loop.loop import EngineLoop
+from engine.drafts.proposer import LiveSpeculator
 from engine.measuring.telemetry import SilentTelemetry
 from engine.output.detokenizer import detokenizer_factory
-from engine.output.output import OutputFactory
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.submission import prepare
-from engine.scheduling.validation import Limits
-from engine.step.plan import SampledToken, SequenceId, StepMasks, StepPlan, StepResult
-from engine.types.output import OutputEvent
-from engine.types.request import Request
-from engine.watching.latency import LatencyTracker
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.sizes import StorageBytes
-from kvstore.index.radix_tree import RadixTree
+from engine.output.text import OutputFactory
+from engine.values.output import OutputEvent
+from engine.values.request import Request
+from kvstore.pool import BlockPool
+from kvstore.sizes import StorageBytes
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import TierLimits
+from kvstore.tree import RadixTree
 from load_tests.tokenizer import build_tokenizer, word_ids
 
 BLOCK_TOKENS = 32

@@ -22,12 +22,11 @@ from typing import Annotated
 
 import typer
 
-from kvstore.blocks.pool import BlockPool
-from kvstore.blocks.table import blocks_for
-from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
+from kvstore.pool import BlockPool, blocks_for
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 from load_tests.report import Table
 from load_tests.terminal import show_figures

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvstore.digest import Digest
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, Entry, Extent, TierLimits
+from kvstore.tokens import Digest
 
 RECORDS, PATH, EXTENT, REPEATS = 100_000, 500, 32, 10
 PARTS = (bytes(64), None)

@@ -19,26 +19,26 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from engine.core.metrics import LatencyTracker
+from engine.core.request import Limits
+from engine.core.scheduler import Scheduler
+from engine.core.statistics import loop_stats
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.loop.stats import loop_stats
-from engine.output.output import OutputFactory
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.validation import Limits
-from engine.types.recent import HitRecord
-from engine.types.settings import DiskWrites
-from engine.watching.latency import LatencyTracker
-from engine.watching.renderer import Renderer
-from engine.watching.snapshot import Snapshot, SnapshotTaker
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.sizes import StorageBytes
-from kvstore.index.radix_tree import RadixTree
+from engine.output.text import OutputFactory
+from engine.values.settings import DiskWrites
+from engine.values.stats import HitRecord
+from engine.watch.picture import Renderer
+from engine.watch.snapshot import Snapshot, SnapshotTaker
 from kvstore.lease import Refusal
+from kvstore.pool import BlockPool
+from kvstore.sizes import StorageBytes
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import TierLimits
 from kvstore.tokens import Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 from load_tests.bench.steps import silent
 from load_tests.report import Table

@@ -29,12 +29,12 @@ import mlx.core as mx
 import typer
 from mlx_lm.models import qwen3
 
+from engine.core.step import NO_MASKS, Sampling
 from engine.mlx_backend.loading.working import working_bytes
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step.plan import NO_MASKS, Sampling
-from engine.types.request import SamplingParams
-from engine.types.settings import EngineConfig
+from engine.values.request import SamplingParams
+from engine.values.settings import EngineConfig
 from load_tests.report import Table
 from load_tests.terminal import show_figures
 

@@ -19,19 +19,18 @@ from typing import Annotated
 
 import typer
 
+from engine.core.request import Limits, prepare
+from engine.core.scheduler import Scheduler
+from engine.core.step import SampledToken, StepPlan, StepResult
 from engine.output.detokenizer import Detokenizer
-from engine.output.output import OutputFactory
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.submission import prepare
-from engine.scheduling.validation import Limits
-from engine.step.plan import SampledToken, StepPlan, StepResult
-from engine.types.request import Request, SamplingParams
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.group import Group
-from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.groups.window import WindowGroup, lease_slots
-from kvstore.index.radix_tree import RadixTree
+from engine.output.text import OutputFactory
+from engine.values.request import Request, SamplingParams
+from kvstore.pool import BlockPool
+from kvstore.recurrent import RecurrentGroup
+from kvstore.slots import Group
 from kvstore.store import KVStore
+from kvstore.tree import RadixTree
+from kvstore.window import WindowGroup, lease_slots
 from load_tests.report import Table
 from load_tests.terminal import show_figures
 

@@ -16,15 +16,15 @@ from pydantic import ByteSize
 from uvicorn.loops.auto import auto_loop_factory
 
 from engine.api import Telemetry
-from engine.building import assemble
+from engine.build import assemble
 from engine.child_process import start_child
-from engine.loop.inbox import Inbox
-from engine.loop.loop import Deliver
-from engine.loop.threaded import EngineParts
+from engine.core.inbox import Inbox
+from engine.core.loop import Deliver
+from engine.core.step import SampledToken, StepMasks, StepPlan, StepResult
+from engine.core.thread import EngineParts
 from engine.mlx_backend.backend import load_backend
 from engine.remote.engine import RemoteEngine
-from engine.step.plan import SampledToken, StepMasks, StepPlan, StepResult
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.settings import Settings
 from server.terminal.commands.serve import serve_models
 from server.transport.listening import listening

@@ -5,9 +5,9 @@ engine.
 import sys
 
 from engine.api import Telemetry
-from engine.loop.threaded import Build
+from engine.core.thread import Build
 from engine.remote.host import Report, main
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from load_tests.streams.paced import build
 
 

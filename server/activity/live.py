@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from engine.types.statistics import RequestInfo
+from engine.values.stats import RequestInfo
 from server.activity.tracker import TrackedRequest
 from server.schemas.admin import LiveRequest, LiveStatus
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from anyio import current_time, sleep
 
-from engine.types.statistics import EngineStats, LoopStats
+from engine.values.stats import EngineStats, LoopStats
 from server.schemas.admin import SeriesPoint
 
 KEPT_SECONDS = 900.0

@@ -8,8 +8,8 @@ from itertools import takewhile
 
 from anyio import current_time, get_cancelled_exc_class
 
-from engine.types.output import OutputEvent, Usage
-from engine.types.request import Request
+from engine.values.output import OutputEvent, Usage
+from engine.values.request import Request
 from server.errors import CLIENT_LEFT_STATUS, ApiError, ended_by_admin, timed_out, to_api_error
 from server.record import RequestRecord
 from server.schemas.admin import FinishedRequest

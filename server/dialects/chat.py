@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from engine.types.output import OutputEvent, TokenLogprob
+from engine.values.output import OutputEvent, TokenLogprob
 from server.dialects.calls import CallShape, Deltas, call_shape
 from server.dialects.dialect import generated, wire_json
 from server.dialects.logprobs import chat_logprobs

@@ -7,7 +7,7 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from engine.types.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.dialect import generated, wire_json
 from server.dialects.logprobs import CompletionLogprobBuilder, joined
 from server.dialects.openai import (

@@ -10,8 +10,8 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from engine.api import Engine
-from engine.types.output import OutputEvent
-from engine.types.request import Request
+from engine.values.output import OutputEvent
+from engine.values.request import Request
 from server.activity.tracker import RequestTracker
 from server.errors import ApiError
 from server.generation.events import ChoiceT, UsageMeter, generating

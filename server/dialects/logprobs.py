@@ -3,8 +3,8 @@
 import codecs
 from collections.abc import Sequence
 
-from engine.types.model import Tokenizer
-from engine.types.output import TokenLogprob
+from engine.values.model import Tokenizer
+from engine.values.output import TokenLogprob
 from server.schemas.chat import ChoiceLogprobs, TokenLogprobBody, TopLogprob
 from server.schemas.completions import CompletionLogprobs
 

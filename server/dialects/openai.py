@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from engine.types.output import FinishReason, OutputEvent
+from engine.values.output import FinishReason, OutputEvent
 from server.dialects.dialect import wire_json
 from server.errors import SERVER, ApiError
 from server.generation.events import UsageMeter

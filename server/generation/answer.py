@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine.types.model import Replay
-from engine.types.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.model import Replay
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.generation.events import UsageMeter
 from server.generation.plan import AnswerPlan
 from server.generation.replays import AssistantTurn, Call

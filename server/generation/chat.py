@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.types.request import Grammar
+from engine.values.request import Grammar
 from server.schemas.chat import Conversation
 from server.schemas.common import SampledRequest
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine.types.model import Task
-from engine.types.request import Request
+from engine.values.model import Task
+from engine.values.request import Request
 from server.generation.answer import ChatAnswer
 from server.generation.chat import Chat
 from server.generation.engine_requests import chat_request, check_token_ids

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine.types.model import Task
-from engine.types.request import Request
+from engine.values.model import Task
+from engine.values.request import Request
 from server.generation.engine_requests import (
     check_prompt,
     completion_requests,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from engine.types.model import Tokenizer
-from engine.types.request import Alternative, Constraint, Grammar, GrammarKind
+from engine.values.model import Tokenizer
+from engine.values.request import Alternative, Constraint, Grammar, GrammarKind
 from server.errors import invalid
 from server.generation.chat import Chat, Structure
 from server.generation.thinking import Thinking

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from engine.types.model import Embedder, ModelCard, Task
-from engine.types.request import Request
+from engine.values.model import Embedder, ModelCard, Task
+from engine.values.request import Request
 from server.errors import invalid
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel

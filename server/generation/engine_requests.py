@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from engine.types.model import ModelCard, SamplingDefaults
-from engine.types.request import Constraint, Request, SamplingParams
+from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.request import Constraint, Request, SamplingParams
 from server.errors import ApiError, ContextTooLong, invalid
 from server.generation.chat import Chat
 from server.generation.plan import AnswerPlan

@@ -14,8 +14,8 @@ from anyio import CapacityLimiter, Event
 from anyio.lowlevel import checkpoint
 
 from engine.api import Engine, EngineStopped
-from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
-from engine.types.request import Request
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.values.request import Request
 from server.activity.tracker import RequestTracker, TrackedRequest
 from server.errors import SERVER, ApiError
 from server.record import RequestRecord

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine.types.model import Replay
+from engine.values.model import Replay
 from server.generation.replays import AssistantTurn, Call, Replays
 from server.schemas.chat import Conversation, Message
 from server.schemas.tools import CustomToolCall, FunctionToolCall

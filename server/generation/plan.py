@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types.model import Replay, Tokenizer
-from engine.types.request import Constraint, ThinkingBudget
+from engine.values.model import Replay, Tokenizer
+from engine.values.request import Constraint, ThinkingBudget
 from server.errors import invalid
 from server.generation.chat import Chat, Structure
 from server.generation.constraints import ConstraintWriter, answer_constraint

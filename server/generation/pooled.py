@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from engine.api import PromptTooLong
-from engine.types.model import ModelCard, Tokenizer
-from engine.types.output import OutputEvent
-from engine.types.request import Pooling, Request
+from engine.values.model import ModelCard, Tokenizer
+from engine.values.output import OutputEvent
+from engine.values.request import Pooling, Request
 from server.errors import invalid
 from server.generation.engine_requests import check_prompt, too_long
 from server.generation.models import ServedModel

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from engine.api import PromptTooLong
-from engine.types.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
+from engine.values.model import NO_REPLAYS, ModelCard, Replay, Tokenizer
 from server.errors import invalid
 from server.generation.engine_requests import check_token_ids, too_long
 from server.generation.history import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from engine.types.model import Embedder, Reranker, Task, Tokenizer
-from engine.types.request import Pooling, Request
+from engine.values.model import Embedder, Reranker, Task, Tokenizer
+from engine.values.request import Pooling, Request
 from server.errors import invalid
 from server.generation.events import UsageMeter
 from server.generation.models import ServedModel

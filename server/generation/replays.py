@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from engine.types.model import Replay
+from engine.values.model import Replay
 
 MAX_ANSWERS = 1024
 MAX_TOKENS = 1_000_000

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.types.model import Tokenizer
+from engine.values.model import Tokenizer
 from server.generation.history import REASONING_FIELDS
 
 _WORD = "somethingthatissaid"

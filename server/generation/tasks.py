@@ -1,6 +1,6 @@
 """Whether a model is for what it is asked for."""
 
-from engine.types.model import Task
+from engine.values.model import Task
 from server.errors import ApiError, invalid
 from server.generation.models import ServedModel
 

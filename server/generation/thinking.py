@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine.types.model import Tokenizer
-from engine.types.request import ThinkingBlock, ThinkingBudget
+from engine.values.model import Tokenizer
+from engine.values.request import ThinkingBlock, ThinkingBudget
 from server.errors import invalid
 from server.parsing.answer import ReasoningFormat
 from server.schemas.errors import UNSUPPORTED

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.types.model import Embedder, Reranker
+from engine.values.model import Embedder, Reranker
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 

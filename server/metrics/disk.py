@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.types.statistics import DISK_FAULTS, DiskCacheStats
+from engine.values.stats import DISK_FAULTS, DiskCacheStats
 
 
 def disk_families(disk: DiskCacheStats) -> Iterator[Metric]:

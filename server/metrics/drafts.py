@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from engine.types.draft import DraftSource
-from engine.types.statistics import DraftCounts
+from engine.values.stats import DraftCounts, DraftSource
 
 
 def draft_families(counts: Mapping[DraftSource, DraftCounts]) -> Iterator[Metric]:

@@ -13,8 +13,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from engine.types.model import ModelCard
-from engine.types.statistics import CacheStats, EngineStats, LoopStats, SequenceCounts
+from engine.values.model import ModelCard
+from engine.values.stats import CacheStats, EngineStats, LoopStats, SequenceCounts
 from server.access.refusals import Refusals
 from server.metrics.disk import disk_families
 from server.metrics.drafts import draft_families

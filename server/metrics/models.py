@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from engine.types.model import ModelCard
-from engine.types.statistics import EngineStats
+from engine.values.model import ModelCard
+from engine.values.stats import EngineStats
 from server.metrics.telemetry import EngineTelemetry
 from server.pool.states import ModelState, State
 

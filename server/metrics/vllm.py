@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.types.output import FinishReason
-from engine.types.statistics import EngineStats, LoopStats, SequenceCounts
+from engine.values.output import FinishReason
+from engine.values.stats import EngineStats, LoopStats, SequenceCounts
 
 HISTOGRAMS = MappingProxyType(
     {

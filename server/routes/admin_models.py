@@ -6,7 +6,7 @@ from typing import Annotated
 from anyio import current_time
 from fastapi import APIRouter, Query
 
-from engine.types.statistics import EngineStats
+from engine.values.stats import EngineStats
 from server.models import KnownModel, LoadedModel
 from server.openapi import errors
 from server.pool.pooled_model import PooledModel

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from pydantic import BeforeValidator
 
-from engine.types.cache import ALL_TIERS, CacheTier, Cleared
+from engine.values.stats import ALL_TIERS, CacheTier, Cleared
 from server.errors import invalid
 from server.generation.engine_requests import check_prompt
 from server.generation.tokens import prompt_tokens

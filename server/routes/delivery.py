@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.api import EngineError
-from engine.types.output import OutputEvent
+from engine.values.output import OutputEvent
 from server.activity.tracker import RequestTracker
 from server.dialects.dialect import (
     ResponseBuilder,

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from engine.types.request import Request
+from engine.values.request import Request
 from server.dialects.chat_request import as_chat
 from server.generation.chat_task import chat_task
 from server.generation.completion_task import completion_task

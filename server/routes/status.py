@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fastapi import APIRouter
 
 from engine.api import EngineStopped
-from engine.types.statistics import LoopStats
+from engine.values.stats import LoopStats
 from server import __version__
 from server.openapi import errors
 from server.schemas.status import Health, Load, Version

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.types.request import WaitReason
+from engine.values.request import WaitReason
 from server.schemas.pool import PooledModels
 
 LiveStatus: TypeAlias = Literal["preparing", "waiting", "running", "sending"]

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.types.statistics import EngineStats
+from engine.values.stats import EngineStats
 
 
 class ProbeResponse(BaseModel):

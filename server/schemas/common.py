@@ -16,8 +16,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine.types.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
-from engine.types.request import Grammar
+from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from engine.values.request import Grammar
 from server.schemas.base import RequestModel, whole
 from server.schemas.structure import (
     Choices,

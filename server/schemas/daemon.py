@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.types.model import SamplingDefaults
+from engine.values.model import SamplingDefaults
 from server.schemas.cache import MemoryUse, Remembered
 
 SettingValue: TypeAlias = bool | int | float | str | list[str] | dict[str, str] | None

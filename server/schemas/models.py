@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from engine.types.model import SamplingDefaults, Task
+from engine.values.model import SamplingDefaults, Task
 from server.pool.states import State
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types.request import Grammar, GrammarKind
+from engine.values.request import Grammar, GrammarKind
 from server.schemas.base import RequestModel
 
 MAX_CHOICES = 1024

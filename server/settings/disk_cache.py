@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types.settings import DiskCacheConfig, DiskWrites
+from engine.values.settings import DiskCacheConfig, DiskWrites
 from server.settings.engine import EngineSettings
 
 LEAST_BYTES = 16 * 1024**2

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ByteSize, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.types.settings import AdapterConfig, DiskCacheConfig, EngineConfig
+from engine.values.settings import AdapterConfig, DiskCacheConfig, EngineConfig
 from server.settings.adapters import Adapters
 
 

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_settings import NoDecode
 
-from engine.types.settings import DEFAULT_NAME, EngineConfig
+from engine.values.settings import DEFAULT_NAME, EngineConfig
 from server.settings.conversation import ConversationSettings
 from server.settings.disk_cache import DiskCacheSettings
 from server.settings.engine import EngineSettings

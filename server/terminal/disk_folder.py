@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from engine import disk_folder
-from engine.disk_folder import FolderCheck, FolderUse, TierError
+from engine.disk_cache import folder as disk_folder
+from engine.disk_cache.folder import FolderCheck, FolderUse, TierError
 from server.terminal.errors import TerminalError
 from server.terminal.tables import listing
 from server.terminal.text import bytes_text, printable

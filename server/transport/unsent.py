@@ -6,7 +6,7 @@ from typing import cast
 
 from starlette.types import Scope
 
-from engine.types.output import OutputEvent, TokenLogprob
+from engine.values.output import OutputEvent, TokenLogprob
 from server.errors import SERVER, ApiError
 
 RETRY_AFTER_SECONDS = 5

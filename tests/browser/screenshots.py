@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from playwright.sync_api import Browser, Page, expect
 
-from engine.types.picture import CachePicture
+from engine.values.picture import CachePicture
 from server.settings import Settings
 from tests.browser.chromium import MISSING, chromium, executable
 from tests.browser.demo import DESKTOP as SMALL_DESKTOP

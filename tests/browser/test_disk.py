@@ -11,8 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.types.picture import HiddenRequests, PictureRequest
-from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.values.picture import HiddenRequests, PictureRequest
+from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.browser.axe import grave

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from engine.types.picture import CachePicture
+from engine.values.picture import CachePicture
 from server.schemas.cache_tree import CacheTree
 from tests.cache_scenes import Scene, agent_beside_short_prompts, many_leaves
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from engine.api import Engine, ModelError, Telemetry
 from engine.launch import Progress, fetch_repository
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.registry import ModelRegistry
 from server.settings import Settings
 from tests.browser.axe import grave

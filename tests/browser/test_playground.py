@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from engine.api import QueueFull
-from engine.types.request import Request
+from engine.values.request import Request
 from server.settings import Settings
 from tests.browser.axe import grave
 from tests.browser.conftest import Serve, Visit

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 from pydantic import SecretStr
 
-from engine.types.request import WaitReason
+from engine.values.request import WaitReason
 from server.activity.series import INTERVAL_SECONDS
 from server.settings import Settings
 from tests.browser.axe import grave

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from engine.types.picture import CachePicture
+from engine.values.picture import CachePicture
 from server.settings import Settings
 from tests.browser.axe import grave, in_each_scheme
 from tests.browser.conftest import Visit

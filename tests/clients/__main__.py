@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.clients.catalogue import CLIENTS, ROOT, Client

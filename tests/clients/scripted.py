@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.types.model import NO_REPLAYS, Replay
-from engine.types.output import OutputEvent
-from engine.types.request import GrammarKind, Request
+from engine.values.model import NO_REPLAYS, Replay
+from engine.values.output import OutputEvent
+from engine.values.request import GrammarKind, Request
 from tests.clients.scenario import (
     CITY,
     DAY,

@@ -28,9 +28,9 @@ from rich.markup import escape
 
 from engine.api import Engine
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types.request import Request, SamplingParams
-from engine.types.settings import EngineConfig
-from engine.types.statistics import LoopStats
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import EngineConfig
+from engine.values.stats import LoopStats
 from load_tests.report import Table
 from server.metrics.telemetry import EngineTelemetry
 from tests.golden.driving import NEAR_TIE, shortfall

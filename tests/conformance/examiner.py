@@ -8,7 +8,7 @@ from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.cascade import CascadeAttention
-from engine.types.request import Request, SamplingParams
+from engine.values.request import Request, SamplingParams
 from tests.devices import strategies, tolerance
 from tests.golden.driving import NEAR_TIE, Driver, Logits, random_tokens, reference, shortfall
 from tests.offline import OfflineDaemon, Room, Served

@@ -12,7 +12,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import CLIENT_KEY_VARIABLE, Settings
 from tests.contract.daemon import running

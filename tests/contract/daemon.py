@@ -11,7 +11,7 @@ from anyio import create_task_group
 from fastapi import FastAPI
 
 from engine.api import Engine, ModelError, Telemetry
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.app import create_app
 from server.lifecycle import DrainingServer
 from server.metrics.telemetry import EngineTelemetry

@@ -13,12 +13,9 @@ from anyio.abc import TaskGroup
 
 from engine.api import CacheWatch, EngineStopped
 from engine.remote.request_counters import RequestCounters
-from engine.types.cache import ALL_TIERS, CacheTier, Cleared, Probed
-from engine.types.draft import DraftSource
-from engine.types.memory import MemoryPromise, MemoryStats
-from engine.types.model import NO_REPLAYS, Embedder, ModelCard, Replay
-from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
-from engine.types.picture import (
+from engine.values.model import NO_REPLAYS, Embedder, ModelCard, Replay
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.values.picture import (
     ArenaBlocks,
     CachePicture,
     DiskUse,
@@ -32,17 +29,25 @@ from engine.types.picture import (
     PictureNode,
     PictureRequest,
 )
-from engine.types.recent import HitRecord, RecentHits
-from engine.types.request import Pooling, Request, WaitReason
-from engine.types.statistics import (
+from engine.values.request import Pooling, Request, WaitReason
+from engine.values.stats import (
+    ALL_TIERS,
     CacheStats,
+    CacheTier,
+    Cleared,
     DiskCacheStats,
     DraftCounts,
+    DraftSource,
     EngineStats,
+    HitRecord,
     LoopStats,
+    MemoryPromise,
+    MemoryStats,
+    Probed,
+    RecentHits,
     RequestInfo,
 )
-from kvstore.groups.group import GroupStats
+from kvstore.slots import GroupStats
 
 END_OF_TEXT = 256
 DIMENSIONS = 8  # of what is pooled

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types.settings import AdapterConfig, EngineConfig
+from engine.values.settings import AdapterConfig, EngineConfig
 from server.generation.models import namings, served_models
 from server.generation.replays import Replays
 from server.metrics.telemetry import EngineTelemetry

@@ -10,13 +10,13 @@ import mlx.core as mx
 import pytest
 
 from engine.api import Engine
-from engine.building import builder
+from engine.build import builder
 from engine.launch import launch
 from engine.measuring.telemetry import SilentTelemetry
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
-from engine.types.cache import CacheTier
-from engine.types.request import Request, SamplingParams
-from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.values.stats import CacheTier
 from kvstore.tier.types import MIB, TierError
 from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
-from engine.types.model import Reranker
-from engine.types.request import Pooling, Request
+from engine.values.model import Reranker
+from engine.values.request import Pooling, Request
 from server.generation import ranking_task
 from server.settings import Settings
 from tests.contract.daemon import running

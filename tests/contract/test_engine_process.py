@@ -16,9 +16,9 @@ from engine.measuring.telemetry import SilentTelemetry
 from engine.remote import connection
 from engine.remote import engine as remote_engine
 from engine.remote.engine import RemoteEngine
-from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import Request
-from engine.types.settings import EngineConfig
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.request import Request
+from engine.values.settings import EngineConfig
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.loop.inbox import Inbox
+from engine.core.inbox import Inbox
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running

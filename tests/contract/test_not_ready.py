@@ -11,7 +11,7 @@ from anyio import Event, create_task_group, fail_after
 from anyio.lowlevel import checkpoint
 
 from engine.api import Engine, Telemetry
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.not_ready import answering_not_ready
 from server.settings import Settings
 from server.terminal.client.http import Endpoint

@@ -16,7 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from engine.api import Engine, Telemetry
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server import openapi
 from server.registry import ModelRegistry
 from server.settings import Settings

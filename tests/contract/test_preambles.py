@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types.model import NO_REPLAYS
+from engine.values.model import NO_REPLAYS
 from tests.contract.test_tools import TOOLS, USER, Daemon, RecordingTokenizer, daemon
 
 

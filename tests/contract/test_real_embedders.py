@@ -16,8 +16,8 @@ from openai import OpenAI
 from tokenizers import Tokenizer
 
 from engine.api import ModelError
-from engine.types.request import Pooling
-from engine.types.settings import EngineConfig
+from engine.values.request import Pooling
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family

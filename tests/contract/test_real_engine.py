@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family

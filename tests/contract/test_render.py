@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types.request import Request
+from engine.values.request import Request
 from server.settings import Settings
 from server.workers import LARGE_BYTES
 from tests.contract.conftest import CLIENT_SECONDS, ChatBody

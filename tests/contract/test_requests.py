@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from engine.api import QueueFull
-from engine.types.request import WaitReason
+from engine.values.request import WaitReason
 from server.activity.series import INTERVAL_SECONDS
 from server.routes.activity import SHOWN_REQUESTS
 from server.settings import Settings

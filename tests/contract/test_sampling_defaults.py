@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types.model import SamplingDefaults
-from engine.types.request import SamplingParams
+from engine.values.model import SamplingDefaults
+from engine.values.request import SamplingParams
 from server.settings import Settings
 from tests.contract.conftest import strict_client
 from tests.contract.daemon import running

@@ -14,8 +14,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import server
-from engine.types.cache import CacheTier
-from engine.types.model import ModelCard
+from engine.values.model import ModelCard
+from engine.values.stats import CacheTier
 from server.app import create_app
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings

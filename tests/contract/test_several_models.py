@@ -17,9 +17,8 @@ from huggingface_hub import constants
 
 from engine.api import Engine, ModelError, Telemetry
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types.memory import MemoryPromise, MemoryStats
-from engine.types.settings import EngineConfig
-from engine.types.statistics import EngineStats, RequestInfo
+from engine.values.settings import EngineConfig
+from engine.values.stats import EngineStats, MemoryPromise, MemoryStats, RequestInfo
 from server import model_cache, registry
 from server.registry import ModelRegistry
 from server.settings import Settings

@@ -9,8 +9,8 @@ import pytest
 from engine.api import Engine
 from engine.launch import launch
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
-from engine.types.request import Request, SamplingParams
-from engine.types.settings import DiskCacheConfig, EngineConfig
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import DiskCacheConfig, EngineConfig
 from kvstore.tier.types import MIB
 from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.daemon import running

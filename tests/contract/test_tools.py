@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from engine.types.model import NO_REPLAYS, Replay
-from engine.types.request import GrammarKind
+from engine.values.model import NO_REPLAYS, Replay
+from engine.values.request import GrammarKind
 from server.parsing.registry import TOOL_FORMATS
 from server.parsing.typed_values import MAX_REFERENCE_STEPS
 from server.settings import Settings

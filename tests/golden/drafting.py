@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from engine.constraints.masks import mask_words
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.step.plan import (
+from engine.core.step import (
     NO_MASKS,
     Chunk,
     Masks,
@@ -17,7 +16,8 @@ from engine.step.plan import (
     StepPlan,
     StepResult,
 )
-from engine.types.request import SamplingParams
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
+from engine.values.request import SamplingParams
 from kvstore import invariants
 from tests.golden.driving import Driver, Subject, compute
 

@@ -9,28 +9,28 @@ import numpy.typing as npt
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
-from engine.mlx_backend.attention.strategy import Attention
-from engine.mlx_backend.launch import Launch
-from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.mlx_backend.runner import MlxRunner
-from engine.mlx_backend.sampling.row import SamplingRow
-from engine.mlx_backend.sampling.sampler import Drawn, Sampler
-from engine.step.plan import (
+from engine.core.step import (
     BatchEntry,
     Chunk,
     Masks,
+    ModelRunner,
     Sampling,
     SequenceId,
     StepMasks,
     StepPlan,
     StepResult,
 )
-from engine.step.runner import ModelRunner
-from engine.types.request import SamplingParams
+from engine.mlx_backend.attention.strategy import Attention
+from engine.mlx_backend.launch import Launch
+from engine.mlx_backend.measuring.configs import VOCAB_SIZE
+from engine.mlx_backend.runner import MlxRunner
+from engine.mlx_backend.sampling.row import SamplingRow
+from engine.mlx_backend.sampling.sampler import Drawn, Sampler
+from engine.values.request import SamplingParams
 from kvstore import invariants
-from kvstore.actions import StepOps
-from kvstore.blocks.pool import BlockPool
 from kvstore.lease import Lease, Refusal
+from kvstore.ops import StepOps
+from kvstore.pool import BlockPool
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.devices import SERVING_LAUNCH, tolerance

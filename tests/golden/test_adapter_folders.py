@@ -13,7 +13,7 @@ from engine.mlx_backend.assembly import describe
 from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.loading.adapter_files import CONFIG, WEIGHTS
 from engine.mlx_backend.loading.loader import open_model
-from engine.types.settings import AdapterConfig, EngineConfig
+from engine.values.settings import AdapterConfig, EngineConfig
 from tests.adapters import write_adapter, write_folder
 
 GOOD = {"fine_tune_type": "lora", "num_layers": 1, "lora_parameters": {"rank": 2, "scale": 1.0}}

@@ -16,8 +16,8 @@ from engine.mlx_backend.cpu.cascade import CascadeAttention
 from engine.mlx_backend.loading.adapter_files import WEIGHTS
 from engine.mlx_backend.loading.loader import load_weights, open_model
 from engine.mlx_backend.loading.selfcheck import GPU_TOLERANCE
-from engine.types.request import Request, SamplingParams
-from engine.types.settings import AdapterConfig
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import AdapterConfig
 from tests.adapters import adapted_peer, write_adapter
 from tests.checkpoints import FAMILIES, write_family
 from tests.devices import rounding, strategies, tolerance

@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from engine.api import Engine, InvalidRequest
 from engine.launch import launch
-from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import (
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.request import (
     Alternative,
     Constraint,
     Grammar,
@@ -24,7 +24,7 @@ from engine.types.request import (
     ThinkingBlock,
     ThinkingBudget,
 )
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.parsing.formats.json_calls import HERMES
 from server.parsing.lark import Function, calls_grammar

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types.request import Request, SamplingParams
+from engine.values.request import Request, SamplingParams
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import reference
 from tests.offline import OfflineDaemon, Room, Served, load

@@ -13,10 +13,10 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.constraints.masks import mask_words
+from engine.core.step import SampledToken, StepMasks
 from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.model.batching import LADDER
-from engine.step.plan import SampledToken, StepMasks
-from engine.types.request import SamplingParams
+from engine.values.request import SamplingParams
 from tests.checkpoints import Family, write_family
 from tests.devices import tolerance
 from tests.golden.conftest import ATTENTION

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.core.step import BatchEntry, Chunk, RunnerLost, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
@@ -15,10 +16,8 @@ from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.arena import Arena, LayerArena
 from engine.mlx_backend.storage.storage import Storage
-from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
-from engine.step.runner import RunnerLost
-from engine.types.request import SamplingParams
-from kvstore.actions import TablePatch
+from engine.values.request import SamplingParams
+from kvstore.ops import TablePatch
 from kvstore.types import SlotId
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import BLOCK_SIZE, Driver, compute, random_tokens

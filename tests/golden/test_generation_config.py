@@ -8,10 +8,10 @@ import pytest
 from engine.launch import launch
 from engine.mlx_backend.backend import load_backend
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.types.model import ModelCard, SamplingDefaults
-from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import Request, SamplingParams
-from engine.types.settings import EngineConfig
+from engine.values.model import ModelCard, SamplingDefaults
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import FAMILIES, write_family
 

@@ -16,6 +16,7 @@ from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 from mlx_lm.utils import load_model
 
 from engine.api import ModelError
+from engine.core.step import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.assembly import attentions
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.backend import describe_machine, load_backend
@@ -31,10 +32,9 @@ from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.forward import Forward
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.storage.arena import Arena, LayerShape
-from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepPlan
-from engine.types.request import SamplingParams
-from engine.types.settings import EngineConfig
-from kvstore.actions import TablePatch
+from engine.values.request import SamplingParams
+from engine.values.settings import EngineConfig
+from kvstore.ops import TablePatch
 from tests.checkpoints import FAMILIES, Family, write_family
 from tests.devices import tolerance
 from tests.golden.driving import Driver, compute, random_tokens, reference, rms

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 
+from engine.core.step import Chunk
 from engine.mlx_backend.attention.strategy import Attention, GatherAttention
 from engine.mlx_backend.cpu.work import work_list
 from engine.mlx_backend.model.forward import Forward, TokenSpan
-from engine.step.plan import Chunk
 from tests.devices import tolerance
 from tests.golden.driving import (
     BLOCK_SIZE,

@@ -8,6 +8,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from engine.core.step import (
+    BatchEntry,
+    Chunk,
+    ModelRunner,
+    Sampling,
+    SequenceId,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
 from engine.mlx_backend import runner
 from engine.mlx_backend.attention.joined import UnreadView
 from engine.mlx_backend.attention.strategy import Attention
@@ -16,18 +26,8 @@ from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.measuring.donation import steps_in_flight
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step.plan import (
-    BatchEntry,
-    Chunk,
-    Sampling,
-    SequenceId,
-    StepMasks,
-    StepPlan,
-    StepResult,
-)
-from engine.step.runner import ModelRunner
-from engine.types.request import Request, SamplingParams
-from kvstore.actions import TablePatch
+from engine.values.request import Request, SamplingParams
+from kvstore.ops import TablePatch
 from tests.devices import cpu_attention, launches
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import compute, random_tokens

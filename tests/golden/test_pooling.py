@@ -9,7 +9,7 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from engine.mlx_backend.attention.strategy import Attention
-from engine.types.request import Pooling, Request, SamplingParams
+from engine.values.request import Pooling, Request, SamplingParams
 from tests.devices import tolerance
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import random_tokens

@@ -7,14 +7,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.core.step import BatchEntry, Chunk, Sampling, SequenceId, StepMasks, StepPlan
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
 from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepMasks, StepPlan
-from engine.types.request import SamplingParams
-from kvstore.actions import (
+from engine.values.request import SamplingParams
+from kvstore.ops import (
     FillBlock,
     FillState,
     FillWindow,
@@ -23,10 +23,10 @@ from kvstore.actions import (
     StorageOp,
     TablePatch,
 )
-from kvstore.blocks.table import blocks_for
-from kvstore.groups.recurrent import RecurrentState
-from kvstore.groups.window import WindowState
+from kvstore.pool import blocks_for
+from kvstore.recurrent import RecurrentState
 from kvstore.types import BlockId, SlotId
+from kvstore.window import WindowState
 from tests.golden.conftest import ATTENTION
 from tests.golden.driving import BLOCK_SIZE, Driver, Subject, compute, random_tokens
 from tests.offline import Room, Served, cached_model

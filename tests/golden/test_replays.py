@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from engine.mlx_backend.attention.strategy import GatherAttention
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.types.request import Request, SamplingParams
+from engine.values.request import Request, SamplingParams
 from tests.answering import (
     FAMILIES,
     THINKING,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from engine.core.inbox import Inbox
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.loop.inbox import Inbox
 from engine.mlx_backend.storage.storage import Storage
-from engine.types.request import Request, SamplingParams
-from engine.types.settings import DiskWrites
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import DiskWrites
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import TierLimits

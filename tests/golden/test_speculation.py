@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from mlx.nn.layers.base import Module
 
+from engine.core.step_builder import StepBuilder
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.launch import Launch
 from engine.mlx_backend.measuring.configs import VOCAB_SIZE
-from engine.scheduling.step_builder import StepBuilder
-from engine.types.request import Request, SamplingParams
+from engine.values.request import Request, SamplingParams
 from tests.devices import SERVING_LAUNCH, launches
 from tests.golden.driving import expect_greedy, random_tokens
 from tests.offline import OfflineDaemon, Room, Served

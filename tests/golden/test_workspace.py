@@ -23,8 +23,8 @@ from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.storage.storage import Storage
-from engine.types.settings import EngineConfig
-from kvstore.groups.sizes import StorageSizes
+from engine.values.settings import EngineConfig
+from kvstore.sizes import StorageSizes
 from tests.devices import cpu_memory
 
 HEADS = 8

@@ -4,7 +4,7 @@ import sys
 from typing import NoReturn
 from unittest import mock
 
-from engine.building import builder
+from engine.build import builder
 from engine.remote.host import main
 
 

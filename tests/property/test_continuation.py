@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.blocks.pool import BlockPool
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.radix_tree import RadixTree
+from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens, unpacked
+from kvstore.tree import PrefixIndex, RadixTree
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import NS, make_store, run_of, serve
 

@@ -5,9 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.costs import StepCosts
-from engine.scheduling.step_budget import StepBudget
-from engine.step.plan import StepWork, chunk_beginning
+from engine.core.budget import StepBudget, StepCosts
+from engine.core.step import StepWork, chunk_beginning
 from tests.unit.simulated_machine import beside
 
 counts = st.integers(0, 100_000)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from engine.output.detokenizer import REPLACEMENT, detokenizer_factory
-from engine.types.request import Request
+from engine.values.request import Request
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. don't, isn't, (well) -- 3.14\n\n\tindented",

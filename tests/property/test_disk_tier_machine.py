@@ -21,9 +21,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kvstore.digest import Digest
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, Extent, Fault
+from kvstore.tokens import Digest
 from tests.profiles import examples
 from tests.tier_harness import (
     LIMITS,

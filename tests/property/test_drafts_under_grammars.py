@@ -16,7 +16,7 @@ from engine.constraints.masks import mask_words, masks_of
 from engine.constraints.remote.trials import Verdict
 from engine.constraints.worker.grammar import GrammarError, compile_grammar
 from engine.constraints.worker.opened import OpenMatcher
-from engine.types.request import (
+from engine.values.request import (
     Alternative,
     Constraint,
     Grammar,

@@ -20,13 +20,13 @@ from hypothesis.stateful import (
 )
 
 from kvstore import invariants
-from kvstore.actions import CopyBlock
-from kvstore.blocks.pool import BlockPool
-from kvstore.index.in_flight import PendingPrompt
-from kvstore.index.radix_tree import RadixTree
+from kvstore.in_flight import PendingPrompt
 from kvstore.lease import Lease, Refusal
+from kvstore.ops import CopyBlock
+from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 from tests.profiles import examples
 

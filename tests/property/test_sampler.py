@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.step import NO_MASKS, Sampling
 from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens
 from engine.mlx_backend.sampling.sampler import Sampler
-from engine.step.plan import NO_MASKS, Sampling
-from engine.types.request import SamplingParams
+from engine.values.request import SamplingParams
 
 VOCAB = 8
 

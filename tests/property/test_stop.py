@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.output.output import StopChecker
+from engine.output.text import StopChecker
 
 ALPHABET = "ab"  # so that beginnings overlap
 

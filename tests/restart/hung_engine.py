@@ -5,7 +5,7 @@ WHAT`.
 import sys
 from unittest import mock
 
-from engine.building import builder
+from engine.build import builder
 from engine.remote.host import main
 from tests.restart.hung_daemon import HANGING, hang
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engine.launch import launch
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import SHALLOW, write_family
 from tests.schemas.answers import answers_conform

@@ -9,8 +9,8 @@ from decimal import Decimal
 import jsonschema
 
 from engine.api import Engine, InvalidRequest
-from engine.types.output import FinishReason
-from engine.types.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
+from engine.values.output import FinishReason
+from engine.values.request import Constraint, Grammar, GrammarKind, Request, SamplingParams
 from tests.schemas.generate import Generator, Schema
 
 AT_ONCE = 32

@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from engine.api import InvalidRequest
-from engine.types.request import Grammar, GrammarKind
+from engine.values.request import Grammar, GrammarKind
 from tests.grammars import LocalGrammars, demo_tokenizer
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.launch import launch
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from tests.checkpoints import SHALLOW, write_family
 from tests.schemas.answers import answers_conform

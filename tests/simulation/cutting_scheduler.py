@@ -2,13 +2,13 @@
 
 from random import Random
 
+from engine.core.request import Limits
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import LiveSequence
+from engine.core.step_builder import StepBuilder
 from engine.disk_cache.cache import DiskCache
-from engine.drafts.speculator import LiveSpeculator
-from engine.output.output import OutputFactory
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import LiveSequence
-from engine.scheduling.step_builder import StepBuilder
-from engine.scheduling.validation import Limits
+from engine.drafts.proposer import LiveSpeculator
+from engine.output.text import OutputFactory
 from kvstore.store import KVStore
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import NAMESPACES

@@ -7,29 +7,27 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
+from engine.core.inbox import Inbox
+from engine.core.loop import Deliver, EngineLoop
+from engine.core.metrics import LatencyTracker
+from engine.core.request import Limits, Submission, prepare
+from engine.core.scheduler import Scheduler
+from engine.core.step import SequenceId
 from engine.disk_cache.cache import NO_DISK_CACHE, TieredCache
 from engine.disk_cache.load_budget import LoadLimits
 from engine.disk_cache.loader import DiskLoader, LoadRules, _Load
 from engine.disk_cache.writer import DiskWriter, WriteRules
-from engine.loop.inbox import Inbox
-from engine.loop.loop import Deliver, EngineLoop
 from engine.measuring.telemetry import SilentTelemetry
-from engine.output.output import OutputFactory
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.submission import Submission, prepare
-from engine.scheduling.validation import Limits
-from engine.step.plan import SequenceId
-from engine.types.request import Request
-from engine.types.settings import DiskWrites
-from engine.watching.latency import LatencyTracker
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.group import Group
-from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.groups.sizes import StorageBytes
-from kvstore.groups.window import WindowGroup, lease_slots
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.radix_tree import RadixTree
+from engine.output.text import OutputFactory
+from engine.values.request import Request
+from engine.values.settings import DiskWrites
+from kvstore.pool import BlockPool
+from kvstore.recurrent import RecurrentGroup
+from kvstore.sizes import StorageBytes
+from kvstore.slots import Group
 from kvstore.store import KVStore
+from kvstore.tree import PrefixIndex, RadixTree
+from kvstore.window import WindowGroup, lease_slots
 from tests.simulation.census import Census
 from tests.simulation.checks import fairness
 from tests.simulation.cutting_scheduler import CuttingScheduler

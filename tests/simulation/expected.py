@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.constraints.matcher import Complete
-from engine.types.output import FinishReason
-from engine.types.request import Pooling, Request, ThinkingBudget
+from engine.values.output import FinishReason
+from engine.values.request import Pooling, Request, ThinkingBudget
 from tests.simulation.grammars import follow, ruled_out
 from tests.simulation.model import ROOT, chain, fingerprint, pooled_number, sample, text_of
 

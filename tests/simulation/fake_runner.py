@@ -7,7 +7,7 @@ from enum import Enum
 
 import numpy as np
 
-from engine.step.plan import (
+from engine.core.step import (
     Chunk,
     Masks,
     SampledToken,
@@ -18,9 +18,9 @@ from engine.step.plan import (
     StepResult,
     Vector,
 )
-from engine.types.output import TokenLogprob
-from engine.types.request import Pooling
-from kvstore.actions import (
+from engine.values.output import TokenLogprob
+from engine.values.request import Pooling
+from kvstore.ops import (
     CopyBlock,
     CopyState,
     CopyWindowBlock,
@@ -34,10 +34,10 @@ from kvstore.actions import (
     StorageOp,
     TablePatch,
 )
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.group import Group
-from kvstore.groups.window import WindowGroup
+from kvstore.pool import BlockPool
+from kvstore.slots import Group
 from kvstore.types import BlockId, SlotId
+from kvstore.window import WindowGroup
 from tests.simulation.model import (
     ROOT,
     chain,

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.disk_cache.tier import Found
-from kvstore.digest import Digest
 from kvstore.tier.tally import TierCounters
 from kvstore.tier.tier import TierStats
 from kvstore.tier.types import Entry, EntryInfo, Extent, ReadRun
+from kvstore.tokens import Digest
 
 
 @dataclass(eq=False, slots=True)

@@ -10,8 +10,8 @@ from engine.constraints.guide import GuideFactory
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, Complete, LookAhead, Matcher, Refused
 from engine.constraints.remote.trials import Verdict
-from engine.step.plan import SequenceId
-from engine.types.request import Request
+from engine.core.step import SequenceId
+from engine.values.request import Request
 from tests.looking_ahead import told_ahead
 from tests.simulation.census import Census, Happening
 from tests.simulation.model import ROOT, chain

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from engine.core.sequence import LiveSequence
 from engine.disk_cache.loader import _Load
-from engine.scheduling.sequence import LiveSequence
 from tests.simulation.census import Census, Happening
 from tests.simulation.daemon import Daemon
 

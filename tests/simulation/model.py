@@ -8,7 +8,7 @@ adapter alone.
 from array import array
 from collections.abc import Sequence
 
-from engine.scheduling.namespaces import Namespaces
+from engine.core.request import Namespaces
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 ROOT = 0x9E3779B97F4A7C15

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from random import Random
 
-from engine.drafts.draft import Draft
-from engine.drafts.speculation import LiveSpeculation
-from engine.types.draft import DraftSource
+from engine.drafts.proposer import LiveSpeculation
+from engine.drafts.sources import Draft
+from engine.values.stats import DraftSource
 
 
 class Overconfident(LiveSpeculation):

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from engine.scheduling.sequence import LiveSequence
-from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
-from engine.types.request import Request
+from engine.core.sequence import LiveSequence
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.values.request import Request
 from tests.simulation.expected import Expected
 
 

@@ -9,16 +9,15 @@ from math import inf
 from random import Random
 
 from engine.api import InvalidRequest, QueueFull
-from engine.drafts.acceptance import AcceptanceRates, SequenceRates
-from engine.drafts.speculation import LiveSpeculation
-from engine.loop.stats import loop_stats
-from engine.scheduling.sequence import LiveSequence
-from engine.step.plan import SequenceId
-from engine.types.cache import CacheTier
-from engine.types.output import FinishReason, OutputEvent
-from engine.watching.namespaces import namespace_id
+from engine.core.sequence import LiveSequence
+from engine.core.statistics import loop_stats
+from engine.core.step import SequenceId
+from engine.drafts.proposer import AcceptanceRates, LiveSpeculation, SequenceRates
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.stats import CacheTier
+from engine.watch.snapshot import namespace_id
 from kvstore import invariants
-from kvstore.digest import root_digest
+from kvstore.tokens import root_digest
 from kvstore.types import Namespace
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.disk import DiskCheck

@@ -6,8 +6,7 @@ from functools import cache
 
 import pytest
 
-from engine.scheduling.admission import Admission
-from engine.scheduling.waiting import Turns
+from engine.core.queue import Admission, Turns
 from tests.profiles import examples
 from tests.simulation.census import Census, Happening
 from tests.simulation.simulator import run

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from engine.disk_cache.tier import Found
-from kvstore.digest import Digest
 from kvstore.tier.tally import TierCounters
 from kvstore.tier.tier import TierStats
 from kvstore.tier.types import Entry, EntryInfo, Extent, Fault, ReadFailure, ReadRun
+from kvstore.tokens import Digest
 from tests.simulation.census import Census, Happening
 from tests.simulation.checks.records import RecordCheck
 from tests.simulation.fake_tier import FakeTicket, Stored

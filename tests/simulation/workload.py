@@ -4,8 +4,8 @@ from collections import deque
 from random import Random
 from typing import Any
 
-from engine.scheduling.validation import Limits
-from engine.types.request import (
+from engine.core.request import Limits
+from engine.values.request import (
     Constraint,
     Grammar,
     GrammarKind,

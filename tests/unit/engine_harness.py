@@ -4,23 +4,20 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from engine.core.request import Limits, prepare
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import LiveSequence
+from engine.core.step import SequenceId, StepMasks, StepPlan
 from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
-from engine.drafts.acceptance import AcceptanceRates, SequenceRates
-from engine.drafts.speculation import DraftMaker, LiveSpeculation
-from engine.output.output import OutputFactory
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import LiveSequence
-from engine.scheduling.submission import prepare
-from engine.scheduling.validation import Limits
-from engine.step.plan import SequenceId, StepMasks, StepPlan
-from engine.types.output import FinishReason, OutputEvent, Usage
-from engine.types.request import Pooling, Request, SamplingParams
+from engine.drafts.proposer import AcceptanceRates, DraftMaker, LiveSpeculation, SequenceRates
+from engine.output.text import OutputFactory
+from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.request import Pooling, Request, SamplingParams
 from kvstore import invariants
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.group import Group
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.radix_tree import RadixTree
+from kvstore.pool import BlockPool
+from kvstore.slots import Group
 from kvstore.store import KVStore
+from kvstore.tree import PrefixIndex, RadixTree
 from tests.simulation.daemon import LetterDetokenizer
 from tests.simulation.fake_runner import FakeRunner
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from kvstore import invariants
-from kvstore.actions import CopyBlock
-from kvstore.blocks.pool import BlockPool
-from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Lease, Refusal
+from kvstore.ops import CopyBlock
+from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 
 NS = Namespace(model="m")

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine.drafts.draft import Draft
-from engine.types.draft import DraftSource
+from engine.drafts.sources import Draft
+from engine.values.stats import DraftSource
 
 
 class ScriptedDrafter:

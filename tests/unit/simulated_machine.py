@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from engine.scheduling.costs import StepCosts
-from engine.scheduling.step_budget import StepBudget
-from engine.step.plan import StepWork
+from engine.core.budget import StepBudget, StepCosts
+from engine.core.step import StepWork
 
 CPU = (12e-3, 1.3e-3, 3e-6, 0.6e-3, 0.5e-6, 5e-6, 1e-3, 1e-3)
 GPU = (20e-3, 0.05e-3, 0.02e-6, 0.02e-3, 0.001e-6, 0.01e-6, 1e-3, 0.05e-3)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.types.request import Alternative, GrammarKind
+from engine.values.request import Alternative, GrammarKind
 from server.dialects.chat_request import as_chat
 from server.errors import ApiError
 from server.generation.plan import AnswerPlan, AnswerPlanner

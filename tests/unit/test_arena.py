@@ -11,7 +11,7 @@ from engine.mlx_backend.storage.arena import (
     block_bytes,
     independent_copies,
 )
-from kvstore.actions import CopyBlock
+from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
 
 

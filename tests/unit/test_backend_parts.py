@@ -24,8 +24,8 @@ from engine.mlx_backend.loading.checkpoint import max_context_tokens
 from engine.mlx_backend.loading.source import find_checkpoint
 from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.forward_batch import ForwardCost, group_by_length, padded
-from engine.types.settings import EngineConfig
-from kvstore.groups.window import lease_slots
+from engine.values.settings import EngineConfig
+from kvstore.window import lease_slots
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 
+from engine.core.step import BatchEntry, Sampling, SequenceId, StepPlan
 from engine.mlx_backend.batch import Batch
-from engine.step.plan import BatchEntry, Sampling, SequenceId, StepPlan
-from engine.types.request import SamplingParams
+from engine.values.request import SamplingParams
 
 NAME = SequenceId(1)
 

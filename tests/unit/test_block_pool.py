@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.blocks.pool import BlockPool
+from kvstore.pool import BlockPool
 from kvstore.types import BlockId
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.blocks.table import BlockTable, blocks_for
+from kvstore.pool import BlockTable, blocks_for
 from kvstore.types import BlockId
 
 

@@ -14,7 +14,7 @@ from engine.api import ModelError
 from engine.mlx_backend.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from engine.text.tokenizer import CheckpointTokenizer
-from engine.types.model import TemplateKind
+from engine.values.model import TemplateKind
 from tests.checkpoints import FAMILIES, write_family
 
 NAMED = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]

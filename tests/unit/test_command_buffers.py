@@ -75,7 +75,8 @@ module.limit_by_operations = end
         (
             "engine.mlx_backend.backend",
             "load_backend",
-            "from engine.types.settings import EngineConfig\nload_backend(EngineConfig(''), print)",
+            "from engine.values.settings import EngineConfig\n"
+            "load_backend(EngineConfig(''), print)",
         ),
         ("engine.measuring.worker", "main", "main('0')"),
     ],

@@ -5,9 +5,8 @@ import statistics
 
 import pytest
 
-from engine.scheduling.costs import StepCosts
-from engine.scheduling.step_budget import StepBudget
-from engine.step.plan import StepWork
+from engine.core.budget import StepBudget, StepCosts
+from engine.core.step import StepWork
 from tests.unit.simulated_machine import CPU, GPU, SLOW_CPU, Machine, beside
 
 LIMIT_SECONDS = 0.25

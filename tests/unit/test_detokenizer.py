@@ -4,7 +4,7 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from engine.output.detokenizer import WindowDetokenizer, detokenizer_factory
-from engine.types.request import Request
+from engine.values.request import Request
 
 FOX = "🦊".encode()
 

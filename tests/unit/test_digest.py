@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from blake3 import blake3
 
-from kvstore.digest import block_digests, root_digest
+from kvstore.tokens import block_digests, root_digest
 from kvstore.types import Namespace
 
 NS = Namespace(model="qwen3", adapter="", kv_format="float32", cache_salt="ü")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from anyio import Event, create_task_group, fail_after, sleep_forever
 
-from engine.fetching import fetch_repository
+from engine.child_process import fetch_repository
 from engine.launch import ModelError, Progress
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
 from server.dialects.ollama.pull import pull_lines

@@ -1,13 +1,11 @@
 """What is counted of drafts, from the scheduler to what the server gets."""
 
-from engine.loop.stats import loop_stats
+from engine.core.metrics import LatencyTracker
+from engine.core.scheduler import Scheduler
+from engine.core.statistics import loop_stats
 from engine.measuring.telemetry import SilentTelemetry
-from engine.scheduling.scheduler import Scheduler
-from engine.types.draft import DraftSource
-from engine.types.recent import HitRecord
-from engine.types.statistics import DraftCounts, LoopStats
-from engine.watching.latency import LatencyTracker
-from kvstore.groups.sizes import StorageBytes
+from engine.values.stats import DraftCounts, DraftSource, HitRecord, LoopStats
+from kvstore.sizes import StorageBytes
 from tests.unit.engine_harness import Harness
 
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.scheduling.step_builder import StepBuilder
-from engine.step.plan import VERIFICATION, StepMasks, StepPlan, StepWork, draft_work
-from engine.types.draft import DraftSource
-from engine.types.output import FinishReason
-from engine.types.request import SamplingParams
-from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.groups.window import WindowGroup
+from engine.core.step import VERIFICATION, StepMasks, StepPlan, StepWork, draft_work
+from engine.core.step_builder import StepBuilder
+from engine.values.output import FinishReason
+from engine.values.request import SamplingParams
+from engine.values.stats import DraftSource
+from kvstore.recurrent import RecurrentGroup
 from kvstore.types import Namespace
+from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
 from tests.simulation.model import text_of
 from tests.unit.engine_harness import Harness, prompt

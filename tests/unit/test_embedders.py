@@ -19,8 +19,8 @@ from engine.mlx_backend.loading.purpose import (
     Ranking,
     find_purpose,
 )
-from engine.types.model import Embedder, Reranker
-from engine.types.request import Pooling
+from engine.values.model import Embedder, Reranker
+from engine.values.request import Pooling
 from server.generation.beginnings import REMEMBERED, Beginnings
 from server.generation.vectors import cosine, score, vector
 

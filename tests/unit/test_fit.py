@@ -13,7 +13,7 @@ from engine.mlx_backend.loading.budget import Footprint
 from engine.mlx_backend.loading.fit import Room, fit, storage_bytes
 from engine.mlx_backend.loading.working import working_bytes
 from engine.mlx_backend.loading.workspace import Workspace
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 
 GIB = 1 << 30
 CONFIG = EngineConfig(model="", max_running=4)

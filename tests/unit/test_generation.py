@@ -9,8 +9,8 @@ import pytest
 from anyio import current_time, move_on_after, sleep_forever
 from starlette.types import Message
 
-from engine.types.output import OutputEvent
-from engine.types.request import Request
+from engine.values.output import OutputEvent
+from engine.values.request import Request
 from server.activity.tracker import RequestTracker
 from server.dialects.dialect import StreamingBuilder
 from server.errors import ApiError, ClientLeft

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.mlx_backend.loading.generation_config import sampling_defaults
-from engine.types.model import SamplingDefaults
+from engine.values.model import SamplingDefaults
 
 QWEN3 = {
     "bos_token_id": 151643,

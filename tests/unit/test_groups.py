@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.loop.stats import clear, saved_bytes
-from engine.types.cache import Cleared
+from engine.core.statistics import clear, saved_bytes
+from engine.values.stats import Cleared
 from kvstore import invariants
-from kvstore.actions import (
+from kvstore.lease import Lease, Refusal
+from kvstore.ops import (
     CopyBlock,
     CopyState,
     CopyWindowBlock,
@@ -16,17 +17,15 @@ from kvstore.actions import (
     RollBackState,
     StorageOp,
 )
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.group import Group
-from kvstore.groups.recurrent import RecurrentGroup, RecurrentState
-from kvstore.groups.sizes import StorageBytes
-from kvstore.groups.slot_pool import GroupSlotPool
-from kvstore.groups.window import WindowGroup, WindowState, lease_slots
-from kvstore.index.radix_tree import RadixTree
-from kvstore.lease import Lease, Refusal
+from kvstore.pool import BlockPool
+from kvstore.recurrent import RecurrentGroup, RecurrentState
+from kvstore.sizes import StorageBytes
+from kvstore.slots import Group, GroupSlotPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, SlotId
+from kvstore.window import WindowGroup, WindowState, lease_slots
 from tests.unit.kv_helpers import BLOCK, NS, admit, drain, fork, run_of
 
 STEP = 16

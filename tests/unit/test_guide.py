@@ -14,7 +14,7 @@ from engine.constraints.guide import Guide, matcher_of
 from engine.constraints.masks import mask_words, masks_of
 from engine.constraints.matcher import Answer, Refused, Unanswerable
 from engine.constraints.remote.trials import MAX_GRAMMAR_CHARACTERS, Verdict
-from engine.types.request import (
+from engine.values.request import (
     Alternative,
     Constraint,
     Grammar,

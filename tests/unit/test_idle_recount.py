@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from engine.loop.idle_recount import IDLE_SECONDS, IdleRecount
-from engine.loop.inbox import Inbox
-from kvstore.blocks.pool import BlockPool
-from kvstore.index.radix_tree import RadixTree
+from engine.core.idle_recount import IDLE_SECONDS, IdleRecount
+from engine.core.inbox import Inbox
 from kvstore.invariants import recount_idle
+from kvstore.pool import BlockPool
 from kvstore.store import KVStore
+from kvstore.tree import RadixTree
 
 BLOCK = 4
 

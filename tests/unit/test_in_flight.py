@@ -5,14 +5,13 @@ from unittest.mock import Mock
 import pytest
 
 from kvstore import invariants
-from kvstore.blocks.pool import BlockPool
-from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.index.in_flight import PendingPrompt
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.radix_tree import RadixTree
+from kvstore.in_flight import PendingPrompt
 from kvstore.lease import Lease, Refusal
+from kvstore.pool import BlockPool
+from kvstore.recurrent import RecurrentGroup
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
+from kvstore.tree import PrefixIndex, RadixTree
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import BLOCK, NS, admit, compute, extend, make_store, run_of, serve
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.api import EngineStopped
-from engine.loop.inbox import CALLS_AT_ONCE, Inbox
+from engine.core.inbox import CALLS_AT_ONCE, Inbox
 
 
 def test_calls_are_made_in_order_and_a_bounded_number_between_two_steps() -> None:

@@ -6,11 +6,11 @@ from itertools import islice
 import pytest
 
 from kvstore import invariants
-from kvstore.index.radix_node import Node
 from kvstore.invariants import InvariantError
 from kvstore.lease import Lease
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
+from kvstore.tree import Node
 from kvstore.types import BlockId, Namespace
 from tests.unit.kv_helpers import NS, admit, compute, make_store, run_of, serve
 

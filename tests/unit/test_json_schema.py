@@ -8,7 +8,7 @@ import pytest
 
 from engine.api import InvalidRequest
 from engine.constraints.worker.json_schema import faithful
-from engine.types.request import Grammar, GrammarKind
+from engine.values.request import Grammar, GrammarKind
 from tests.grammars import LocalGrammars, demo_tokenizer
 
 Accepts = Callable[[object, str], bool]

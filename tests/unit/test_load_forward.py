@@ -4,7 +4,7 @@ import pytest
 
 from engine.measuring.step import STEPS, step_times, times_of
 from engine.measuring.turned_engine import open_engine
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from load_tests.bench.forward import table
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.measuring.telemetry import SilentTelemetry
-from engine.types.request import Request
-from engine.types.settings import EngineConfig
+from engine.values.request import Request
+from engine.values.settings import EngineConfig
 from load_tests.client import TargetError
 from load_tests.report import Percentiles
 from load_tests.streams import paced

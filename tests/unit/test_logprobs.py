@@ -1,6 +1,6 @@
 """Log-probabilities as completions show them."""
 
-from engine.types.output import TokenLogprob
+from engine.values.output import TokenLogprob
 from server.dialects.logprobs import CompletionLogprobBuilder
 from tests.contract.fake_engine import ByteTokenizer
 

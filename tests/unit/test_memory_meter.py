@@ -5,10 +5,10 @@ import logging
 import mlx.core as mx
 import pytest
 
+from engine.core.step import StepResult
 from engine.mlx_backend.host import memory_meter
 from engine.mlx_backend.host.memory_meter import QUIET_SECONDS, MemoryMeter, MeteredRunner
-from engine.step.plan import StepResult
-from engine.types.memory import MemoryPromise
+from engine.values.stats import MemoryPromise
 
 MIB = 1 << 20
 

@@ -15,8 +15,8 @@ from engine.mlx_backend.cpu.blas import Blas
 from engine.mlx_backend.host import machine
 from engine.mlx_backend.host.allocator import AllocatorLimits
 from engine.mlx_backend.host.machine import Machine
-from engine.types.memory import MemoryPromise
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
+from engine.values.stats import MemoryPromise
 from tests.checkpoints import SHALLOW, write_family
 
 MIB = 1 << 20

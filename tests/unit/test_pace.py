@@ -3,12 +3,12 @@
 import pytest
 
 from engine.api import QueueFull
-from engine.loop.inbox import Inbox
-from engine.loop.loop import EngineLoop
+from engine.core.inbox import Inbox
+from engine.core.loop import EngineLoop
+from engine.core.metrics import PACE_WINDOW, LatencyTracker, QueuePace
+from engine.core.request import prepare
 from engine.measuring.telemetry import SilentTelemetry
-from engine.scheduling.submission import prepare
-from engine.types.request import Request
-from engine.watching.latency import PACE_WINDOW, LatencyTracker, QueuePace
+from engine.values.request import Request
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt

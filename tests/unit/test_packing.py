@@ -6,8 +6,8 @@ import pytest
 from engine.mlx_backend.model.layout import KVCacheSpec, Layout
 from engine.mlx_backend.storage.arena import ArenaError, LayerArena, LayerShape
 from engine.mlx_backend.storage.storage import Storage
-from kvstore.actions import CopyBlock, FillBlock, ReadBlock
-from kvstore.groups.sizes import StorageSizes
+from kvstore.ops import CopyBlock, FillBlock, ReadBlock
+from kvstore.sizes import StorageSizes
 from kvstore.types import BlockId
 
 MIXED = LayerShape(2, 4, 3, mx.float32, mx.bfloat16)

@@ -10,12 +10,12 @@ import pytest
 from engine.constraints.guide import GrammarGuide
 from engine.constraints.masks import mask_words
 from engine.constraints.matcher import Allowed, Answer, LookAhead, Matcher, Unanswerable
-from engine.loop.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
-from engine.scheduling.submission import prepare
-from engine.step.plan import SequenceId, StepPlan, StepResult
-from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import Grammar, GrammarKind, Request, SamplingParams
-from engine.watching.latency import LatencyTracker
+from engine.core.metrics import LatencyTracker
+from engine.core.pipeline import ALONE_SECONDS, LATE_SHARE, Pipeline
+from engine.core.request import prepare
+from engine.core.step import SequenceId, StepPlan, StepResult
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.request import Grammar, GrammarKind, Request, SamplingParams
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 from tests.unit.scripted_drafter import ScriptedDrafter
 

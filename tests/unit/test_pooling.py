@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from engine.api import InvalidRequest
-from engine.scheduling.validation import Limits, validate
-from engine.types.output import FinishReason
-from engine.types.request import Pooling, Request
-from kvstore.groups.recurrent import RecurrentGroup
+from engine.core.request import Limits, validate
+from engine.values.output import FinishReason
+from engine.values.request import Pooling, Request
+from kvstore.recurrent import RecurrentGroup
 from kvstore.tokens import Tokens
 from tests.simulation.model import ROOT, chain, pooled_number
 from tests.unit.engine_harness import Harness, prompt

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.index.prefix_order import PrefixOrder
+from kvstore.in_flight import PrefixOrder
 from kvstore.tokens import Tokens, common_tokens
 from kvstore.types import Namespace
 

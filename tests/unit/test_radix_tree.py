@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import invariants
-from kvstore.blocks.pool import BlockPool
-from kvstore.index.radix_tree import RadixTree
 from kvstore.lease import Refusal
+from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import BlockId, Namespace
 from tests.unit.kv_helpers import NS, admit, compute, drain, extend, fork, make_store, run_of, serve
 

@@ -1,6 +1,6 @@
 """Hits of the last minutes."""
 
-from engine.types.recent import INTERVAL_SECONDS, KEPT, HitCount, HitRecord, RecentHits
+from engine.values.stats import INTERVAL_SECONDS, KEPT, HitCount, HitRecord, RecentHits
 
 
 def record(*counts: tuple[float, int, int]) -> HitRecord:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types.model import Replay
+from engine.values.model import Replay
 from server.generation.replays import AssistantTurn, Call, Replays, same_json
 
 SAID = AssistantTurn(

@@ -10,7 +10,7 @@ import pytest
 from engine.api import PromptTooLong
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer
 from engine.text.tokenizer import CheckpointTokenizer
-from engine.types.model import Replay
+from engine.values.model import Replay
 from tests.answering import (
     CONTROL,
     FAMILIES,

@@ -2,11 +2,11 @@
 
 import pytest
 
+from engine.core.step import SampledToken, Sampling, SequenceId
 from engine.mlx_backend.batch import BatchRow, SequenceTables
 from engine.mlx_backend.row_draws import RowDraws, ranges
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.step.plan import SampledToken, Sampling, SequenceId
-from engine.types.request import SamplingParams
+from engine.values.request import SamplingParams
 
 BEHIND_DRAFTS = 20
 

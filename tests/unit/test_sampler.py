@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.core.step import NO_MASKS, SampledToken, Sampling
 from engine.mlx_backend.sampling.row import SamplingRow
 from engine.mlx_backend.sampling.sampler import Drawn, Sampler
-from engine.step.plan import NO_MASKS, SampledToken, Sampling
-from engine.types.output import TokenLogprob
-from engine.types.request import SamplingParams
+from engine.values.output import TokenLogprob
+from engine.values.request import SamplingParams
 from tests.devices import DEVICE, is_cpu, rounding
 
 VOCAB = 12

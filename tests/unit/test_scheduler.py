@@ -5,11 +5,11 @@ from unittest.mock import Mock
 import pytest
 
 from engine.api import InvalidRequest
-from engine.scheduling.submission import prepare
-from engine.scheduling.waiting import NoRoom
-from engine.types.output import FinishReason
-from engine.types.request import Request, SamplingParams
-from kvstore.groups.window import WindowGroup
+from engine.core.queue import NoRoom
+from engine.core.request import prepare
+from engine.values.output import FinishReason
+from engine.values.request import Request, SamplingParams
+from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import InjectedError
 from tests.unit.engine_harness import VOCAB_SIZE, Harness, prompt
 

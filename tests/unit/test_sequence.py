@@ -5,8 +5,8 @@ from copy import copy
 import pytest
 
 from engine.constraints.guide import Guide
-from engine.scheduling.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
-from engine.types.output import FinishReason, TokenLogprob
+from engine.core.sequence import LEGAL_TRANSITIONS, IllegalTransitionError, Status
+from engine.values.output import FinishReason, TokenLogprob
 from tests.unit.engine_harness import Harness, prompt
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from engine.types.settings import AdapterConfig, DiskCacheConfig, DiskWrites, EngineConfig
+from engine.values.settings import AdapterConfig, DiskCacheConfig, DiskWrites, EngineConfig
 from kvstore.tier.types import TierLimits
 from server.addresses import is_loopback
 from server.settings import Settings, SettingsError, load_settings

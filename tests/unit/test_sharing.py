@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.scheduling.waiting import WaitingQueue
+from engine.core.queue import WaitingQueue
 from tests.unit.engine_harness import Harness, prompt
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.mlx_backend.storage.state_arena import StateArena, StateShape, state_bytes
-from kvstore.actions import CopyState, ResetState, RollBackState
+from kvstore.ops import CopyState, ResetState, RollBackState
 from kvstore.types import SlotId
 
 SHAPES = (StateShape((2, 3), mx.float32), StateShape((4,), mx.float16))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.output.output import Checked, StopChecker
+from engine.output.text import Checked, StopChecker
 
 
 def test_text_without_stop_strings_passes_at_once() -> None:

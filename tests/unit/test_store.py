@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from kvstore import invariants
-from kvstore.actions import CopyBlock
-from kvstore.blocks.pool import BlockPool
-from kvstore.index.prefix_index import PrefixIndex
 from kvstore.lease import Lease, Refusal
+from kvstore.ops import CopyBlock
+from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
+from kvstore.tree import PrefixIndex
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import (
     BLOCK,

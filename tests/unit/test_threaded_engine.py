@@ -11,21 +11,20 @@ import pytest
 import pytest_asyncio
 
 from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
-from engine.loop.idle_recount import IDLE_SECONDS
-from engine.loop.inbox import CALLS_AT_ONCE, Inbox
-from engine.loop.loop import Deliver, EngineLoop
-from engine.loop.threaded import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
+from engine.core.idle_recount import IDLE_SECONDS
+from engine.core.inbox import CALLS_AT_ONCE, Inbox
+from engine.core.loop import Deliver, EngineLoop
+from engine.core.metrics import LatencyTracker
+from engine.core.request import prepare
+from engine.core.step import RunnerLost, StepMasks, StepPlan, StepResult
+from engine.core.thread import QUICK_TOKENS, STALL_SECONDS, EngineParts, EngineThread
 from engine.measuring.telemetry import SilentTelemetry
 from engine.remote import messages
 from engine.remote.calls import Call, Submit
 from engine.remote.messages import read_result
-from engine.scheduling.submission import prepare
-from engine.step.plan import StepMasks, StepPlan, StepResult
-from engine.step.runner import RunnerLost
-from engine.types.cache import CacheTier
-from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import Constraint, Grammar, GrammarKind, RefusalReason
-from engine.watching.latency import LatencyTracker
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.request import Constraint, Grammar, GrammarKind, RefusalReason
+from engine.values.stats import CacheTier
 from tests.grammars import NoAnswers
 from tests.hosting import ThreadAsProcess, hosted
 from tests.simulation.daemon import NO_BYTES

@@ -1,6 +1,6 @@
 """Why a sequence waits, by what admission has found."""
 
-from engine.types.request import WaitReason
+from engine.values.request import WaitReason
 from tests.unit.engine_harness import Harness, prompt
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.output.output import OutputFactory
-from engine.scheduling.sequence import LiveSequence, Status
-from engine.scheduling.waiting import NoRoom, WaitingQueue
-from engine.step.plan import SequenceId
-from engine.types.request import Request
+from engine.core.queue import NoRoom, WaitingQueue
+from engine.core.sequence import LiveSequence, Status
+from engine.core.step import SequenceId
+from engine.output.text import OutputFactory
+from engine.values.request import Request
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
 from tests.simulation.daemon import LetterDetokenizer

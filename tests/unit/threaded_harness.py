@@ -8,17 +8,17 @@ from types import MappingProxyType
 from engine.constraints.factory import GuideMaker
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.trials import Trials
-from engine.loop.inbox import Inbox
-from engine.loop.loop import Deliver, EngineLoop
-from engine.loop.threaded import EngineParts
+from engine.core.inbox import Inbox
+from engine.core.loop import Deliver, EngineLoop
+from engine.core.metrics import LatencyTracker
+from engine.core.step import StepMasks, StepPlan, StepResult
+from engine.core.thread import EngineParts
 from engine.measuring.telemetry import SilentTelemetry
-from engine.step.plan import StepMasks, StepPlan, StepResult
-from engine.types.memory import MemoryPromise, MemoryStats
-from engine.types.model import ModelCard
-from engine.types.output import OutputEvent
-from engine.types.request import Request, SamplingParams
-from engine.watching.latency import LatencyTracker
-from kvstore.groups.sizes import StorageBytes
+from engine.values.model import ModelCard
+from engine.values.output import OutputEvent
+from engine.values.request import Request, SamplingParams
+from engine.values.stats import MemoryPromise, MemoryStats
+from kvstore.sizes import StorageBytes
 from tests.grammars import NoAnswers
 from tests.hosting import hosted
 from tests.simulation.daemon import LetterDetokenizer

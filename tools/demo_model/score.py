@@ -10,9 +10,9 @@ from pathlib import Path
 
 from engine.api import Engine
 from engine.launch import launch
-from engine.types.output import FinishReason
-from engine.types.request import Request, SamplingParams
-from engine.types.settings import EngineConfig
+from engine.values.output import FinishReason
+from engine.values.request import Request, SamplingParams
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from tools.demo_model.conversation import Message, Task
 from tools.demo_model.curriculum import system_prompt

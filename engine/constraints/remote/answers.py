@@ -25,8 +25,8 @@ from engine.constraints.remote.jobs import Job
 from engine.constraints.remote.lane import Lane, LaneLost
 from engine.constraints.remote.process import GrammarProcess
 from engine.constraints.remote.wire import Ahead, Answered, Mask, Message, Report, Said
-from engine.frames import ProtocolError
-from engine.step.plan import SequenceId
+from engine.core.step import SequenceId
+from engine.sockets import ProtocolError
 
 logger = logging.getLogger(__name__)
 

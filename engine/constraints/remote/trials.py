@@ -19,9 +19,8 @@ from engine.constraints.remote.process import (
 )
 from engine.constraints.remote.turns import ClientTurns, Closed
 from engine.constraints.remote.wire import Report, Said, read_report, request_frame
-from engine.frames import FrameBuffer, ProtocolError
-from engine.local_sockets import send_all
-from engine.types.request import Grammar, GrammarKind
+from engine.sockets import FrameBuffer, ProtocolError, send_all
+from engine.values.request import Grammar, GrammarKind
 
 logger = logging.getLogger(__name__)
 

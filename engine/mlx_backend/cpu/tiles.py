@@ -20,7 +20,7 @@ from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.model.cache_views import CacheView
 from engine.mlx_backend.model.forward import Forward, table_width
 from engine.mlx_backend.storage.arena import LayerArena
-from kvstore.blocks.table import blocks_for
+from kvstore.pool import blocks_for
 
 TILE_KEYS = 2048
 TILE_SCORES = 2**20

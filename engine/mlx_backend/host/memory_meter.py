@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from engine.core.step import ModelRunner, StepMasks, StepPlan, StepResult
 from engine.mlx_backend.host.process_memory import process_bytes
-from engine.step.plan import StepMasks, StepPlan, StepResult
-from engine.step.runner import ModelRunner
-from engine.types.memory import MemoryPromise, MemoryStats
+from engine.values.stats import MemoryPromise, MemoryStats
 
 logger = logging.getLogger(__name__)
 

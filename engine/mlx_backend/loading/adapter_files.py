@@ -16,7 +16,7 @@ from engine.api import ModelError
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import read_header
 from engine.mlx_backend.model.adapters import Adapter, LowRank
-from engine.types.settings import AdapterConfig
+from engine.values.settings import AdapterConfig
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapters.safetensors"

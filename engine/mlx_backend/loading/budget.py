@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from engine.api import ModelError
-from engine.types.settings import EngineConfig
-from kvstore.blocks.table import blocks_for
-from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize
-from kvstore.groups.window import lease_slots
+from engine.values.settings import EngineConfig
+from kvstore.pool import blocks_for
+from kvstore.sizes import StateCounts, StorageSizes, WindowSize
+from kvstore.window import lease_slots
 
 GPU_SHARE = 0.8
 CPU_SHARE = 0.1  # the machine is not ours alone, and the arena is touched at start

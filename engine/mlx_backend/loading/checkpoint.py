@@ -18,7 +18,7 @@ from engine.mlx_backend.loading.generation_config import sampling_defaults
 from engine.mlx_backend.loading.purpose import find_purpose
 from engine.mlx_backend.loading.source import FILES, find_checkpoint
 from engine.text.python_templates import python_template
-from engine.types.model import SamplingDefaults, Task
+from engine.values.model import SamplingDefaults, Task
 
 _CONTEXT_KEYS = (
     "max_position_embeddings",

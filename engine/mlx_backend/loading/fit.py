@@ -12,9 +12,9 @@ from engine.mlx_backend.loading.budget import (
     least_kv_bytes,
 )
 from engine.mlx_backend.loading.workspace import Workspace
-from engine.types.settings import EngineConfig
-from kvstore.blocks.table import blocks_for
-from kvstore.groups.sizes import StorageBytes, StorageSizes
+from engine.values.settings import EngineConfig
+from kvstore.pool import blocks_for
+from kvstore.sizes import StorageBytes, StorageSizes
 
 
 @dataclass(frozen=True, slots=True)

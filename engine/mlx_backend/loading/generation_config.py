@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import GENERATION_CONFIG
-from engine.types.model import SamplingDefaults
+from engine.values.model import SamplingDefaults
 
 Report = Callable[[str], None]
 

@@ -29,7 +29,7 @@ from engine.mlx_backend.model.adapters import install as install_adapters
 from engine.mlx_backend.model.cached_model import Execution
 from engine.mlx_backend.model.discovery import discover
 from engine.mlx_backend.model.layout import Layout
-from engine.types.settings import AdapterConfig
+from engine.values.settings import AdapterConfig
 
 Report = Callable[[str], None]
 

@@ -13,7 +13,7 @@ from engine.mlx_backend.loading.loader import LoadedModel
 from engine.mlx_backend.loading.purpose import Embedding, Ranking
 from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.pooling import HIDDEN_STATES, Pooler
-from engine.types.model import Embedder, Reranker
+from engine.values.model import Embedder, Reranker
 
 QWEN3_RERANKER = """\
 <|im_start|>system

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.api import ModelError
 from engine.mlx_backend.errors import UnsupportedModel, one_line
-from engine.types.request import Pooling
+from engine.values.request import Pooling
 
 YES_NO = ("no", "yes")
 

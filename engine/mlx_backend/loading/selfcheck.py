@@ -28,15 +28,14 @@ from engine.mlx_backend.model.forward import TokenSpan
 from engine.mlx_backend.model.layout import Layout
 from engine.mlx_backend.model.output_head import OutputHead
 from engine.mlx_backend.storage.storage import Storage
-from kvstore.blocks.pool import BlockPool
-from kvstore.blocks.table import blocks_for
-from kvstore.groups.sizes import StateCounts, StorageSizes, WindowSize, build_groups
-from kvstore.groups.window import lease_slots
-from kvstore.index.prefix_index import PrefixIndex
 from kvstore.lease import Lease, Refusal
+from kvstore.pool import BlockPool, blocks_for
+from kvstore.sizes import StateCounts, StorageSizes, WindowSize, build_groups
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
+from kvstore.tree import PrefixIndex
 from kvstore.types import Namespace
+from kvstore.window import lease_slots
 
 _STEPS = (
     (33, 5, 0, 0),

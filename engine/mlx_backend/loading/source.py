@@ -15,10 +15,10 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import tqdm
 
 from engine.api import ModelError
-from engine.fetching import Progress
+from engine.child_process import Progress
 from engine.mlx_backend.errors import one_line
 from engine.mlx_backend.loading.checkpoint_files import WEIGHTS, ByteSpan, check_files, read_header
-from engine.types.settings import DEFAULT_NAME
+from engine.values.settings import DEFAULT_NAME
 
 DEFAULT_CHECKPOINT = Path(__file__).parents[2] / "demo_model"
 """The embedded default: the demonstration model that `tools/train_demo_model.py` trained."""

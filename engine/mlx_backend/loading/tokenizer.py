@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from engine.api import ModelError
 from engine.mlx_backend.errors import one_line
-from engine.types.model import TemplateKind
+from engine.values.model import TemplateKind
 
 
 def load_tokenizer(

@@ -1,6 +1,6 @@
 """What a step takes beside weights and storage."""
 
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 
 _PROCESS_BYTES = 256 << 20
 _TOKEN_BYTES = 64 << 10

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from engine.mlx_backend.attention.strategy import Attention
 from engine.mlx_backend.model.forward_batch import FORWARD_TOKENS
 from engine.mlx_backend.model.layout import Layout
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 
 GATHERED_BYTES = 1 << 30
 """K and V that one forward may gather in one layer, unless a single row needs more.

@@ -21,8 +21,8 @@ from engine.mlx_backend.measuring.room import require_bytes
 from engine.mlx_backend.measuring.rounds import rounds
 from engine.mlx_backend.model.forward import Forward, TokenSpan
 from engine.mlx_backend.storage.arena import Arena, LayerShape
-from engine.types.measurements import Figures, Sizes
-from kvstore.blocks.table import blocks_for
+from engine.values.measurements import Figures, Sizes
+from kvstore.pool import blocks_for
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 16, 8, 128, 32
 SCALE = DIM**-0.5

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from engine.core.step import BatchEntry, Chunk, Sampling, SequenceId, StepMasks, StepPlan
 from engine.mlx_backend.launch import Launch, LaunchAhead, LaunchWhenIdle
 from engine.mlx_backend.measuring.configs import CONFIGS, VOCAB_SIZE
 from engine.mlx_backend.measuring.load_check import load
@@ -23,11 +24,10 @@ from engine.mlx_backend.runner import MlxRunner
 from engine.mlx_backend.sampling.sampler import Sampler
 from engine.mlx_backend.storage.arena import token_bytes
 from engine.mlx_backend.storage.storage import Storage
-from engine.step.plan import BatchEntry, Chunk, Sampling, SequenceId, StepMasks, StepPlan
-from engine.types.measurements import Figures, Sizes
-from engine.types.request import SamplingParams
-from kvstore.actions import TablePatch
-from kvstore.groups.sizes import StorageSizes
+from engine.values.measurements import Figures, Sizes
+from engine.values.request import SamplingParams
+from kvstore.ops import TablePatch
+from kvstore.sizes import StorageSizes
 
 BLOCK_SIZE = 8
 ROWS, PROMPT_TOKENS, CHUNK_TOKENS, STEPS = 4, 40, 30, 20

@@ -32,8 +32,8 @@ from engine.mlx_backend.measuring.attention import (
 )
 from engine.mlx_backend.measuring.room import require_bytes
 from engine.mlx_backend.storage.arena import Arena, LayerArena
-from engine.types.measurements import Figures, Sizes
-from kvstore.blocks.table import blocks_for
+from engine.values.measurements import Figures, Sizes
+from kvstore.pool import blocks_for
 
 Gather: TypeAlias = Callable[[LayerArena], tuple[mx.array, mx.array]]
 """K and V of all rows, `[rows, kv_heads, tokens, dim]`, contiguous or not."""

@@ -12,7 +12,7 @@ from engine.mlx_backend.loading.loader import LoadedModel, load_weights, open_mo
 from engine.mlx_backend.measuring.configs import CONFIGS
 from engine.mlx_backend.measuring.random_checkpoint import tiny_tokenizer, write_checkpoint
 from engine.mlx_backend.model.cached_model import Execution
-from engine.types.measurements import Figures, Sizes
+from engine.values.measurements import Figures, Sizes
 
 _SEED = 0
 

@@ -6,6 +6,7 @@ from importlib import metadata
 
 import mlx.core as mx
 
+from engine.core.step import Backend
 from engine.mlx_backend import assembly
 from engine.mlx_backend.cpu.blas import load_blas
 from engine.mlx_backend.host import machine
@@ -13,10 +14,9 @@ from engine.mlx_backend.loading.budget import least_kv_bytes
 from engine.mlx_backend.loading.loader import LoadedModel, Report
 from engine.mlx_backend.measuring.bare import BareModel
 from engine.mlx_backend.storage.arena import token_bytes
-from engine.step.runner import Backend
-from engine.types.measurements import Figures
-from engine.types.settings import EngineConfig
-from kvstore.blocks.table import blocks_for
+from engine.values.measurements import Figures
+from engine.values.settings import EngineConfig
+from kvstore.pool import blocks_for
 
 _PACKAGES = ("mlx", "mlx-lm", "rootstock-serve")
 _CHIP_FACTS = ("architecture", "compute_capability_major", "driver_version")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.mlx_backend.storage.arena import Arena
-from kvstore.blocks.table import blocks_for
+from kvstore.pool import blocks_for
 from kvstore.types import BlockId
 
 BlockTable = npt.NDArray[np.uint32]

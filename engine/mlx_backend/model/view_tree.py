@@ -29,8 +29,8 @@ from engine.mlx_backend.model.layout import (
 )
 from engine.mlx_backend.storage.arena import Arena
 from engine.mlx_backend.storage.storage import Storage
-from kvstore.groups.window import first_needed
 from kvstore.types import SlotId
+from kvstore.window import first_needed
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import numpy as np
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.sampling.maxima import BLOCK, COLUMNS, DEPTH, Maxima, strips_of, totals
 from engine.mlx_backend.sampling.row import SamplingRow
-from engine.types.request import SamplingParams
+from engine.values.request import SamplingParams
 
 MISSES = 2.0**-23
 """A row without a draw that counts takes its likeliest token: less often than this."""

@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.step.plan import Sampling
-from engine.types.request import SamplingParams
+from engine.core.step import Sampling
+from engine.values.request import SamplingParams
 
 _UNIFORM_BITS = 24
 """Random numbers of so many bits are exact in float32."""

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 
+from engine.core.step import Masks, SampledToken
 from engine.mlx_backend.exponential import softmax_exp
 from engine.mlx_backend.sampling.draws import Choice, choice_for
 from engine.mlx_backend.sampling.maxima import Maxima, totals
 from engine.mlx_backend.sampling.row import SamplingRow, edit_tokens, keep_allowed
-from engine.step.plan import Masks, SampledToken
-from engine.types.output import TokenLogprob
+from engine.values.output import TokenLogprob
 
 
 class Scores(NamedTuple):

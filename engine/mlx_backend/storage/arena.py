@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from kvstore.actions import CopyBlock
+from kvstore.ops import CopyBlock
 from kvstore.types import BlockId
 
 

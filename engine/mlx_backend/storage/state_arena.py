@@ -15,7 +15,7 @@ from itertools import groupby
 
 import mlx.core as mx
 
-from kvstore.actions import CopyState, ResetState, RollBackState
+from kvstore.ops import CopyState, ResetState, RollBackState
 from kvstore.types import SlotId
 
 

@@ -19,7 +19,7 @@ from engine.mlx_backend.storage.packing import (
     pack_states,
 )
 from engine.mlx_backend.storage.state_arena import StateArena, state_bytes
-from kvstore.actions import (
+from kvstore.ops import (
     CopyBlock,
     CopyState,
     CopyWindowBlock,
@@ -32,7 +32,7 @@ from kvstore.actions import (
     RollBackState,
     StorageOp,
 )
-from kvstore.groups.sizes import StorageSizes
+from kvstore.sizes import StorageSizes
 from kvstore.types import BlockId, SlotId
 
 

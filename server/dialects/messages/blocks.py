@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from engine.types.output import OutputEvent
+from engine.values.output import OutputEvent
 from server.dialects.calls import as_arguments
 from server.generation.answer import ChatAnswer
 from server.parsing.parts import AnswerPart, CallArguments, CallBegun, Content, Reasoning

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.types.output import FinishReason, OutputEvent, Usage
+from engine.values.output import FinishReason, OutputEvent, Usage
 from server.dialects.dialect import generated, wire_json
 from server.dialects.messages.blocks import BlockStream, WholeMessage
 from server.dialects.messages.errors import messages_error

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from engine.types.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.dialect import generated
 from server.generation.answer import WrittenCall
 from server.parsing.parts import AnswerPart, Content

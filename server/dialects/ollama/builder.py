@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from engine.api import Engine
-from engine.types.output import OutputEvent, TokenLogprob
-from engine.types.request import Request
+from engine.values.output import OutputEvent, TokenLogprob
+from engine.values.request import Request
 from server.dialects.dialect import generated, wire_json
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.ollama.answer import Answer, Stopwatch, TextAnswer, TimedAnswer

@@ -7,8 +7,8 @@ from typing import Any
 from blake3 import blake3
 
 from engine.launch import Checkpoint, ModelError, open_checkpoint
-from engine.types.memory import MemoryPromise
-from engine.types.model import ModelCard, SamplingDefaults, Task
+from engine.values.model import ModelCard, SamplingDefaults, Task
+from engine.values.stats import MemoryPromise
 from server.generation.models import ServedModel
 from server.parsing.registry import chosen, detect
 from server.schemas.ollama.models import (

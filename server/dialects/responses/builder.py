@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 
-from engine.types.output import FinishReason, OutputEvent
+from engine.values.output import FinishReason, OutputEvent
 from server.dialects.dialect import generated
 from server.dialects.openai import wire_finish_reason
 from server.dialects.responses.output.answer import ResponseAnswer

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from engine.types.model import Temperature, TopK, TopP
+from engine.values.model import Temperature, TopK, TopP
 from server.schemas.base import RequestModel
 from server.schemas.chat import TemplateArguments
 from server.schemas.common import MODELS_OWN, SPECULATE, StopTexts

@@ -13,7 +13,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from engine.types.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from engine.values.model import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from server.schemas.base import RequestModel
 from server.schemas.chat import MAX_MESSAGES
 from server.schemas.common import MODELS_OWN, StopTexts

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from engine.launch import describe_machine
 from engine.measuring.measure import measure as take_measurements
-from engine.types.measurements import MeasureConfig
-from engine.types.settings import EngineConfig
-from engine.types.statistics import MachineReport
+from engine.values.measurements import MeasureConfig
+from engine.values.settings import EngineConfig
+from engine.values.stats import MachineReport
 from server.settings import Settings
 from server.terminal.commands.on_demand import command_app
 from server.terminal.flags import with_settings

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types.model import NO_REPLAYS, Replay
+from engine.values.model import NO_REPLAYS, Replay
 from server.settings import Settings
 from tests.contract.access.helpers import client_of, key_file
 from tests.contract.daemon import running

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types.settings import DiskCacheConfig, DiskWrites, EngineConfig
+from engine.values.settings import DiskCacheConfig, DiskWrites, EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.checkpoints import FAMILIES, write_family

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from engine.api import CacheWatch
-from engine.types.picture import CachePicture, PictureNamespace
+from engine.values.picture import CachePicture, PictureNamespace
 from server import cache_feed
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from engine.types.request import Request
+from engine.values.request import Request
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS, AnthropicClient, anthropic_client
 from tests.contract.daemon import running

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.types.output import FinishReason, OutputEvent
-from engine.types.request import Request
+from engine.values.output import FinishReason, OutputEvent
+from engine.values.request import Request
 from tests.contract.fake_engine import FakeEngine
 from tests.contract.messages.scripted import CALL, INPUT, TOOLS, Daemon, daemon
 

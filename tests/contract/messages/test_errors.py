@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from engine.api import EngineStopped, InvalidRequest, QueueFull
-from engine.types.output import OutputEvent
-from engine.types.request import Request
+from engine.values.output import OutputEvent
+from engine.values.request import Request
 from server.settings import Settings
 from tests.contract.conftest import anthropic_client
 from tests.contract.daemon import running

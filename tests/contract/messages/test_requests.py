@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.types.model import NO_REPLAYS
-from engine.types.request import GrammarKind
+from engine.values.model import NO_REPLAYS
+from engine.values.request import GrammarKind
 from tests.contract.fake_engine import ByteTokenizer, Script
 from tests.contract.messages.scripted import INPUT, PING, TOOLS, USER, WEATHER, Daemon, daemon
 from tests.contract.test_tools import THINK, RecordingTokenizer

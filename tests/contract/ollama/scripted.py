@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from ollama import Client
 
-from engine.types.request import Request
+from engine.values.request import Request
 from server.settings import Settings
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.daemon import running

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.types.request import GrammarKind
+from engine.values.request import GrammarKind
 from tests.contract.conftest import CLIENT_SECONDS
 from tests.contract.ollama.scripted import ARGUMENTS, CALL, TOOLS, USER, Daemon, daemon
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ollama import ResponseError
 
-from engine.types.model import ModelCard
-from engine.types.request import Pooling
+from engine.values.model import ModelCard
+from engine.values.request import Pooling
 from tests.contract.fake_engine import (
     CARD,
     DIMENSIONS,

@@ -8,8 +8,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from engine.types.model import NO_REPLAYS, Replay
-from engine.types.request import GrammarKind
+from engine.values.model import NO_REPLAYS, Replay
+from engine.values.request import GrammarKind
 from tests.contract.responses.conftest import Created
 from tests.contract.test_tools import Daemon, RecordingTokenizer, daemon
 

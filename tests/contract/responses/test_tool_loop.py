@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.types.settings import EngineConfig
+from engine.values.settings import EngineConfig
 from server.metrics.telemetry import EngineTelemetry
 from server.settings import Settings
 from tests.contract.conftest import StrictClient, strict_client

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.api import NoGrammars
-from engine.types.request import GrammarKind, Request
+from engine.values.request import GrammarKind, Request
 from tests.contract.responses.conftest import Created
 from tests.contract.test_tools import CALL, RECORDED, WEATHER, Daemon
 

@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from engine.types.measurements import MeasureConfig, MeasuredCase, Measurements, Section
-from engine.types.statistics import MachineReport
+from engine.values.measurements import MeasureConfig, MeasuredCase, Measurements, Section
+from engine.values.stats import MachineReport
 from kvstore.tier.tier import DiskTier
 from kvstore.tier.types import MIB, TierLimits
 from server import __version__

@@ -14,8 +14,8 @@ from openai import OpenAI
 from typer.testing import CliRunner, Result
 
 from engine.api import QueueFull
-from engine.types.cache import CacheTier
-from engine.types.request import WaitReason
+from engine.values.request import WaitReason
+from engine.values.stats import CacheTier
 from server.cli import app
 from server.schemas.admin import LiveRequest
 from server.settings import Settings

@@ -6,11 +6,10 @@ from operator import gt
 from engine.disk_cache.block_hashes import BlockHashes
 from engine.disk_cache.loader import _Load
 from engine.disk_cache.writer import DiskWriter
-from engine.types.settings import DiskWrites
-from kvstore.digest import Digest
-from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.index.radix_node import Node
-from kvstore.tokens import TOKEN_BYTES
+from engine.values.settings import DiskWrites
+from kvstore.recurrent import RecurrentGroup
+from kvstore.tokens import TOKEN_BYTES, Digest
+from kvstore.tree import Node
 from tests.simulation.census import Happening
 from tests.simulation.daemon import Daemon
 from tests.simulation.fake_tier import FakeTicket

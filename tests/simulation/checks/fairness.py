@@ -4,11 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from typing import TypeAlias
 
-from engine.scheduling.admission import Admission
-from engine.scheduling.policy import admission_key
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import LiveSequence
-from engine.scheduling.waiting import Turns
+from engine.core.queue import Admission, Turns, admission_key
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import LiveSequence
 from tests.simulation.census import Census, Happening
 
 Victims: TypeAlias = defaultdict[LiveSequence, set[LiveSequence]]

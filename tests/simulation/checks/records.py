@@ -1,8 +1,7 @@
 """Every entry that is offered to the tier, against the model."""
 
-from kvstore.digest import Digest, digest_behind, root_digest
 from kvstore.tier.types import Buffer, Entry
-from kvstore.tokens import Tokens
+from kvstore.tokens import Digest, Tokens, digest_behind, root_digest
 from tests.simulation.model import (
     ADAPTERS,
     NAMESPACES,

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from random import Random
 
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.replica.journal import TreeJournal
-from kvstore.index.replica.replica import ReplicaNode, TreeReplica, Weight
+from kvstore.replica import ReplicaNode, TreeJournal, TreeReplica, Weight
 from kvstore.tokens import TOKEN_BYTES
+from kvstore.tree import PrefixIndex
 
 
 class Replay:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from engine.scheduling.sequence import LiveSequence
-from kvstore.actions import RollBackState
-from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.groups.window import WindowGroup
-from kvstore.index.radix_node import Node
+from engine.core.sequence import LiveSequence
+from kvstore.ops import RollBackState
+from kvstore.recurrent import RecurrentGroup
 from kvstore.store import KVStore
 from kvstore.tokens import TOKEN_BYTES, unpacked
+from kvstore.tree import Node
 from kvstore.types import BlockId, Namespace, SlotId
+from kvstore.window import WindowGroup
 from tests.simulation.fake_runner import FakeRunner
 from tests.simulation.model import ROOT, chain, fingerprint
 

@@ -1,7 +1,7 @@
 """Whether what a sequence is said to wait for is there."""
 
-from engine.scheduling.sequence import LiveSequence
-from engine.types.request import WaitReason
+from engine.core.sequence import LiveSequence
+from engine.values.request import WaitReason
 from tests.simulation.census import Census, Happening
 from tests.simulation.daemon import Daemon
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.api import QueueFull
-from engine.types.output import FinishReason, OutputEvent, Usage
-from engine.types.request import Request
+from engine.values.output import FinishReason, OutputEvent, Usage
+from engine.values.request import Request
 from server.activity.tracker import KEPT, RequestTracker, TrackedRequest
 from server.errors import ApiError
 from server.record import RequestRecord

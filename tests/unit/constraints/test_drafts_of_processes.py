@@ -11,9 +11,9 @@ from engine.constraints.matcher import Allowed, Answer, Complete, LookAhead, Mat
 from engine.constraints.remote.answers import RemoteAnswers
 from engine.constraints.remote.process import GrammarProcesses
 from engine.constraints.vocabulary import Vocabulary
+from engine.core.step import SequenceId
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
-from engine.step.plan import SequenceId
-from engine.types.request import Grammar, GrammarKind
+from engine.values.request import Grammar, GrammarKind
 from tests.grammars import DEMO_VOCAB_SIZE, LocalGrammars, demo_tokenizer
 from tests.looking_ahead import told_ahead
 

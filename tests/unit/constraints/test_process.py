@@ -17,8 +17,8 @@ from engine.constraints.remote.process import (
 )
 from engine.constraints.remote.wire import Report, read_report, request_frame
 from engine.constraints.vocabulary import Vocabulary
-from engine.frames import FrameBuffer
 from engine.mlx_backend.loading.source import DEFAULT_CHECKPOINT
+from engine.sockets import FrameBuffer
 from tests.grammars import DEMO_VOCAB_SIZE
 
 pytestmark = pytest.mark.process

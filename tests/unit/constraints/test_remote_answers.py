@@ -23,7 +23,7 @@ from engine.constraints.remote.answers import (
     TOO_COSTLY,
 )
 from engine.constraints.remote.wire import Message, Said
-from engine.step.plan import SequenceId
+from engine.core.step import SequenceId
 from tests.unit.constraints.told import BITS, Told, matcher
 
 

@@ -10,7 +10,7 @@ from engine.constraints.remote import trials
 from engine.constraints.remote.process import BUSY_FACTOR, STUCK_SECONDS
 from engine.constraints.remote.trials import TOO_COSTLY, TRIAL_SECONDS, Trials, Verdict
 from engine.constraints.remote.wire import Said
-from engine.types.request import Grammar, GrammarKind
+from engine.values.request import Grammar, GrammarKind
 from tests.unit.constraints.scripted import OUTSIDE, ScriptedProcess, Starts
 
 

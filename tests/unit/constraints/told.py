@@ -3,8 +3,8 @@
 from engine.constraints.matcher import Matcher
 from engine.constraints.remote.answers import RemoteAnswers
 from engine.constraints.remote.wire import Message
-from engine.step.plan import SequenceId
-from engine.types.request import Grammar, GrammarKind
+from engine.core.step import SequenceId
+from engine.values.request import Grammar, GrammarKind
 from tests.unit.constraints.scripted import LIMIT, MEMORY, SameThread, ScriptedProcess, Starts
 
 BITS = bytes([5, 0, 0, 0])

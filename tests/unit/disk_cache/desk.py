@@ -10,14 +10,13 @@ from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome, LoadRules, Prompt
 from engine.disk_cache.writer import WriteRules
 from kvstore import invariants
-from kvstore.actions import FillBlock, Parts, ReadBlock, StorageOp
-from kvstore.blocks.pool import BlockPool
-from kvstore.digest import Digest
-from kvstore.groups.group import Group
-from kvstore.index.radix_tree import RadixTree
+from kvstore.ops import FillBlock, Parts, ReadBlock, StorageOp
+from kvstore.pool import BlockPool
+from kvstore.slots import Group
 from kvstore.store import KVStore
 from kvstore.tier.types import Entry, Extent, Fault, ReadFailure
-from kvstore.tokens import Tokens
+from kvstore.tokens import Digest, Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 from tests.simulation.fake_tier import FakeTier
 from tests.unit.kv_helpers import BLOCK, NS

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from engine.core.inbox import Inbox
+from engine.core.loop import EngineLoop
+from engine.core.metrics import LatencyTracker
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.loop.inbox import Inbox
-from engine.loop.loop import EngineLoop
 from engine.measuring.telemetry import SilentTelemetry
-from engine.types.cache import ALL_TIERS, CacheTier, Cleared
-from engine.types.settings import DiskWrites
-from engine.watching.latency import LatencyTracker
-from engine.watching.namespaces import namespace_id
-from kvstore.digest import root_digest
+from engine.values.settings import DiskWrites
+from engine.values.stats import ALL_TIERS, CacheTier, Cleared
+from engine.watch.snapshot import namespace_id
 from kvstore.store import KVStore
 from kvstore.tier.tier import DiskTier
+from kvstore.tokens import root_digest
 from kvstore.types import DEFAULT_NAMESPACE, Namespace
 from tests.grammars import NoAnswers
 from tests.simulation.daemon import NO_BYTES

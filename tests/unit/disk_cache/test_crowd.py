@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
+from engine.core.step import StepPlan
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.load_budget import LoadBudget, LoadLimits
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome
-from engine.step.plan import StepPlan
-from engine.types.request import WaitReason
+from engine.values.request import WaitReason
 from kvstore.tier.types import MIB
 from tests.simulation.daemon import Layout
 from tests.unit.disk_cache.desk import BLOCK_BYTES, LOAD_RULES, WRITE_RULES, Desk, Shelf

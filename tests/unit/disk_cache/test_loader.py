@@ -6,13 +6,13 @@ from math import inf
 import pytest
 
 from engine.disk_cache.loader import LoadAttempt, LoadOutcome
-from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.groups.window import WindowGroup
-from kvstore.index.in_flight import PendingPrompt
+from kvstore.in_flight import PendingPrompt
 from kvstore.lease import Refusal
+from kvstore.recurrent import RecurrentGroup
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
 from kvstore.types import Namespace
+from kvstore.window import WindowGroup
 from tests.unit.disk_cache.desk import BLOCK_BYTES, LOAD_RULES, WRITE_RULES, Desk, Shelf, filled
 from tests.unit.kv_helpers import BLOCK, NS, admit, run_of, serve
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from engine.disk_cache.opening import kept_tokens, tier_limits
-from engine.types.settings import DiskCacheConfig
+from engine.values.settings import DiskCacheConfig
 from kvstore.tier.types import MIB
 
 

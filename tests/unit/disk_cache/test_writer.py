@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.types.settings import DiskWrites
-from kvstore.actions import ReadBlock
-from kvstore.digest import Digest
-from kvstore.groups.recurrent import RecurrentGroup
+from engine.values.settings import DiskWrites
+from kvstore.ops import ReadBlock
+from kvstore.recurrent import RecurrentGroup
 from kvstore.tier.types import EntryInfo
+from kvstore.tokens import Digest
 from kvstore.types import BlockId
 from tests.unit.disk_cache.desk import (
     BLOCK_BYTES,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.drafts.allotment import DraftableRow, StepPrice, allot
+from engine.drafts.policy import DraftableRow, StepPrice, allot
 
 
 def row(chances: list[float], seconds: float = 0.0, token_seconds: float = 0.1) -> DraftableRow:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafts.answers import Answers
+from engine.drafts.sources import Answers
 from kvstore.types import Namespace
 
 HERE, THERE = Namespace("m"), Namespace("m", cache_salt="tenant")

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafts.draft import Draft
-from engine.drafts.drafter import LOOKUP_TOKENS, Drafter
+from engine.drafts.sources import LOOKUP_TOKENS, Draft, Drafter
 from engine.drafts.suffix_index import FARTHER_TOKENS, Proposal, SortedText, SuffixIndex
-from engine.types.draft import DraftSource
+from engine.values.stats import DraftSource
 
 PROMPT = tuple(range(100, 140))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafts.prediction import AHEAD_TOKENS, Prediction
+from engine.drafts.sources import AHEAD_TOKENS, Prediction
 from engine.drafts.suffix_index import SHORTEST, SuffixIndex
 
 PREDICTED = tuple(range(1, 40))

@@ -1,7 +1,6 @@
 """Drafts that would not pay are tried all the same, ever more rarely."""
 
-from engine.drafts.allotment import DraftableRow
-from engine.drafts.probes import Probes
+from engine.drafts.policy import DraftableRow, Probes
 
 
 def row(*chances: float) -> DraftableRow:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from engine.drafts.acceptance import AcceptanceRates, SequenceRates
-from engine.drafts.speculation import NO_SPECULATION, LiveSpeculation
-from engine.types.draft import DraftSource
+from engine.drafts.proposer import NO_SPECULATION, AcceptanceRates, LiveSpeculation, SequenceRates
+from engine.values.stats import DraftSource
 from tests.unit.scripted_drafter import ScriptedDrafter
 
 TRUTH = list(range(100, 200))

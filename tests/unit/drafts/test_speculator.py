@@ -2,14 +2,19 @@
 
 import pytest
 
-from engine.drafts.speculation import NO_SPECULATION, Speculation
-from engine.drafts.speculator import NO_SPECULATOR, LiveSpeculator, Speculator
-from engine.types.draft import DraftSource
-from engine.types.request import Request
-from kvstore.blocks.pool import BlockPool
-from kvstore.index.radix_tree import RadixTree
+from engine.drafts.proposer import (
+    NO_SPECULATION,
+    NO_SPECULATOR,
+    LiveSpeculator,
+    Speculation,
+    Speculator,
+)
+from engine.values.request import Request
+from engine.values.stats import DraftSource
+from kvstore.pool import BlockPool
 from kvstore.store import KVStore
 from kvstore.tokens import Tokens
+from kvstore.tree import RadixTree
 from kvstore.types import Namespace
 
 PLAIN, SALTED = Namespace(), Namespace(cache_salt="salt")

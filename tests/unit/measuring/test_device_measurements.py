@@ -34,8 +34,8 @@ from engine.mlx_backend.measuring.layouts import (
 from engine.mlx_backend.measuring.load_check import checked_dtypes
 from engine.mlx_backend.measuring.room import TooLarge
 from engine.mlx_backend.measuring.rounds import LEAST_ROUNDS, rounds
-from engine.types.measurements import MeasureConfig, Sizes
-from engine.types.settings import EngineConfig
+from engine.values.measurements import MeasureConfig, Sizes
+from engine.values.settings import EngineConfig
 from tests.checkpoints import SHALLOW, write_family
 from tests.devices import DEVICE, cpu_memory, launches
 

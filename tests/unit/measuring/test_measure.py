@@ -12,8 +12,8 @@ from engine.measuring.messages import MEASURED, NAMES, Task
 from engine.measuring.plan import BUFFER_OPERATIONS, SECTIONS
 from engine.measuring.shares import Shares
 from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
-from engine.types.measurements import MeasureConfig, MeasuredCase, Section
-from engine.types.settings import EngineConfig
+from engine.values.measurements import MeasureConfig, MeasuredCase, Section
+from engine.values.settings import EngineConfig
 
 CASES = ("one", "two", "three")
 CONFIG = MeasureConfig(EngineConfig("/home/somebody/model"))

@@ -16,8 +16,8 @@ from engine.measuring.messages import MEASURED, NAMES, TASK, Task
 from engine.measuring.process import MeasuringProcess
 from engine.measuring.worker import serve
 from engine.mlx_backend.host.command_buffers import MAX_OPERATIONS
-from engine.types.measurements import Figures, MeasureConfig
-from engine.types.settings import EngineConfig
+from engine.values.measurements import Figures, MeasureConfig
+from engine.values.settings import EngineConfig
 
 PATIENCE_SECONDS = 120.0
 

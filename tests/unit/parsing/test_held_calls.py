@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.types.request import Constraint, Grammar, Request
+from engine.values.request import Constraint, Grammar, Request
 from server.dialects.chat_request import as_chat
 from server.generation.plan import AnswerPlanner
 from server.parsing.registry import TOOL_FORMATS, answer_format

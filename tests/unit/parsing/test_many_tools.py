@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.constraints.remote.trials import MAX_GRAMMAR_CHARACTERS
-from engine.types.request import GrammarKind
+from engine.values.request import GrammarKind
 from server.parsing.lark import Function, calls_grammar
 from server.parsing.registry import TOOL_FORMATS
 from tests.unit.parsing.walks import text_of, walk

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from engine.types.output import OutputEvent
+from engine.values.output import OutputEvent
 from server.generation.answer import ChatAnswer
 from server.generation.events import UsageMeter
 from server.generation.plan import AnswerPlan

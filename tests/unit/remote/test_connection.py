@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine import frames
+from engine import sockets as frames
 from engine.api import EngineStopped
-from engine.frames import FrameBuffer, ProtocolError
 from engine.measuring.telemetry import SilentTelemetry
 from engine.remote import calls, connection, messages
 from engine.remote.connection import Connection, Receivers
 from engine.remote.messages import Numbered
-from engine.types.cache import Cleared
+from engine.sockets import FrameBuffer, ProtocolError
+from engine.values.stats import Cleared
 
 SECONDS = 20.0
 """For what comes at once."""

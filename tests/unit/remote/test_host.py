@@ -9,15 +9,15 @@ from typing import NoReturn
 import pytest
 
 from engine.api import EngineStopped, Telemetry
-from engine.frames import FrameBuffer
-from engine.loop.threaded import Build
+from engine.core.thread import Build
 from engine.remote import calls, messages
 from engine.remote.host import EngineHost
 from engine.remote.messages import Cancel, Numbered, Said
 from engine.remote.outbox import Outbox
-from engine.types.output import OutputEvent
-from engine.types.settings import EngineConfig
-from engine.types.statistics import ProcessStats
+from engine.sockets import FrameBuffer
+from engine.values.output import OutputEvent
+from engine.values.settings import EngineConfig
+from engine.values.stats import ProcessStats
 
 
 class Sent(Outbox):

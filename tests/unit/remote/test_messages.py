@@ -11,18 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import frames
+from engine import sockets as frames
 from engine.api import EngineStopped, InvalidRequest, ModelError, NoGrammars, QueueFull
-from engine.frames import FrameBuffer, ProtocolError
+from engine.core.commit import PROMPT_LOGPROBS_AT_ONCE
 from engine.mlx_backend.errors import UnsupportedModel
 from engine.remote import calls, messages
 from engine.remote.calls import Call
 from engine.remote.messages import Cancel, Numbered, Said
-from engine.scheduling.progress import PROMPT_LOGPROBS_AT_ONCE
-from engine.types.cache import CacheTier, Cleared, Probed
-from engine.types.output import FinishReason, OutputEvent, TokenLogprob, Usage
-from engine.types.picture import NodeTokens
-from engine.types.request import (
+from engine.sockets import FrameBuffer, ProtocolError
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob, Usage
+from engine.values.picture import NodeTokens
+from engine.values.request import (
     Alternative,
     Constraint,
     Grammar,
@@ -33,8 +32,8 @@ from engine.types.request import (
     ThinkingBudget,
     WaitReason,
 )
-from engine.types.settings import DiskCacheConfig, EngineConfig
-from engine.types.statistics import ProcessStats, RequestInfo
+from engine.values.settings import DiskCacheConfig, EngineConfig
+from engine.values.stats import CacheTier, Cleared, Probed, ProcessStats, RequestInfo
 from kvstore.tier.types import TierError
 from tests.contract.fake_engine import CARD, PICTURE, FakeEngine, Script
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from engine.types.picture import CachePicture, HiddenRequests
+from engine.values.picture import CachePicture, HiddenRequests
 from server.schemas.cache_tree import CacheTree
 from server.terminal.top.drawing import Size, drawn
 from server.terminal.top.prefixes import heaviest

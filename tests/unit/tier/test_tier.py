@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.digest import Digest
 from kvstore.tier import maintenance, writer
 from kvstore.tier.disk.files import OsFiles
 from kvstore.tier.record import pack_sizes
@@ -29,6 +28,7 @@ from kvstore.tier.types import (
     TierError,
     TierLimits,
 )
+from kvstore.tokens import Digest
 from tests.tier_harness import (
     LIMITS,
     PATIENCE,

@@ -7,8 +7,8 @@ import pytest
 from engine.disk_cache.cache import TieredCache
 from engine.disk_cache.loader import LoadRules
 from engine.disk_cache.writer import WriteRules
-from engine.types.picture import DiskUse, PictureNode
-from engine.types.settings import DiskWrites
+from engine.values.picture import DiskUse, PictureNode
+from engine.values.settings import DiskWrites
 from kvstore.store import KVStore
 from tests.simulation.fake_tier import FakeTier
 from tests.unit.engine_harness import Harness, prompt

@@ -1,9 +1,8 @@
 """What the tree says of its changes to those who listen, and to nobody else."""
 
-from kvstore.blocks.pool import BlockPool
-from kvstore.index.prefix_index import PrefixIndex
-from kvstore.index.radix_node import Node
+from kvstore.pool import BlockPool
 from kvstore.store import KVStore
+from kvstore.tree import Node, PrefixIndex
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import BLOCK, NS, admit, make_store, run_of, serve
 

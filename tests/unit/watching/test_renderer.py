@@ -9,23 +9,27 @@ from typing import Any
 
 import pytest
 
+from engine.core.metrics import LatencyTracker
+from engine.core.statistics import loop_stats
 from engine.disk_cache.cache import DiskCache
-from engine.loop.stats import loop_stats
 from engine.measuring.telemetry import SilentTelemetry
-from engine.types.picture import CachePicture, GroupSlots, Hidden
-from engine.types.recent import HitRecord, RecentHits
-from engine.types.statistics import DiskCacheStats
-from engine.watching.latency import LatencyTracker
-from engine.watching.namespaces import namespace_id
-from engine.watching.renderer import ADOPTED_SECONDS, MAX_NODES, Renderer
-from engine.watching.snapshot import SHOWN_REQUESTS, Live, Moment, Snapshot, SnapshotTaker
-from kvstore.groups.recurrent import RecurrentGroup
-from kvstore.groups.sizes import StorageBytes
-from kvstore.groups.window import WindowGroup
-from kvstore.index.replica.changes import Change, Stored, Used
-from kvstore.index.replica.journal import COPIED_NODES
+from engine.values.picture import CachePicture, GroupSlots, Hidden
+from engine.values.stats import DiskCacheStats, HitRecord, RecentHits
+from engine.watch.picture import ADOPTED_SECONDS, MAX_NODES, Renderer
+from engine.watch.snapshot import (
+    SHOWN_REQUESTS,
+    Live,
+    Moment,
+    Snapshot,
+    SnapshotTaker,
+    namespace_id,
+)
+from kvstore.recurrent import RecurrentGroup
+from kvstore.replica import COPIED_NODES, Change, Stored, Used
+from kvstore.sizes import StorageBytes
 from kvstore.tokens import Tokens
 from kvstore.types import BlockId, Namespace
+from kvstore.window import WindowGroup
 from server.schemas.cache_tree import CacheTree
 from tests.contract.fake_engine import DISK
 from tests.unit.engine_harness import Harness, prompt

@@ -1,8 +1,6 @@
 """A tree that is told in pieces while it changes, and what may wait to be taken."""
 
-from kvstore.index.replica.changes import Afresh, Stored
-from kvstore.index.replica.journal import TreeJournal
-from kvstore.index.replica.replica import MOST_ADOPTIONS, TreeReplica
+from kvstore.replica import MOST_ADOPTIONS, Afresh, Stored, TreeJournal, TreeReplica
 from kvstore.store import KVStore
 from kvstore.types import Namespace
 from tests.unit.kv_helpers import NS, make_store, run_of, serve

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from pydantic_core import to_json
 
-from engine.types.model import Tokenizer
-from engine.types.output import FinishReason, OutputEvent, TokenLogprob
+from engine.values.model import Tokenizer
+from engine.values.output import FinishReason, OutputEvent, TokenLogprob
 from server.dialects.logprobs import chat_logprobs
 from server.dialects.responses.output.items import Output
 from server.dialects.responses.output.open_items import ItemEvents, Logprobs

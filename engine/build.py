@@ -1,0 +1,132 @@
+"""Puts an engine together: backend, arena, store, scheduler, loop, thread."""
+
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+
+from engine.api import Telemetry
+from engine.constraints.factory import GuideMaker
+from engine.constraints.masks import mask_words
+from engine.constraints.remote.answers import RemoteAnswers
+from engine.constraints.remote.process import GrammarProcesses
+from engine.constraints.remote.trials import Trials
+from engine.constraints.vocabulary import Vocabulary
+from engine.core.inbox import Inbox
+from engine.core.loop import Deliver, EngineLoop
+from engine.core.metrics import LatencyTracker
+from engine.core.request import Limits, Namespaces, step_stretch
+from engine.core.scheduler import Scheduler
+from engine.core.step import Backend
+from engine.core.thread import Build, EngineParts
+from engine.disk_cache.cache import NO_DISK_CACHE, DiskCache
+from engine.disk_cache.opening import open_disk_cache
+from engine.drafts.proposer import NO_SPECULATOR, LiveSpeculator, Speculator
+from engine.mlx_backend.backend import load_backend
+from engine.output.detokenizer import detokenizer_factory
+from engine.output.text import OutputFactory
+from engine.values.model import Task
+from engine.values.settings import EngineConfig
+from kvstore.pool import BlockPool
+from kvstore.sizes import build_groups
+from kvstore.store import KVStore
+from kvstore.tree import PrefixIndex, RadixTree
+from kvstore.types import Namespace
+
+Report = Callable[[str], None]
+"""Takes a line on how loading goes."""
+
+
+def builder(config: EngineConfig, telemetry: Telemetry, report: Report) -> Build:
+    """What loads the model, on the thread that will run it.
+
+    It raises whatever loading raises, with a message for the user.
+    """
+    return partial(_build, config, telemetry, report)
+
+
+def _build(
+    config: EngineConfig, telemetry: Telemetry, report: Report, inbox: Inbox, deliver: Deliver
+) -> EngineParts:
+    backend = load_backend(config, report)
+    try:
+        return assemble(backend, config, telemetry, report, inbox, deliver)
+    except BaseException:
+        backend.release_thread()
+        raise
+
+
+def assemble(
+    backend: Backend,
+    config: EngineConfig,
+    telemetry: Telemetry,
+    report: Report,
+    inbox: Inbox,
+    deliver: Deliver,
+) -> EngineParts:
+    """Everything around a loaded backend. Belongs to the thread that loaded it."""
+    pool = BlockPool(backend.sizes.n_blocks)
+    groups = build_groups(backend.sizes, config.block_size, config.step_tokens)
+    index: PrefixIndex = PrefixIndex()
+    if config.prefix_cache:
+        index = RadixTree(pool, config.block_size, time.monotonic)
+    store = KVStore(pool, index, config.block_size, groups)
+    limits = Limits(
+        vocab_size=backend.card.vocab_size,
+        max_context_tokens=backend.card.max_context_tokens,
+        arena_tokens=backend.card.arena_tokens,
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+        step_tokens=config.step_tokens,
+        step_stretch=step_stretch(config.max_prompt_share),
+        adapters=frozenset(backend.card.adapters),
+        pools=backend.card.tasks != (Task.GENERATE,),
+    )
+    outputs = OutputFactory(backend.card.eos_token_ids, detokenizer_factory(backend.hf_tokenizer))
+    disk: DiskCache = NO_DISK_CACHE
+    if config.disk is not None:
+        disk = open_disk_cache(config.disk, backend, store, inbox.post, report)
+    scheduler = Scheduler(
+        store,
+        outputs,
+        limits,
+        draw_seed=partial(secrets.randbits, 63),
+        namespaces=Namespaces(
+            Namespace(model=backend.card.fingerprint, kv_format=backend.kv_format),
+            backend.card.adapters,
+        ),
+        disk=disk,
+        speculator=_speculator(config, store),
+    )
+    latency = LatencyTracker(time.monotonic, telemetry)
+    card = backend.card
+    vocabulary = Vocabulary(backend.hf_tokenizer, card.vocab_size, card.eos_token_ids)
+    processes = GrammarProcesses(vocabulary)
+    answers = RemoteAnswers(
+        processes.start,
+        processes.start_in_background,
+        processes.starter,
+        mask_words(vocabulary.size),
+        telemetry.mask,
+    )
+    loop = EngineLoop(scheduler, backend.runner, inbox, deliver, latency, backend.bytes, answers)
+    return EngineParts(
+        loop=loop,
+        card=card,
+        tokenizer=backend.tokenizer,
+        limits=limits,
+        guides=GuideMaker(card.eos_token_ids),
+        trials=Trials(processes.start_in_background),
+        memory=backend.memory,
+        release_thread=partial(_release, processes, backend),
+    )
+
+
+def _speculator(config: EngineConfig, store: KVStore) -> Speculator:
+    return LiveSpeculator(store) if config.speculate == "auto" else NO_SPECULATOR
+
+
+def _release(processes: GrammarProcesses, backend: Backend) -> None:
+    """Last of all on the engine thread."""
+    processes.close()
+    backend.release_thread()

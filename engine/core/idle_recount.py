@@ -1,0 +1,84 @@
+"""Recounts the store while the engine has nothing to do, and says what does not add up."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+from engine.core.inbox import Inbox
+from kvstore.invariants import recount_idle
+from kvstore.store import KVStore
+from kvstore.types import Finding
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 1.0
+"""Nothing was computed for so long before the store is recounted: a conversation goes on sooner."""
+
+MOST_SHARE = 0.1
+"""Of the time, in recounts that steps cut short one after another."""
+
+MOST_SAID = 20  # problems in one line of the log
+
+
+class IdleRecount:
+    """One recount after the last step before each pause.
+
+    It stands aside for every call to the engine, and goes on behind it, from the beginning if the
+    call has changed the store. A reference too many would hold its block until the daemon ends, one
+    too few would give a block to two requests.
+    """
+
+    def __init__(self, store: KVStore, inbox: Inbox, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._inbox = inbox
+        self._clock = clock
+        self._due_seconds: float | None = None  # of the clock; None: not before another change
+        self._spent_seconds = 0.0  # in the last recount
+        self._pieces: Iterator[Finding] = iter(())
+        self._version = -1  # of the store, when the recount began
+        self._found: list[str] = []
+        self._known: set[str] = set()  # said before
+
+    @property
+    def n_problems(self) -> int:
+        """Found since start, each counted once."""
+        return len(self._known)
+
+    def changed(self) -> None:
+        """The store is being changed: what has been counted says nothing any more."""
+        pause_seconds = max(IDLE_SECONDS, self._spent_seconds / MOST_SHARE)
+        self._due_seconds = self._clock() + pause_seconds
+        self._version = -1
+
+    def rest(self, seconds: float | None) -> None:
+        """Sleep until there is a call to the engine, for at most so long, or recount meanwhile."""
+        if self._due_seconds is None:
+            self._inbox.wait(seconds)
+        elif (left_seconds := self._due_seconds - self._clock()) > 0:
+            self._inbox.wait(left_seconds if seconds is None else min(left_seconds, seconds))
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._version != self._store.pool.n_changes:
+            self._version = self._store.pool.n_changes
+            self._pieces, self._found, self._spent_seconds = recount_idle(self._store), [], 0.0
+        began = self._clock()
+        try:
+            while not self._inbox.has_calls:
+                if (found := next(self._pieces)) is not None:
+                    self._found.append(found)
+        except StopIteration:
+            self._end()
+        except Exception as error:  # the daemon goes on, whatever is wrong with the store
+            logger.exception("the recount of the KV store failed")
+            self._found.append(f"it cannot be recounted: {type(error).__name__}")
+            self._end()
+        self._spent_seconds += self._clock() - began
+
+    def _end(self) -> None:
+        self._due_seconds, self._version = None, -1
+        new = [problem for problem in self._found if problem not in self._known]
+        self._known.update(new)
+        if new:
+            said = "; ".join(new[:MOST_SAID])
+            logger.error("the KV store contradicts itself in %d places: %s", len(new), said)

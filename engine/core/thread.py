@@ -1,0 +1,264 @@
+"""The engine's loop on a thread of its own: calls in, from one event loop, and events out."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import TypeVar
+
+from engine.api import CacheWatch, EngineStopped, NoGrammars
+from engine.constraints.factory import (
+    GuideMaker,
+    Verdicts,
+    all_refused,
+    check_verdicts,
+    is_dispensable,
+    untried,
+)
+from engine.constraints.remote.trials import Trials, Verdict
+from engine.core.inbox import Inbox
+from engine.core.loop import Deliver, EngineLoop
+from engine.core.request import Limits, Submission, prepare, validate
+from engine.core.statistics import request_infos
+from engine.values.model import ModelCard, Tokenizer
+from engine.values.request import Grammar, Request
+from engine.values.stats import (
+    ALL_TIERS,
+    CacheTier,
+    Cleared,
+    MemoryStats,
+    Probed,
+    ProcessStats,
+    RequestInfo,
+)
+from engine.watch.picture import LiveWatch, Renderer, watching
+from engine.watch.snapshot import SnapshotTaker, find_namespace
+from kvstore.tokens import Tokens, block_digests
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+QUICK_TOKENS = 4096
+"""So many tokens are checked and packed in about the time in which a thread begins to run."""
+
+STALL_SECONDS = 600.0
+"""A step that takes longer than this counts as hung. The slowest honest one takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What is made on the engine thread, because MLX arrays belong to the thread that made them."""
+
+    loop: EngineLoop
+    card: ModelCard
+    tokenizer: Tokenizer
+    limits: Limits
+    guides: GuideMaker
+    trials: Trials
+    memory: Callable[[], MemoryStats]  # on any thread
+    release_thread: Callable[[], None]  # called last of all on that thread
+
+
+Build = Callable[[Inbox, Deliver], EngineParts]
+
+
+class EngineThread:
+    """Make it with `start`. Its coroutines are for one event loop. After `ended` nothing comes."""
+
+    def __init__(self, deliver: Deliver, ended: Callable[[], None]) -> None:
+        self._inbox = Inbox()
+        self._deliver = deliver
+        self._when_ended = ended
+        self._n_received = 0
+        self._draining = False
+        self._ended = Future[None]()
+        self._ended.set_running_or_notify_cancel()  # so that a waiter cannot cancel it
+        self._versions = count(1)  # of pictures
+        self._parts: EngineParts
+        self._thread: threading.Thread
+
+    @classmethod
+    def start(cls, build: Build, deliver: Deliver, ended: Callable[[], None]) -> "EngineThread":
+        """Start the thread; returns when `build` has run on it, and raises what that raises.
+
+        `deliver` and `ended` are called on the engine thread, `ended` last of all.
+        """
+        engine = cls(deliver, ended)
+        built: Future[EngineParts] = Future()
+        engine._thread = threading.Thread(
+            target=engine._main, args=(build, built), name="engine", daemon=True
+        )
+        engine._thread.start()
+        engine._parts = built.result()
+        return engine
+
+    @property
+    def card(self) -> ModelCard:
+        return self._parts.card
+
+    async def submit(self, request: Request) -> None:
+        """Returns when the loop has taken it; its events may come before that.
+
+        Raises InvalidRequest, QueueFull or EngineStopped.
+        """
+        if self._draining:
+            raise EngineStopped("the daemon is shutting down and takes no new requests")
+        self._n_received += request.n
+        arrived_seconds = self._loop.latency.now()
+        submission = await self._prepared(request)
+        taken = self._inbox.post(partial(self._loop.submit, submission, arrived_seconds))
+        await asyncio.wrap_future(taken)
+
+    def abort(self, request_id: str) -> None:
+        """Within a step no block is held for it. Does nothing when it has ended."""
+        self._tell(partial(self._loop.abort, request_id))
+
+    async def check(self, request: Request) -> None:
+        validate(request, self._parts.limits)
+        await self._tried(request)
+
+    async def _prepared(self, request: Request) -> Submission:
+        """Raises InvalidRequest."""
+        new_guide = self._parts.guides.guides(request, await self._tried(request))
+        block_hashes = self._loop.scheduler.block_hashes
+        ready = partial(prepare, request, self._parts.limits, new_guide, block_hashes)
+        if request.n * len(request.prompt) <= QUICK_TOKENS:
+            return ready()
+        return await asyncio.to_thread(ready)
+
+    async def _tried(self, request: Request) -> Verdicts:
+        """Raises InvalidRequest for a grammar that cannot be served, NoGrammars where none can."""
+        try:
+            return await self._verdicts(request)
+        except NoGrammars as error:
+            if not is_dispensable(request):
+                raise
+            return all_refused(request, str(error))
+
+    async def _verdicts(self, request: Request) -> Verdicts:
+        verdicts = dict[Grammar, Verdict]()
+        while grammars := untried(request, verdicts):
+            verdicts |= await self._parts.trials.of(request.client, grammars)
+        check_verdicts(request, verdicts)
+        return verdicts
+
+    def stats(self) -> ProcessStats:
+        """What was last published, at once: also while a step runs, and when the loop is dead. Disk
+        usage and recent hits are as of now: both change without a step.
+        """
+        loop = self._loop.stats
+        disk = self._loop.scheduler.disk.stats()
+        recent_hits = tuple(loop.hits.recent(self._loop.latency.now()))
+        cache = replace(loop.cache, recent_hits=recent_hits, disk=disk)
+        return ProcessStats(replace(loop, cache=cache), self._parts.memory())
+
+    async def clear_cache(
+        self, namespace_id: str | None = None, tiers: Collection[CacheTier] = ALL_TIERS
+    ) -> Cleared:
+        loop = self._loop
+        if namespace_id is None:
+            return await self._ask(partial(loop.clear, None, tiers))
+        known = await self._ask(lambda: loop.namespaces)
+        namespace = await asyncio.to_thread(find_namespace, namespace_id, known)
+        if namespace is not None:
+            return await self._ask(partial(loop.clear, namespace, tiers))
+        return await self._ask(partial(loop.clear_named, namespace_id, known, tiers))
+
+    def watch(self) -> AbstractAsyncContextManager[CacheWatch]:
+        card = self._parts.card
+        snapshots = SnapshotTaker(
+            self._loop.scheduler, self._loop.latency, lambda: self._loop.stats
+        )
+        renderer = Renderer(
+            card.block_size,
+            card.block_size * card.kv_bytes_per_token,
+            self._loop.scheduler.disk,
+            {fingerprint: name for name, fingerprint in card.adapters.items()},
+        )
+        watch = LiveWatch(self._ask, snapshots, renderer, self._versions, lambda: self._n_received)
+        return watching(self._ask, snapshots, watch)
+
+    async def probe(self, prompt: tuple[int, ...], cache_salt: str, adapter: str) -> Probed:
+        scheduler = self._loop.scheduler
+        namespace, store = scheduler.namespaces.of(cache_salt, adapter), scheduler.store
+        tokens = await asyncio.to_thread(Tokens, prompt)  # which may be many
+        cached_tokens = await self._ask(partial(store.probe, namespace, tokens))
+        cached = prompt[:cached_tokens]
+        digests = await asyncio.to_thread(block_digests, namespace, cached, store.block_size)
+        return Probed(cached_tokens, tuple(digest.hex() for digest in digests))
+
+    async def requests(self) -> tuple[RequestInfo, ...]:
+        return await self._ask(partial(request_infos, self._loop.scheduler))
+
+    def is_alive(self) -> bool:
+        started = self._loop.step_started_seconds
+        stalled = started is not None and self._loop.latency.now() - started > STALL_SECONDS
+        return self._thread.is_alive() and not self._inbox.is_closed and not stalled
+
+    async def drain(self, timeout_seconds: float) -> None:
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._idle()
+        except TimeoutError:
+            logger.warning("aborting what is left after %g seconds", timeout_seconds)
+        except EngineStopped:
+            logger.warning("the engine had stopped before")
+        self._tell(self._loop.abort_all)
+        self._tell(self._loop.stop)
+        await asyncio.wrap_future(self._ended)
+        self._thread.join()
+
+    async def _idle(self) -> None:
+        """Raises EngineStopped."""
+        idle = Future[None]()
+        await self._ask(partial(self._loop.when_idle, partial(_resolve, idle)))
+        await asyncio.wrap_future(idle)
+
+    @property
+    def _loop(self) -> EngineLoop:
+        return self._parts.loop
+
+    async def _ask(self, function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._inbox.post(function))
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        """Post a call that ends something, without waiting. Does nothing on a stopped engine."""
+        with suppress(EngineStopped):
+            self._inbox.post_end(function).add_done_callback(_log_failure)
+
+    def _main(self, build: Build, built: "Future[EngineParts]") -> None:
+        """The engine thread, from loading the model to the last turn."""
+        try:
+            parts = build(self._inbox, self._deliver)
+        except BaseException as error:
+            self._inbox.close()
+            built.set_exception(error)
+            return
+        built.set_result(parts)
+        try:
+            parts.loop.run()
+        except Exception:
+            logger.critical("the engine loop has died", exc_info=True)
+        finally:
+            self._inbox.close()
+            parts.trials.close()
+            self._when_ended()
+            parts.release_thread()
+            self._ended.set_result(None)
+
+
+def _resolve(future: "Future[None]") -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(None)
+
+
+def _log_failure(future: "Future[None]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.error("a call that nobody waits for has failed", exc_info=error)

@@ -1,1 +1,0 @@
-"""The engine thread: its loop, the steps in flight, its inbox, and the engine around it."""

@@ -1,1 +1,0 @@
-"""What each step computes, and for whom."""

@@ -1,1 +1,0 @@
-"""What the scheduler and the backend exchange: plans, results, and the runner's protocol."""

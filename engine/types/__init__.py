@@ -1,1 +1,0 @@
-"""The values that server and engine exchange. Frozen, without behaviour, without MLX."""

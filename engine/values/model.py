@@ -1,0 +1,189 @@
+"""The model that is served: its card, its tokenizer, its replays. Frozen values."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, Protocol
+
+from annotated_types import Ge, Le
+
+from engine.values.request import Pooling
+
+Temperature = Annotated[float, Ge(0), Le(2)]
+TopP = Annotated[float, Ge(0), Le(1)]
+TopK = Annotated[int, Ge(-1), Le(2**31 - 1)]
+MinP = Annotated[float, Ge(0), Le(1)]
+RepetitionPenalty = Annotated[float, Ge(0.01), Le(100)]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What holds where a request is silent. As it stands, the model's own distribution."""
+
+    temperature: Temperature = 1.0  # 0 is greedy
+    top_p: TopP = 1.0  # 0 is greedy
+    top_k: TopK = 0  # 0 and -1 are off
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateKind:
+    """How a checkpoint's chat template is rendered, as mlx-lm knows it."""
+
+    module: str = ""  # of mlx_lm.chat_templates; "": the tokenizer's own, in Jinja
+    thinking_argument: str = "enable_thinking"
+    thinks: bool = False  # unless a conversation says otherwise
+    source: str = ""  # in Jinja, in place of the tokenizer's own
+
+
+class Task(StrEnum):
+    """What a model is served for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    RERANK = "rerank"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """How the hidden states of a text become its vector."""
+
+    pooling: Pooling
+    dimensions: int
+    normalized: bool = True  # to a length of 1
+    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: stands before a text
+    default_prompt: str = ""  # the name of the one where none is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Reranker:
+    """How a query and a document become a score. The number that is made of the last token's hidden
+    state goes through a sigmoid, unless the checkpoint says not.
+    """
+
+    has_sigmoid: bool = True
+    is_templated: bool = True  # else the tokenizer joins the two texts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the server needs to know about the loaded model."""
+
+    name: str  # directory or repository it came from
+    fingerprint: str  # short digest of config and weights' identity: system_fingerprint
+    vocab_size: int
+    max_context_tokens: int
+    eos_token_ids: frozenset[int]
+    kv_bytes_per_token: int
+    arena_tokens: int  # what the whole arena holds
+    block_size: int
+    device: str  # "cpu" or "gpu", with its name
+    dtype: str
+    blas: str  # which BLAS runs, for Linux CPUs; "" elsewhere
+    sampling: SamplingDefaults = SamplingDefaults()
+    checkpoint: str = ""  # its directory, with the tokenizer
+    template: TemplateKind = TemplateKind()
+    adapters: Mapping[str, str] = field(default_factory=dict)  # a fingerprint of each, by name
+    generates: bool = True
+    embedder: Embedder | None = None
+    reranker: Reranker | None = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What it is served for."""
+        served = (
+            (Task.GENERATE, self.generates),
+            (Task.EMBED, self.embedder is not None),
+            (Task.RERANK, self.reranker is not None),
+        )
+        return tuple(task for task, is_served in served if is_served)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The most tokens of one sequence, prompt and answer."""
+        return min(self.max_context_tokens, self.arena_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """An answer as it was generated, for when it comes back in a conversation.
+
+    `opened` + the text of `tokens` is `opened` + `thinking` + content and calls.
+    """
+
+    tokens: tuple[int, ...]  # without the stop token
+    opened: str = ""  # of the reasoning, by the prompt that was answered: "<think>\n"
+    thinking: str = ""  # the text up to the end of the reasoning, markers included
+    reasoning: str = ""  # what of it the client was sent as reasoning
+
+
+NO_REPLAYS: Mapping[int, Replay] = MappingProxyType({})
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Safe to call from several threads, and lets others run.
+
+    `encode` and `apply_chat_template` raise PromptTooLong for texts that are far beyond what a
+    sequence may have; others may still have a few tokens more.
+    """
+
+    @property
+    def chat_template(self) -> str:
+        """Its source; "" where the model has none."""
+        ...
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Tokens that are more than pieces of text: markers, beginnings and ends. Text to id."""
+        ...
+
+    @property
+    def special_tokens(self) -> Collection[str]:
+        """Those of the added tokens that are no text: answers leave them out unless asked."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text. Control tokens in it count as such."""
+        ...
+
+    def encode_beginning(
+        self, text: str, most_tokens: int, *, add_special_tokens: bool
+    ) -> list[int]:
+        """As many token ids of a text, from its beginning, as are allowed together with the special
+        tokens around it. The text may be of any length.
+        """
+        ...
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts, joined as the tokenizer joins a pair."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens, special tokens included."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token, half characters included."""
+        ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        replays: Mapping[int, Replay] = NO_REPLAYS,
+        /,
+        **template_arguments: object,
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn.
+
+        Control tokens count as such where the template wrote them. In `messages` and
+        `template_arguments` they are text.
+
+        `replays` are by the index of their message, which must say the same. Their tokens stand
+        where the template writes the message with all its reasoning; elsewhere it is rendered as
+        any other.
+
+        Raises ValueError when the model has no template or the template refuses the messages.
+        """
+        ...

@@ -1,0 +1,64 @@
+"""The size of each group's storage, and the groups of a store of these sizes."""
+
+from dataclasses import dataclass
+
+from kvstore.pool import blocks_for
+from kvstore.recurrent import RecurrentGroup
+from kvstore.slots import Group
+from kvstore.window import WindowGroup
+
+CHECKPOINT_TOKENS = 512
+"""A long prompt's state is saved about every so many tokens, at the end of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSize:
+    """Slots of the layers that see `window` tokens; a slot is one block of all of them."""
+
+    window: int
+    n_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateCounts:
+    """States of recurrent layers: for running sequences, and saved for others to resume from."""
+
+    running: int
+    saved: int
+
+    @property
+    def total(self) -> int:
+        return self.running + self.saved
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSizes:
+    """What all groups have. `n_blocks` counts logical blocks: those of full attention."""
+
+    n_blocks: int
+    windows: tuple[WindowSize, ...] = ()
+    states: StateCounts | None = None  # None: no layer is recurrent
+
+
+@dataclass(frozen=True, slots=True)
+class StorageBytes:
+    """Bytes of one block in the layers of full attention, of one slot of each group, of the blocks
+    of all arenas, and of all states, which are allocated when they are needed."""
+
+    block: int
+    slots: tuple[int, ...]
+    arenas: int
+    states: int = 0
+
+
+def build_groups(sizes: StorageSizes, block_size: int, step_tokens: int) -> tuple[Group, ...]:
+    """The groups of a store, windows first, in the order of `sizes.windows`."""
+    groups: list[Group] = [
+        WindowGroup(index, size.window, size.n_slots, block_size, step_tokens)
+        for index, size in enumerate(sizes.windows)
+    ]
+    if sizes.states is not None:
+        interval_tokens = blocks_for(CHECKPOINT_TOKENS, block_size) * block_size
+        states = sizes.states
+        groups.append(RecurrentGroup(states.running, states.saved, block_size, interval_tokens))
+    return tuple(groups)
